@@ -1,0 +1,111 @@
+"""Continually pretrain a student with the token losses of a teacher, whatever its vocabulary.
+
+    accelerate launch train.py --teacher Qwen/Qwen2.5-Math-7B-Instruct
+    accelerate launch train.py --config recipes/demo.yaml --student DIR --dataset pages.jsonl
+    python train.py --teacher T --dry_run          # print the plan and exit
+
+Every field of transformers.TrainingArguments is an option too. Exit status: 0 done, 2 a wrong
+argument or file, 3 stopped because the numbers went bad.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from vocagnolm import checkpoints, config, job
+from vocagnolm.model_card import write_model_card
+from vocagnolm.packing import PackedCollator
+from vocagnolm.token_loss import NonFiniteLoss, check_packing
+from vocagnolm.trainer import VocAgnoTrainer
+
+IS_MAIN = os.environ.get("RANK", "0") == "0"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one training job and return its exit status."""
+    try:
+        arguments = config.parse(sys.argv[1:] if argv is None else argv)
+        built = build(arguments)
+    except ValueError as error:
+        return stop(error, 2)
+    except NonFiniteLoss as error:
+        return stop(error, 3)
+    if built is None:
+        return 0
+    try:
+        train(*built, arguments)
+    except NonFiniteLoss as error:
+        return stop(error, 3)
+    return 0
+
+
+def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | None:
+    """Everything that can go wrong before the first step: the trainer and where it resumes.
+
+    None after a dry run.
+    """
+    model, data, guidance, run = arguments
+    settings = job.settings(arguments)
+    checkpoints.check_settings(run.output_dir, settings)
+    checkpoint = checkpoints.resolve(run.resume_from_checkpoint, run.output_dir)
+    pair = job.load_pair(model, data.max_length)
+    segments = job.load_segments(pair, data, run)
+    blocks, eval_blocks = job.load_blocks(pair, data, run, segments)
+    say(job.describe(pair, arguments, segments, blocks))
+    if run.dry_run:
+        say(job.example(pair, segments, data))
+        return None
+    student, teacher = job.load_models(pair, model.teacher_dtype, run.device)
+    trainer = VocAgnoTrainer(
+        model=student,
+        teacher=teacher,
+        args=run,
+        method=guidance.method,
+        guidance=guidance.guidance(),
+        divisor=guidance.loss_divisor,
+        train_dataset=blocks,
+        eval_dataset=eval_blocks,
+        data_collator=PackedCollator(data.max_length, data.attend_across_documents),
+        processing_class=pair.student_reader.tokenizer,
+    )
+    if not data.attend_across_documents:
+        for reader in filter(None, (trainer.model, trainer.teacher and trainer.teacher.model)):
+            check_packing(reader)
+    if IS_MAIN:
+        checkpoints.write_settings(run.output_dir, settings)
+        segments.write_skipped(run.output_dir)
+    return trainer, checkpoint
+
+
+def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arguments) -> None:
+    """Train, evaluate, and save a model that `from_pretrained` loads with its tokenizer."""
+    if checkpoint:
+        say(f"resuming from {checkpoint}")
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.eval_dataset is not None and not trainer.evaluated_last_step:
+        trainer.evaluate()
+    trainer.model.config.use_cache = True  # training turned it off; generation needs it
+    trainer.save_model()
+    trainer.save_state()
+    if IS_MAIN:
+        write_model_card(arguments[-1].output_dir, job.settings(arguments), trainer.state)
+    say(f"saved {arguments[-1].output_dir}")
+
+
+def say(text: str) -> None:
+    """Print once, whatever the number of processes."""
+    if IS_MAIN:
+        print(text, flush=True)
+
+
+def stop(error: Exception, status: int) -> int:
+    """One line that says what to do, once, and the exit status."""
+    if IS_MAIN:
+        print("train.py: error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""From segments to training batches: blocks of `max_length` student tokens, and the collator.
+
+Enters: aligned segments (`vocagnolm.data`). Leaves: a map-style dataset of blocks, so that resuming
+is an index, and batches whose teacher ranges are relative to the teacher's row. Knows neither
+tokenizers nor models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset
+
+from vocagnolm.token_loss import IGNORED_LABEL
+
+UNMAPPED = -1
+IntArray = npt.NDArray[np.int64]
+
+
+def pack(
+    student_tokens: Sequence[int] | IntArray,
+    teacher_tokens: Sequence[int] | IntArray,
+    max_length: int,
+    teacher_max_length: int,
+) -> list[list[int]]:
+    """Fill blocks with whole segments: longest first, each into the fullest block that has room.
+
+    Args:
+        student_tokens: student tokens of each segment, each at most `max_length`.
+        teacher_tokens: teacher tokens of each segment, each at most `teacher_max_length`.
+        max_length: room of a block, in student tokens.
+        teacher_max_length: room of a block, in teacher tokens (the teacher's context).
+
+    Returns:
+        The segment numbers of each block, in the order of the segments. O(N log N).
+
+    >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
+    [[0, 2], [1, 3]]
+    """
+    blocks: list[list[int]] = []
+    teacher_room: list[int] = []
+    open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]  # by room left
+    rooms = 0  # bit r is set where a block with room r is open
+    for segment in np.argsort(-np.asarray(student_tokens), kind="stable").tolist():
+        need, teacher_need = int(student_tokens[segment]), int(teacher_tokens[segment])
+        fitting = rooms >> need << need
+        while fitting:
+            room = (fitting & -fitting).bit_length() - 1
+            if teacher_room[open_blocks[room][-1]] >= teacher_need:
+                block = open_blocks[room].pop()
+                break
+            fitting &= fitting - 1  # the teacher's row is full there: try the next room
+        else:
+            block, room = len(blocks), max_length
+            blocks.append([])
+            teacher_room.append(teacher_max_length)
+        if not open_blocks[room]:
+            rooms &= ~(1 << room)
+        blocks[block].append(segment)
+        teacher_room[block] -= teacher_need
+        open_blocks[room - need].append(block)
+        rooms |= 1 << (room - need)
+    return [sorted(block) for block in blocks]
+
+
+class Blocks(Dataset[dict[str, Any]]):
+    """Blocks of segments, by number; `blocks[i]` reads only its own rows.
+
+    Args:
+        segments: rows of `vocagnolm.data.Segments`.
+        max_length: student tokens of a block.
+        teacher_max_length: teacher tokens that one row of the teacher may hold.
+    """
+
+    def __init__(self, segments: datasets.Dataset, max_length: int, teacher_max_length: int):
+        lengths = segments.with_format("numpy")
+        packed = pack(
+            lengths["student_tokens"][:],
+            lengths["teacher_tokens"][:],
+            max_length,
+            teacher_max_length,
+        )
+        self.max_length = max_length
+        self.student_tokens = int(np.sum(lengths["student_tokens"][:]))
+        self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
+        self._ends = np.cumsum([len(block) for block in packed])
+        columns = ["student_ids", "teacher_ids", "first", "last"]
+        self._rows = segments.select_columns(columns).with_format("numpy")
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, block: int) -> dict[str, Any]:
+        start = self._ends[block - 1] if block else 0
+        return {"block": block, **self._rows[self._order[start : self._ends[block]]]}
+
+    @property
+    def fill_fraction(self) -> float:
+        """Share of the positions that hold a token, in [0, 1]."""
+        return self.student_tokens / max(len(self) * self.max_length, 1)
+
+
+@dataclass(frozen=True)
+class PackedCollator:
+    """Lay blocks out as the rows of a batch.
+
+    Position ids restart at every segment, which is how the models of `transformers` know that
+    attention must not cross; no attention mask may be passed. Padding is a segment of its own.
+    The teacher's rows are padded to a multiple of 64 of the longest one, so that their shapes are
+    few.
+
+    Attributes:
+        max_length: S, student positions of a row.
+        attend_across_documents: let position ids, and so attention, run through the whole block.
+
+    A batch holds (B rows, S student and T teacher positions, every label and range indexed by the
+    token it belongs to):
+
+    - `input_ids`, `labels`, `position_ids` [B, S]: labels are -100 at padding and where a segment
+      starts, as nothing predicts its first token;
+    - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
+    - `teacher_ranges` [B, S, 2]: half-open, in positions of the teacher's row, (-1, -1) unmapped;
+    - `block` [B]: number of the block;
+    - `mapped_tokens`, `unmapped_tokens`: for each row the label tokens with and without a teacher
+      range, as Python integers, so that counts derived from them cost no wait for the device.
+    """
+
+    max_length: int
+    attend_across_documents: bool = False
+
+    def __call__(self, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Make the batch of some blocks."""
+        longest = max(sum(map(len, block["teacher_ids"])) for block in blocks)
+        teacher_length = -(-longest // 64) * 64
+        student = [self._row(block["student_ids"], self.max_length) for block in blocks]
+        teacher = [self._row(block["teacher_ids"], teacher_length) for block in blocks]
+        ranges = np.stack([_row_ranges(block, self.max_length) for block in blocks])
+        batch: dict[str, Any] = {
+            prefix + name: torch.from_numpy(np.stack(arrays))
+            for prefix, rows in (("", student), ("teacher_", teacher))
+            for name, arrays in zip(_ROW_KEYS, zip(*rows, strict=True), strict=True)
+        }
+        has_label = batch["labels"].numpy() != IGNORED_LABEL
+        mapped = has_label & (ranges[..., 0] != UNMAPPED)
+        batch["teacher_ranges"] = torch.from_numpy(ranges)
+        batch["block"] = torch.tensor([block["block"] for block in blocks])
+        batch["mapped_tokens"] = mapped.sum(-1).tolist()
+        batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
+        return batch
+
+    def _row(self, segments: Sequence[IntArray], length: int) -> tuple[IntArray, ...]:
+        ids, labels, positions = (np.zeros(length, np.int64) for _ in _ROW_KEYS)
+        labels[:] = IGNORED_LABEL
+        at = 0
+        for segment in segments:
+            here = slice(at, at + len(segment))
+            ids[here] = labels[here] = segment
+            labels[at : at + 1] = IGNORED_LABEL
+            positions[here] = np.arange(len(segment))
+            at += len(segment)
+        if self.attend_across_documents:
+            positions = np.arange(length)
+        return ids, labels, positions
+
+
+_ROW_KEYS = ("input_ids", "labels", "position_ids")
+
+
+def _row_ranges(block: dict[str, Any], length: int) -> IntArray:
+    """Teacher ranges of a row: those of its segments, moved to where the teacher reads them."""
+    ranges = np.full((length, 2), UNMAPPED, np.int64)
+    at = teacher_at = 0
+    for first, last, teacher_ids in zip(
+        block["first"], block["last"], block["teacher_ids"], strict=True
+    ):
+        here = np.stack([first, last], axis=-1).astype(np.int64)
+        ranges[at : at + len(here)] = np.where(here == UNMAPPED, UNMAPPED, here + teacher_at)
+        at, teacher_at = at + len(here), teacher_at + len(teacher_ids)
+    return ranges
