@@ -1,0 +1,227 @@
+"""`align_spans` against two brute-force oracles, on every pair of tokenizer families."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from vocagnolm.alignment import align_spans
+from vocagnolm.spans import Encoding, Spans, encode, encode_batch, load_tokenizer
+
+FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
+CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")
+TEACHERS = (
+    *("llemma-7b", "mistral-7b-v0.1", "mistral-7b-proxmath", "deepseek-math-7b", "qwen2.5"),
+    *("gpt2", "llama-3-8b", "tinyllama"),
+)
+FUZZ_COUNT, BATCH = 20_000, 500
+
+
+# The oracles. They look at every pair of a student and a teacher token, [..., N, M] booleans.
+
+
+def _outermost(hit: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """First and last true index along the last axis."""
+    return hit.argmax(-1), hit.shape[-1] - 1 - hit[..., ::-1].argmax(-1)
+
+
+def paper_oracle(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
+    """Algorithm 1: from the earliest teacher token whose end offset exceeds the student token's
+    start to the latest whose start offset remains below its end."""
+    ends_after = teacher[..., None, :, 1] > student[..., :, None, 0]
+    starts_before = teacher[..., None, :, 0] < student[..., :, None, 1]
+    low, _ = _outermost(ends_after)
+    _, high = _outermost(starts_before)
+    mapped = ends_after.any(-1) & starts_before.any(-1) & (low <= high)
+    return np.where(mapped[..., None], np.stack((low, high + 1), -1), -1)
+
+
+def overlap_oracle(student: np.ndarray, teacher: np.ndarray) -> np.ndarray:
+    """From the first to the last teacher token that shares a character with the student token."""
+    start = np.maximum(student[..., :, None, 0], teacher[..., None, :, 0])
+    end = np.minimum(student[..., :, None, 1], teacher[..., None, :, 1])
+    shares = start < end
+    low, high = _outermost(shares)
+    return np.where(shares.any(-1)[..., None], np.stack((low, high + 1), -1), -1)
+
+
+def pad(spans: list[Spans]) -> np.ndarray:
+    """[B, max N, 2]; the padding touches nothing."""
+    padded = np.full((len(spans), max(1, *map(len, spans)), 2), (2**40, -(2**40)))
+    for row, span in zip(padded, spans, strict=True):
+        row[: len(span)] = span
+    return padded
+
+
+@pytest.fixture(scope="module")
+def fuzz_encodings(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
+    fuzz_texts: Callable[..., list[str]],
+) -> dict[str, list[Encoding]]:
+    """20,000 different texts, by length, in all families."""
+    texts = list(dict.fromkeys(fuzz_texts(FUZZ_COUNT * 5 // 4, seed=1)))[:FUZZ_COUNT]
+    assert len(texts) == FUZZ_COUNT
+    texts.sort(key=len)
+    return {
+        family: encode_batch(tokenizer, texts) for family, tokenizer in tokenizers_by_family.items()
+    }
+
+
+@pytest.mark.parametrize("student_family", FAMILIES)
+def test_align_spans_equals_brute_force_when_texts_are_fuzz(
+    fuzz_encodings: dict[str, list[Encoding]], student_family: str
+) -> None:
+    students = [encoding.spans for encoding in fuzz_encodings[student_family]]
+    for teacher_family in FAMILIES:
+        teachers = [encoding.spans for encoding in fuzz_encodings[teacher_family]]
+        for first in range(0, FUZZ_COUNT, BATCH):
+            student = students[first : first + BATCH]
+            teacher = teachers[first : first + BATCH]
+            ranges = [align_spans(s, t) for s, t in zip(student, teacher, strict=True)]
+            padded_student, padded_teacher = pad(student), pad(teacher)
+            real = padded_student[..., 0] < 2**40
+            found = np.concatenate(ranges)
+            np.testing.assert_array_equal(
+                found, paper_oracle(padded_student, padded_teacher)[real], teacher_family
+            )
+            np.testing.assert_array_equal(
+                found, overlap_oracle(padded_student, padded_teacher)[real], teacher_family
+            )
+            has_teacher = np.repeat([len(t) > 0 for t in teacher], [len(s) for s in student])
+            np.testing.assert_array_equal(found[:, 0] >= 0, has_teacher, teacher_family)
+
+
+@st.composite
+def sorted_spans(draw: st.DrawFn, smallest: int) -> Spans:
+    """Spans with gaps, overlaps and shared characters, at least `smallest` characters long."""
+    starts = sorted(draw(st.lists(st.integers(0, 30), max_size=12)))
+    lengths = draw(st.lists(st.integers(smallest, 6), min_size=12, max_size=12))
+    ends = [start + length for start, length in zip(starts, lengths, strict=False)]
+    return np.array(
+        list(zip(starts, np.maximum.accumulate(ends or [0]), strict=False)), dtype=np.int64
+    ).reshape(-1, 2)
+
+
+@given(sorted_spans(smallest=0), sorted_spans(smallest=0))
+def test_align_spans_follows_the_paper_when_spans_have_gaps_and_are_empty(
+    student: Spans, teacher: Spans
+) -> None:
+    expected = paper_oracle(student, teacher) if len(teacher) else np.full_like(student, -1)
+    np.testing.assert_array_equal(align_spans(student, teacher), expected)
+
+
+@given(sorted_spans(smallest=1), sorted_spans(smallest=1))
+def test_align_spans_finds_every_shared_character_when_spans_have_gaps(
+    student: Spans, teacher: Spans
+) -> None:
+    expected = overlap_oracle(student, teacher) if len(teacher) else np.full_like(student, -1)
+    np.testing.assert_array_equal(align_spans(student, teacher), expected)
+
+
+@given(sorted_spans(smallest=1), sorted_spans(smallest=1))
+def test_align_spans_is_symmetric_when_student_and_teacher_swap(
+    student: Spans, teacher: Spans
+) -> None:
+    def pairs(ranges: Spans) -> set[tuple[int, int]]:
+        return {(i, j) for i, (low, stop) in enumerate(ranges) for j in range(low, stop)}
+
+    forward, backward = align_spans(student, teacher), align_spans(teacher, student)
+    assert pairs(forward) == {(i, j) for j, i in pairs(backward)}
+
+
+def test_align_spans_gives_the_worked_example_when_tokens_straddle() -> None:
+    # "12 apples": student 1|2| apples, teacher 12| app|les
+    student = np.array([[0, 1], [1, 2], [2, 9]])
+    teacher = np.array([[0, 2], [2, 6], [6, 9]])
+    ranges = align_spans(student, teacher)
+    assert ranges.tolist() == [[0, 1], [0, 1], [1, 3]]
+    assert ranges.dtype == np.int64
+    assert align_spans(teacher, student).tolist() == [[0, 2], [2, 3], [2, 3]]
+
+
+def test_align_spans_maps_an_empty_student_span_when_it_lies_inside_a_teacher_token() -> None:
+    student, teacher = np.array([[1, 1], [2, 2], [4, 4]]), np.array([[0, 2], [2, 4]])
+    assert align_spans(student, teacher).tolist() == [[0, 1], [-1, -1], [-1, -1]]
+
+
+def test_align_spans_is_the_identity_when_tokenizers_agree(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerFast], training_texts: list[str]
+) -> None:
+    # Byte-level tokenizers on ASCII text: no two tokens share a character.
+    for text in training_texts[1:101]:
+        ascii_text = text.encode("ascii", "ignore").decode()
+        spans = encode(tokenizers_by_family["byte_level"], ascii_text).spans
+        tokens = np.arange(len(spans))
+        expected = np.stack((tokens, tokens + 1), axis=1)
+        np.testing.assert_array_equal(align_spans(spans, spans), expected)
+
+
+@pytest.mark.parametrize(("students", "teachers"), [(0, 0), (0, 3), (3, 0)])
+def test_align_spans_leaves_all_unmapped_when_a_side_is_empty(students: int, teachers: int) -> None:
+    spans = np.array([[0, 1], [1, 2], [2, 3]])
+    ranges = align_spans(spans[:students], spans[:teachers])
+    assert ranges.shape == (students, 2)
+    assert ranges.dtype == np.int64
+    assert (ranges == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("spans", "token"),
+    [([[0, 2], [2, 3], [0, 0]], 2), ([[0, 4], [1, 3]], 1), ([[2, 3], [1, 3]], 1), ([[2, 1]], 0)],
+)
+def test_align_spans_refuses_when_spans_are_out_of_order(
+    spans: list[list[int]], token: int
+) -> None:
+    good = np.array([[0, 1]])
+    wrong = np.array(spans)
+    with pytest.raises(ValueError, match=f"student spans .* at token {token}: encode without"):
+        align_spans(wrong, good)
+    with pytest.raises(ValueError, match=f"teacher spans .* at token {token}: encode without"):
+        align_spans(good, wrong)
+
+
+@pytest.fixture(scope="module")
+def real_texts(shared_dir: Path) -> list[str]:
+    """The first 40 documents of each corpus, up to 3,000 characters."""
+    texts = []
+    for corpus in CORPORA:
+        with (shared_dir / "data" / "corpora" / f"{corpus}.jsonl").open(encoding="utf-8") as lines:
+            texts += [json.loads(line)["text"][:3000] for line in islice(lines, 40)]
+    return texts
+
+
+@pytest.fixture(scope="module")
+def real_student(shared_dir: Path, real_texts: list[str]) -> list[Encoding]:
+    """The texts in TinyLlama's tokens."""
+    tokenizer = load_tokenizer(str(shared_dir / "tokenizers" / "tinyllama"), "student")
+    return encode_batch(tokenizer, real_texts)
+
+
+@pytest.mark.parametrize("teacher_name", TEACHERS)
+def test_align_spans_covers_every_character_when_text_and_tokenizers_are_real(
+    shared_dir: Path, real_texts: list[str], real_student: list[Encoding], teacher_name: str
+) -> None:
+    teacher_tokenizer = load_tokenizer(str(shared_dir / "tokenizers" / teacher_name), "teacher")
+    students = teachers = single = 0
+    for s, t in zip(real_student, encode_batch(teacher_tokenizer, real_texts), strict=True):
+        ranges = align_spans(s.spans, t.spans)
+        assert (ranges >= 0).all()
+        np.testing.assert_array_equal(ranges, paper_oracle(s.spans, t.spans))
+        np.testing.assert_array_equal(ranges, overlap_oracle(s.spans, t.spans))
+        # IoS of 100 %: each character of a student token is in a token of its range.
+        for (start, end), (low, stop) in zip(s.spans, ranges, strict=True):
+            characters = {c for left, right in t.spans[low:stop] for c in range(left, right)}
+            assert characters.issuperset(range(start, end))
+        students, teachers = students + len(ranges), teachers + len(t.spans)
+        single += int((ranges[:, 1] - ranges[:, 0] == 1).sum())
+    assert students > 50_000
+    assert 0.7 < teachers / students < 1.2  # as measured in research/tokenizers.md
+    assert single / students > 0.9

@@ -1,0 +1,48 @@
+"""Token-level lexical alignment: which teacher tokens cover each student token."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vocagnolm.spans import Spans, find_disorder
+
+UNMAPPED = -1
+
+
+def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
+    """Find the teacher tokens behind every student token (Algorithm 1), in O(N log M).
+
+    Two binary searches per student token: the first teacher token that ends after its start, and
+    the last one that starts before its end. What lies between is the smallest range of teacher
+    tokens that covers the student token: all of its characters (an IoS of 100 %) where the
+    teacher's spans have no gaps. An empty student span, of which `fill_gaps` leaves none, is mapped
+    only where it lies inside a teacher token.
+
+    Args:
+        student_spans: int64 [N, 2], half-open, starts and ends each non-decreasing.
+        teacher_spans: int64 [M, 2], likewise, over the same text.
+
+    Returns:
+        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers any
+        character of the student token.
+
+    Raises:
+        ValueError: spans are out of order, and a binary search would be silently wrong.
+
+    >>> student = np.array([[0, 3], [3, 5], [5, 6]])  # "a+b", "=c", "!"
+    >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
+    >>> align_spans(student, teacher).tolist()
+    [[0, 2], [1, 3], [-1, -1]]
+    """
+    for name, spans in (("student", student_spans), ("teacher", teacher_spans)):
+        wrong = find_disorder(spans)
+        if wrong is not None:
+            raise ValueError(
+                f"{name} spans must be in the order of the text, found {spans[wrong].tolist()} at"
+                f" token {wrong}: encode without special tokens, whose spans are (0, 0)"
+            )
+    ranges = np.empty((len(student_spans), 2), dtype=np.int64)
+    ranges[:, 0] = teacher_spans[:, 1].searchsorted(student_spans[:, 0], side="right")
+    ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
+    ranges[ranges[:, 0] >= ranges[:, 1]] = UNMAPPED
+    return ranges
