@@ -1,0 +1,260 @@
+"""Which student tokens are trained: teacher losses onto student tokens, Eq. (2), and Eq. (4).
+
+Tensors only: losses in, weights out. No host synchronisation, no loop over tokens, no gradient.
+
+Shapes: B sequences, S student positions, T teacher positions. Losses are in nats and indexed by the
+token that is predicted.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Aggregation = Literal["max", "mean", "sum"]
+Unmapped = Literal["include", "exclude", "mean"]
+Scope = Literal["sequence", "batch"]
+
+AGGREGATIONS: tuple[Aggregation, ...] = ("max", "mean", "sum")
+UNMAPPED_STRATEGIES: tuple[Unmapped, ...] = ("include", "exclude", "mean")
+SCOPES: tuple[Scope, ...] = ("sequence", "batch")
+
+_UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host and on any device
+
+CountT = TypeVar("CountT", int, Tensor)
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """How teacher losses choose the student's tokens. The defaults are the paper's.
+
+    Attributes:
+        top_k: Fraction of the competing tokens that is trained, Eq. (4): in (0, 1], six decimals.
+        aggregation: How the teacher losses of a student token become one, Eq. (2).
+        unmapped: Student tokens without a teacher loss (Section 6.2) are trained, dropped, or
+            compete with the mean teacher loss of the batch.
+        scope: Whether the fraction is taken of every packed sequence or of the micro-batch (not
+            specified in the paper, see DESIGN.md). A sequence's does not depend on the batch.
+    """
+
+    top_k: float = 0.4
+    aggregation: Aggregation = "max"
+    unmapped: Unmapped = "include"
+    scope: Scope = "sequence"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top_k <= 1:
+            raise ValueError(f"--top_k must be in (0, 1], got {self.top_k}")
+        if abs(self.top_k - round(self.top_k * _UNITS) / _UNITS) > 1e-12:
+            raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
+        _require("--aggregation", self.aggregation, AGGREGATIONS)
+        _require("--unmapped", self.unmapped, UNMAPPED_STRATEGIES)
+        _require("--selection_scope", self.scope, SCOPES)
+
+
+def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {value}")
+
+
+def mapped_tokens(ranges_BS2: Tensor, valid_BT: Tensor) -> Tensor:
+    """Return which student tokens have a teacher loss, bool [B, S]; known before any forward pass.
+
+    Args:
+        ranges_BS2: Half-open ranges of teacher positions, integers. (-1, -1) is unmapped, and so is
+            a range without a valid token.
+        valid_BT: Teacher tokens that have a loss, bool.
+    """
+    return _range_sums(valid_BT.long(), ranges_BS2) > 0
+
+
+def aggregate_teacher_losses(
+    teacher_loss_BT: Tensor,
+    ranges_BS2: Tensor,
+    aggregation: Aggregation = "max",
+    valid_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the teacher loss of every student token, Eq. (2). No input receives gradient.
+
+    Ranges may be ragged, overlap and come in any order. Sums are differences of float64 prefix sums
+    (float32 on MPS, which has no float64). A teacher loss that is NaN or infinite makes the student
+    tokens non-finite whose range it is in, and no others.
+
+    Args:
+        teacher_loss_BT: Teacher losses in nats, any floating dtype.
+        ranges_BS2: Half-open ranges of teacher positions, integers. (-1, -1) is unmapped.
+        aggregation: "max" (the paper's), "mean" or "sum" over the valid teacher tokens of a range.
+        valid_BT: Teacher tokens that have a loss, bool; others count as absent. All by default.
+
+    Returns:
+        The losses in nats, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
+    """
+    _require("--aggregation", aggregation, AGGREGATIONS)
+    loss_BT = teacher_loss_BT.detach().float()
+    valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
+    count_BS = _range_sums(valid_BT.long(), ranges_BS2)
+    if aggregation == "max":
+        loss_BS = _range_maxima(loss_BT.masked_fill(~valid_BT, -torch.inf), ranges_BS2)
+    else:
+        # A prefix sum would carry a NaN to all later tokens: taken out here, put back by range.
+        broken_BT = valid_BT & ~loss_BT.isfinite()
+        summed_BT = loss_BT.masked_fill(broken_BT | ~valid_BT, 0.0).to(_widest_float(loss_BT))
+        loss_BS = _range_sums(summed_BT, ranges_BS2)
+        loss_BS = loss_BS / count_BS.clamp(min=1) if aggregation == "mean" else loss_BS
+        loss_BS = loss_BS.masked_fill(_range_sums(broken_BT.long(), ranges_BS2) > 0, torch.nan)
+    return loss_BS.masked_fill(count_BS <= 0, 0.0).float(), count_BS > 0
+
+
+def _widest_float(tensor: Tensor) -> torch.dtype:
+    return torch.float32 if tensor.device.type == "mps" else torch.float64
+
+
+def _range_sums(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
+    first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)  # unmapped: [0, 0), empty
+    prefix = F.pad(values_BT.cumsum(-1), (1, 0))
+    return prefix.gather(-1, last_BS) - prefix.gather(-1, first_BS)
+
+
+def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
+    """Return the maximum of every non-empty range, in log2(T) passes of fixed shapes.
+
+    In the pass of a width, a power of two, `window[t]` is the maximum of [t, t + width). A range
+    shorter than two widths is the union of two such windows, one at either end.
+    """
+    first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
+    length_BS, positions = last_BS - first_BS, values_BT.shape[-1]
+    maxima_BS = torch.zeros_like(length_BS, dtype=values_BT.dtype)
+    window_BT, width = values_BT, 1
+    while width <= positions:
+        at_start = window_BT.gather(-1, first_BS.clamp(max=positions - 1))
+        at_end = window_BT.gather(-1, (last_BS - width).clamp(min=0))
+        here_BS = (length_BS >= width) & (length_BS < 2 * width)
+        maxima_BS = torch.where(here_BS, torch.maximum(at_start, at_end), maxima_BS)
+        later_BT = F.pad(window_BT[:, width:], (0, width), value=-torch.inf)
+        window_BT, width = torch.maximum(window_BT, later_BT), 2 * width
+    return maxima_BS
+
+
+def selected_count(
+    mapped: CountT, unmapped: CountT, top_k: float, unmapped_strategy: Unmapped
+) -> CountT:
+    """Return how many tokens of a population get weight 1, exactly, without any loss.
+
+    The share is rounded up, so a population that is not empty trains a token. Python integers and
+    int64 tensors give the same counts: top_k is rounded to millionths, the rest is integers.
+
+    Args:
+        mapped: Number of tokens with a label and a teacher loss, in a sequence or a micro-batch.
+        unmapped: Number of tokens with a label and no teacher loss.
+        top_k: The fraction, in (0, 1].
+        unmapped_strategy: "include", "exclude" or "mean".
+    """
+    _require("--unmapped", unmapped_strategy, UNMAPPED_STRATEGIES)
+    if unmapped_strategy == "mean":
+        return _share(mapped + unmapped, top_k)
+    share = _share(mapped, top_k)
+    return share + unmapped if unmapped_strategy == "include" else share
+
+
+def _share(count: CountT, top_k: float) -> CountT:
+    """Return ceil(top_k * count)."""
+    return -(-count * round(top_k * _UNITS) // _UNITS)
+
+
+def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Scope) -> Tensor:
+    """Return the candidates with the largest scores, exactly ceil(top_k * candidates), bool [B, S].
+
+    Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
+
+    Args:
+        score_BS: Scores of any dtype.
+        candidates_BS: Tokens that compete, bool.
+        top_k: The fraction, in (0, 1].
+        scope: Whether it is taken of every "sequence" or of the whole micro-"batch".
+    """
+    _require("--selection_scope", scope, SCOPES)
+    if scope == "batch":
+        flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
+        return flat.view_as(candidates_BS)
+    # By score, then candidates first, both stable: no sentinel that a candidate's score may equal.
+    order_BS = score_BS.detach().argsort(dim=-1, descending=True, stable=True)
+    competes_BS = candidates_BS.gather(-1, order_BS).to(torch.uint8)
+    order_BS = order_BS.gather(-1, competes_BS.argsort(dim=-1, descending=True, stable=True))
+    count_B1 = _share(candidates_BS.sum(-1, keepdim=True), top_k)
+    chosen_BS = torch.arange(score_BS.shape[-1], device=score_BS.device) < count_B1
+    return torch.zeros_like(candidates_BS).scatter_(-1, order_BS, chosen_BS)
+
+
+@torch.no_grad()
+def select_tokens(
+    student_loss_BS: Tensor,
+    teacher_loss_BS: Tensor,
+    valid_BS: Tensor,
+    mapped_BS: Tensor,
+    *,
+    top_k: float,
+    unmapped: Unmapped,
+    scope: Scope,
+) -> Tensor:
+    """Return the weights W of Eq. (4), by the excess of the student's loss over the teacher's.
+
+    Args:
+        student_loss_BS: Student losses in nats.
+        teacher_loss_BS: Aggregated teacher losses in nats, Eq. (2); anything where unmapped.
+        valid_BS: Tokens with a label, bool.
+        mapped_BS: Tokens with a teacher loss, bool.
+        top_k: Fraction of the competing tokens that is selected, in (0, 1].
+        unmapped: "include" weighs unmapped tokens 1, "exclude" 0; with "mean" they compete with the
+            mean teacher loss of the batch's mapped tokens (0 if there are none).
+        scope: Whether the fraction is taken of every "sequence" or of the whole micro-"batch".
+
+    Returns:
+        float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population.
+    """
+    _require("--unmapped", unmapped, UNMAPPED_STRATEGIES)
+    candidates_BS = valid_BS & mapped_BS
+    if unmapped == "mean":
+        known_BS = teacher_loss_BS.masked_fill(~candidates_BS, 0.0)
+        mean = known_BS.sum(dtype=_widest_float(known_BS)) / candidates_BS.sum().clamp(min=1)
+        teacher_loss_BS = torch.where(mapped_BS, teacher_loss_BS, mean.to(known_BS.dtype))
+        candidates_BS = valid_BS
+    weight_BS = select_top(student_loss_BS - teacher_loss_BS, candidates_BS, top_k, scope)
+    if unmapped == "include":
+        weight_BS |= valid_BS & ~mapped_BS
+    return weight_BS.float()
+
+
+def random_scores(block_B: Tensor, positions: int, seed: int) -> Tensor:
+    """Return scores for the random control, uniform int64 [B, S] in [0, 2**63).
+
+    They depend on seed, block and position only, so `select_top` chooses the same random tokens for
+    every split of the blocks into batches and processes.
+
+    Args:
+        block_B: Numbers of the blocks in the data set, int64.
+        positions: Student positions S of a block.
+        seed: Any int; add the epoch to choose anew in every epoch.
+    """
+    seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
+    block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])
+    position_S = torch.arange(positions, dtype=torch.int64, device=block_B.device)
+    return _splitmix64(block_B1 + position_S) & (2**63 - 1)
+
+
+def _splitmix64(x: Tensor) -> Tensor:
+    """Mix the bits of int64 numbers (Steele, Lea and Flood, 2014); arithmetic wraps around."""
+    x = x + _signed(0x9E3779B97F4A7C15)
+    x = (x ^ _shift_right(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shift_right(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shift_right(x, 31)
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    mask: int = 2 ** (64 - bits) - 1
+    return torch.bitwise_right_shift(x, bits) & mask  # a shift alone would repeat the sign
+
+
+def _signed(x: int) -> int:
+    return (x + 2**63) % 2**64 - 2**63
