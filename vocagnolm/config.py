@@ -1,0 +1,335 @@
+"""What a user can set: the argument dataclasses, their checks, and the batch arithmetic.
+
+Read by the scripts only; everything below them takes plain arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import torch
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+from transformers.trainer_utils import IntervalStrategy
+
+from vocagnolm.checkpoints import AUTO
+from vocagnolm.guidance import Guidance
+
+_WITHOUT_EFFECT = {  # what a method does not look at
+    "vocagnolm": (),
+    "random": ("aggregation", "unmapped"),
+    "cpt": ("top_k", "aggregation", "unmapped", "selection_scope", "loss_divisor"),
+}
+_MAX_DERIVED_BATCH = 8  # sequences per device; with a 7B teacher in bf16 this fits 80 GB
+
+
+@dataclass
+class ModelArguments:
+    """The student and its teacher."""
+
+    student: str = field(
+        default="TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+        metadata={"help": "Model to train: a hub name or a directory."},
+    )
+    teacher: str | None = field(
+        default=None, metadata={"help": "Causal LM that guides it, with any vocabulary."}
+    )
+    student_revision: str | None = field(default=None, metadata={"help": "Hub revision."})
+    teacher_revision: str | None = field(default=None, metadata={"help": "Hub revision."})
+    student_tokenizer: str | None = field(
+        default=None, metadata={"help": "Tokenizer of the student, if it is not with its weights."}
+    )
+    teacher_tokenizer: str | None = field(
+        default=None, metadata={"help": "Tokenizer of the teacher, if it is not with its weights."}
+    )
+    teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
+        default="auto",
+        metadata={"help": "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."},
+    )
+    attn_implementation: str | None = field(
+        default=None, metadata={"help": "Attention of both models, as in from_pretrained."}
+    )
+    trust_remote_code: bool = field(
+        default=False, metadata={"help": "Run model code from the hub."}
+    )
+
+
+@dataclass
+class DataArguments:
+    """The corpus and how it is cut."""
+
+    dataset: str = field(
+        default="open-web-math/open-web-math",
+        metadata={"help": "A .jsonl, .json, .parquet or .txt file, a directory, or a hub name."},
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Hub configuration."})
+    dataset_split: str = field(default="train", metadata={"help": "Split of a hub dataset."})
+    text_column: str = field(default="text", metadata={"help": "Column that holds the text."})
+    max_length: int = field(default=2048, metadata={"help": "Student tokens of a block."})
+    eval_fraction: float = field(
+        default=0.0, metadata={"help": "Share of the documents held out for evaluation, [0, 1)."}
+    )
+    eval_dataset: str | None = field(
+        default=None, metadata={"help": "Evaluate on these documents instead of a held-out share."}
+    )
+    attend_across_documents: bool = field(
+        default=False, metadata={"help": "Let attention cross the documents of a block."}
+    )
+    num_proc: int | None = field(
+        default=None, metadata={"help": "Processes that tokenize and align."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_length < 4:
+            raise ValueError(f"--max_length must be at least 4, got {self.max_length}")
+        if not 0.0 <= self.eval_fraction < 1.0:
+            raise ValueError(f"--eval_fraction must be in [0, 1), got {self.eval_fraction}")
+        if self.eval_dataset and self.eval_fraction:
+            raise ValueError("--eval_dataset and --eval_fraction exclude each other: give one")
+        if self.num_proc is not None and self.num_proc < 1:
+            raise ValueError(f"--num_proc must be at least 1, got {self.num_proc}")
+
+
+@dataclass
+class GuidanceArguments:
+    """Which tokens are trained. Defaults are the paper's."""
+
+    method: Literal["vocagnolm", "cpt", "random"] = field(
+        default="vocagnolm",
+        metadata={"help": "vocagnolm, plain continual pretraining, or a random top_k of tokens."},
+    )
+    top_k: float = field(default=0.4, metadata={"help": "Share of the tokens trained, Eq. 4."})
+    aggregation: Literal["max", "mean", "sum"] = field(
+        default="max", metadata={"help": "How several teacher losses become one, Eq. 2."}
+    )
+    unmapped: Literal["include", "exclude", "mean"] = field(
+        default="include", metadata={"help": "Tokens without a teacher token, Section 6.2."}
+    )
+    selection_scope: Literal["sequence", "batch"] = field(
+        default="sequence", metadata={"help": "What the share is taken of."}
+    )
+    loss_divisor: Literal["all", "selected"] = field(
+        default="all", metadata={"help": "Divide by all label tokens (Eq. 3) or the selected ones."}
+    )
+
+    def __post_init__(self) -> None:
+        self.guidance()  # validates
+        defaults = {f.name: f.default for f in fields(self)}
+        for name in _WITHOUT_EFFECT[self.method]:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(
+                    f"--{name} has no effect with --method {self.method}: leave it out"
+                )
+
+    def guidance(self) -> Guidance:
+        """The settings as the trainer takes them."""
+        return Guidance(self.top_k, self.aggregation, self.unmapped, self.selection_scope)
+
+
+@dataclass
+class RunArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the paper's training set-up (Section 4.3) as defaults.
+
+    AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
+    """
+
+    output_dir: str = field(default="", metadata={"help": "runs/STUDENT__TEACHER if not given."})
+    global_batch_tokens: int = field(
+        default=2**21, metadata={"help": "Tokens of an optimizer step, over all devices."}
+    )
+    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
+        default=None, metadata={"help": "Sequences per device; derived from the world size."}
+    )
+    gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]  # None: derived
+        default=None, metadata={"help": "Micro-batches of a step; derived from the world size."}
+    )
+    learning_rate: float = 8e-5
+    lr_scheduler_type: str = "cosine_with_min_lr"
+    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
+        default_factory=lambda: {"min_lr_rate": 0.1},
+        metadata={"help": "JSON; the default decays to a tenth: 8e-5 to 8e-6."},
+    )
+    adam_beta2: float = 0.95
+    weight_decay: float = 0.1
+    num_train_epochs: float = 1.0
+    bf16: bool | None = field(  # type: ignore[assignment]  # None: wherever there is a GPU for it
+        default=None, metadata={"help": "bfloat16 compute; by default on GPUs that have it."}
+    )
+    save_steps: float = 250
+    save_total_limit: int | None = 2
+    logging_steps: float = 10
+    logging_first_step: bool = True
+    logging_nan_inf_filter: bool = False  # it hides NaNs, at a wait per micro-batch
+    remove_unused_columns: bool = False
+    ddp_find_unused_parameters: bool | None = False
+    resume_from_checkpoint: str | None = field(
+        default=AUTO,
+        metadata={"help": "auto (the newest good checkpoint of --output_dir) or a path."},
+    )
+    dry_run: bool = field(default=False, metadata={"help": "Print the plan and exit."})
+
+    def __post_init__(self) -> None:
+        for name in ("label_smoothing_factor", "auto_find_batch_size"):
+            if getattr(self, name):
+                raise ValueError(f"--{name} has no effect here: leave it out")
+        if self.bf16 is None:
+            self.bf16 = (
+                torch.cuda.is_available()
+                and torch.cuda.is_bf16_supported()
+                and not (self.use_cpu or self.fp16)
+            )
+        # Placeholders that the parent class can work with, until the block length is known.
+        self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
+        self.per_device_train_batch_size = self.per_device_train_batch_size or 1
+        self.gradient_accumulation_steps = self.gradient_accumulation_steps or 1
+        super().__post_init__()  # type: ignore[no-untyped-call]
+
+    def set_batch(self, max_length: int) -> None:
+        """Derive batch size and accumulation from the global batch and the world size."""
+        self.per_device_train_batch_size, self.gradient_accumulation_steps = split_global_batch(
+            self.global_batch_tokens, max_length, self.world_size, *self._given
+        )
+        self.per_device_eval_batch_size = self.per_device_train_batch_size
+
+    def batch_arithmetic(self, max_length: int) -> str:
+        """The global batch, spelled out."""
+        return (
+            f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
+            f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
+            f"accumulation steps x {max_length} tokens"
+        )
+
+
+def split_global_batch(
+    global_batch_tokens: int,
+    max_length: int,
+    world_size: int,
+    batch_size: int | None = None,
+    accumulation: int | None = None,
+) -> tuple[int, int]:
+    """Sequences per device and accumulation steps that make exactly the global batch.
+
+    What is not given is chosen: the largest batch size up to 8 that divides.
+
+    Raises:
+        ValueError: they cannot make it; the message is the arithmetic.
+
+    >>> split_global_batch(2**21, 2048, world_size=32)
+    (8, 4)
+    >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
+    (16, 64)
+    """
+    sequences, rest = divmod(global_batch_tokens, max_length)
+    if rest or not sequences:
+        raise ValueError(
+            f"--global_batch_tokens {global_batch_tokens} is not a multiple of --max_length "
+            f"{max_length}: {global_batch_tokens} / {max_length} = "
+            f"{global_batch_tokens / max_length:.2f} sequences"
+        )
+    per_device, rest = divmod(sequences, world_size)
+    if batch_size is None and accumulation is None and not rest:
+        batch_size = max(n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0)
+    if batch_size is None:
+        batch_size = max(sequences // (world_size * (accumulation or 1)), 1)
+    if accumulation is None:
+        accumulation = max(sequences // (world_size * batch_size), 1)
+    if world_size * batch_size * accumulation != sequences:
+        raise ValueError(
+            f"{world_size} processes x {batch_size} sequences x {accumulation} accumulation steps "
+            f"x {max_length} tokens = {world_size * batch_size * accumulation * max_length:,} "
+            f"tokens, not --global_batch_tokens {global_batch_tokens:,} ({sequences} sequences): "
+            "change --global_batch_tokens, --per_device_train_batch_size or the number of processes"
+        )
+    return batch_size, accumulation
+
+
+Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
+
+
+class _Parser(HfArgumentParser):
+    """Argparse whose errors are one line: the usage of TrainingArguments fills screens."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Read the command line; `--config FILE.yaml` gives values that flags override.
+
+    Raises:
+        ValueError: anything is wrong with an argument, in one line.
+    """
+    types: list[Any] = [ModelArguments, DataArguments, GuidanceArguments, RunArguments]
+    parser = _Parser(
+        types,
+        prog="train.py",
+        allow_abbrev=False,
+        description="Train a student with the token losses of a teacher (arXiv 2503.19123).",
+    )
+    parser.add_argument("--config", help="YAML file of options; flags override it.")
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config")
+    config = first.parse_known_args(argv)[0].config
+    values = vars(parser.parse_args([*(_read_recipe(config) if config else ()), *argv]))
+    del values["config"]
+    if not values["output_dir"]:
+        values["output_dir"] = _default_output_dir(values)
+    model, data, guidance, run = parser.parse_dict(values)
+    _check_together(model, data, guidance, run)
+    run.set_batch(data.max_length)
+    return model, data, guidance, run
+
+
+def _read_recipe(path: str) -> list[str]:
+    """A YAML mapping as the flags it stands for, so that one parser checks both."""
+    try:
+        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--config {path} cannot be read: {reason}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"--config {path} must be a mapping of options to values")
+    flags: list[str] = []
+    for name, value in recipe.items():
+        if value is None:
+            continue
+        flags.append(f"--{name}")
+        if isinstance(value, list):
+            flags += map(str, value)
+        else:
+            flags.append(json.dumps(value) if isinstance(value, dict) else str(value))
+    return flags
+
+
+def _default_output_dir(values: dict[str, Any]) -> str:
+    names = [values["student"]]
+    if values["method"] == "vocagnolm" and values["teacher"]:
+        names.append(values["teacher"])
+    else:
+        names.append(values["method"])
+    return os.path.join("runs", "__".join(Path(name).name for name in names))
+
+
+def _check_together(
+    model: ModelArguments, data: DataArguments, guidance: GuidanceArguments, run: RunArguments
+) -> None:
+    if guidance.method == "vocagnolm" and not model.teacher:
+        raise ValueError("--teacher is required: name the causal LM that guides the student")
+    if guidance.method != "vocagnolm":
+        for name in ("teacher", "teacher_tokenizer", "teacher_revision"):
+            if getattr(model, name) is not None:
+                raise ValueError(
+                    f"--{name} has no effect with --method {guidance.method}: leave it out"
+                )
+    evaluates = bool(data.eval_fraction or data.eval_dataset)
+    if run.eval_strategy != IntervalStrategy.NO and not evaluates:
+        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
+    if evaluates and run.eval_strategy == IntervalStrategy.NO:
+        run.eval_strategy = IntervalStrategy.STEPS
+        run.eval_steps = run.eval_steps or run.save_steps

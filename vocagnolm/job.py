@@ -1,0 +1,206 @@
+"""From arguments to the parts of a run: tokenizers, blocks, models, plan.
+
+Besides the scripts, the only reader of `vocagnolm.config`; what it calls takes plain arguments.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from vocagnolm import config, models, plan
+from vocagnolm.corpus import TEXT, load_corpus
+from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.packing import Blocks
+from vocagnolm.spans import load_tokenizer
+
+DRY_RUN_DOCUMENTS = 1000
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two models before their weights are loaded; the teacher's half is None without one."""
+
+    student: models.ModelSource
+    student_config: PreTrainedConfig
+    student_reader: Reader
+    teacher: models.ModelSource | None = None
+    teacher_config: PreTrainedConfig | None = None
+    teacher_reader: Reader | None = None
+
+    @property
+    def teacher_row(self) -> int:
+        """Teacher tokens that one row of a batch may hold."""
+        return self.teacher_reader.limit if self.teacher_reader else sys.maxsize
+
+
+def load_pair(model: config.ModelArguments, max_length: int) -> Pair:
+    """Read configurations and tokenizers, which is cheap, and refuse what cannot work."""
+    common: dict[str, Any] = {
+        "attn_implementation": model.attn_implementation,
+        "trust_remote_code": model.trust_remote_code,
+    }
+    student = models.ModelSource(model.student, "student", model.student_revision, **common)
+    student_config = student.config()
+    if max_length > (context := models.context_length(student_config)):
+        raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
+    tokenizer = load_tokenizer(
+        model.student_tokenizer or model.student,
+        "student",
+        revision=None if model.student_tokenizer else model.student_revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+    models.check_vocabulary(student_config, tokenizer, "student")
+    pair = Pair(student, student_config, student_reader(tokenizer, max_length))
+    if model.teacher is None:
+        return pair
+    teacher = models.ModelSource(model.teacher, "teacher", model.teacher_revision, **common)
+    teacher_config = teacher.config()
+    tokenizer = load_tokenizer(
+        model.teacher_tokenizer or model.teacher,
+        "teacher",
+        revision=None if model.teacher_tokenizer else model.teacher_revision,
+        trust_remote_code=model.trust_remote_code,
+    )
+    models.check_vocabulary(teacher_config, tokenizer, "teacher")
+    reader = teacher_reader(tokenizer, models.context_length(teacher_config))
+    return replace(pair, teacher=teacher, teacher_config=teacher_config, teacher_reader=reader)
+
+
+def load_segments(pair: Pair, data: config.DataArguments, run: config.RunArguments) -> Segments:
+    """Align the corpus; the first process of a node does the work, the others read its cache."""
+    with run.main_process_first(desc="aligning the corpus"):
+        corpus = load_corpus(
+            data.dataset,
+            split=data.dataset_split,
+            text_column=data.text_column,
+            config_name=data.dataset_config,
+            limit=DRY_RUN_DOCUMENTS if run.dry_run else None,
+        )
+        if run.dry_run:
+            corpus = corpus.select(range(min(len(corpus), DRY_RUN_DOCUMENTS)))
+        segments = align_corpus(
+            corpus, pair.student_reader, pair.teacher_reader, num_proc=data.num_proc
+        )
+    if not len(segments.rows):
+        raise ValueError(
+            f"--dataset {data.dataset} has no usable document: {len(corpus):,} read, "
+            f"{len(segments.skipped):,} skipped ({plan.skip_reasons(segments)})"
+        )
+    return segments
+
+
+def load_blocks(
+    pair: Pair, data: config.DataArguments, run: config.RunArguments, segments: Segments
+) -> tuple[Blocks, Blocks | None]:
+    """Pack the segments to train on, and those to evaluate on if there are any."""
+    held_out = None
+    if data.eval_dataset:
+        corpus = load_corpus(data.eval_dataset, text_column=data.text_column)
+        with run.main_process_first(desc="aligning the evaluation documents"):
+            held_out = align_corpus(corpus, pair.student_reader, pair.teacher_reader)
+        if not len(held_out.rows):
+            raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
+    elif data.eval_fraction:
+        segments, held_out = segments.split(data.eval_fraction, run.data_seed or run.seed)
+    blocks = Blocks(segments.rows, data.max_length, pair.teacher_row)
+    eval_blocks = (
+        Blocks(held_out.rows, data.max_length, pair.teacher_row) if held_out is not None else None
+    )
+    per_step = run.global_batch_tokens // data.max_length
+    if len(blocks) < per_step and not run.dry_run:
+        raise ValueError(
+            f"--dataset {data.dataset} makes {len(blocks):,} blocks of {data.max_length} tokens, "
+            f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
+            f"{len(blocks) * data.max_length}"
+        )
+    return blocks, eval_blocks
+
+
+def load_models(
+    pair: Pair, teacher_dtype: str, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """Load the weights of both models."""
+    student = pair.student.load(torch.float32)
+    if pair.teacher is None or pair.teacher_reader is None:
+        return student, None
+    if teacher_dtype == "auto":
+        teacher_dtype = "float32" if device.type == "cpu" else "bfloat16"
+    teacher = pair.teacher.load(getattr(torch, teacher_dtype))
+    models.check_distinct(
+        student, teacher, pair.student_reader.tokenizer, pair.teacher_reader.tokenizer
+    )
+    return student, teacher
+
+
+def describe(pair: Pair, arguments: config.Arguments, segments: Segments, blocks: Blocks) -> str:
+    """The plan of a run."""
+    model, data, guidance, run = arguments
+    parameters = models.count_parameters(pair.student_config)
+    micro_batch = (run.per_device_train_batch_size or 1) * data.max_length
+    memory: dict[str, float] = {
+        "student with AdamW": models.training_bytes(parameters),
+        "activations": micro_batch * models.student_bytes_per_token(pair.student_config),
+    }
+    lines = [f"student    {model.student}: {parameters:,} parameters"]
+    if pair.teacher_config is not None:
+        teacher_parameters = models.count_parameters(pair.teacher_config)
+        lines.append(f"teacher    {model.teacher}: {teacher_parameters:,} parameters, frozen")
+        wide = model.teacher_dtype == "float32" or (
+            model.teacher_dtype == "auto" and run.device.type == "cpu"
+        )
+        memory["teacher"] = teacher_parameters * (4 if wide else 2)
+    settings = ", ".join(f"{name} {value}" for name, value in asdict(guidance).items())
+    lines.append(f"guidance   {settings}")
+    if run.dry_run:
+        lines.append(f"(what follows is measured on the first {DRY_RUN_DOCUMENTS:,} documents)")
+    lines += plan.describe_corpus(segments, blocks, pair.teacher is not None)
+    steps = run.max_steps
+    if steps <= 0:
+        steps = math.ceil(
+            run.num_train_epochs * len(blocks) * data.max_length / run.global_batch_tokens
+        )
+    lines += [
+        f"batch      {run.batch_arithmetic(data.max_length)}",
+        f"steps      {steps:,}, learning rate {run.learning_rate:g}",
+        *plan.describe_memory(memory),
+        f"output     {run.output_dir}",
+    ]
+    return "\n".join(lines)
+
+
+def example(pair: Pair, segments: Segments, data: config.DataArguments) -> str:
+    """The first segment's first tokens, aligned."""
+    if pair.teacher_reader is None:
+        return ""
+    row = segments.rows[0]
+    corpus = load_corpus(
+        data.dataset,
+        split=data.dataset_split,
+        text_column=data.text_column,
+        config_name=data.dataset_config,
+        limit=DRY_RUN_DOCUMENTS,
+    )
+    text = corpus[row["document"]][TEXT][row["start"] : row["end"]]
+    return "\n".join(plan.aligned_example(text, pair.student_reader, pair.teacher_reader))
+
+
+_RUN_IDENTITY = (
+    *("global_batch_tokens", "num_train_epochs", "max_steps", "seed", "data_seed", "bf16", "fp16"),
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"),
+)
+_WITHOUT_EFFECT_ON_NUMBERS = {"num_proc", "trust_remote_code"}
+
+
+def settings(arguments: config.Arguments) -> dict[str, Any]:
+    """What defines a run: a checkpoint may only be resumed under the same."""
+    model, data, guidance, run = arguments
+    values = asdict(model) | asdict(data) | asdict(guidance)
+    values = {k: v for k, v in values.items() if k not in _WITHOUT_EFFECT_ON_NUMBERS}
+    return values | {name: getattr(run, name) for name in _RUN_IDENTITY}

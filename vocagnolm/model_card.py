@@ -1,0 +1,61 @@
+"""The README.md of a trained student: how it was made, in full."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerState
+
+_PACKAGES = ("vocagnolm", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+_TITLES = {
+    "vocagnolm": "teacher-guided continual pretraining (VocAgnoLM, arXiv 2503.19123)",
+    "cpt": "plain continual pretraining",
+    "random": "continual pretraining on a random share of the tokens",
+}
+
+
+def write_model_card(
+    output_dir: str | Path, settings: Mapping[str, Any], state: TrainerState
+) -> None:
+    """Write `README.md` beside the weights, from the run's settings and what it measured."""
+    name = Path(output_dir).name
+    measured = {"steps": float(state.global_step)}
+    for key in ("student_loss_nats", "eval_loss"):
+        if values := [entry[key] for entry in state.log_history if key in entry]:
+            measured |= {f"first {key}": values[0], f"last {key}": values[-1]}
+    teacher = settings["teacher"]
+    lines = [
+        "---",
+        "library_name: transformers",
+        f"base_model: {json.dumps(settings['student'])}",
+        f"datasets: [{json.dumps(settings['dataset'])}]",
+        "---",
+        "",
+        f"# {name}",
+        "",
+        f"{settings['student']} after {_TITLES[settings['method']]} on {settings['dataset']}"
+        + (f", guided by {teacher}." if teacher else "."),
+        "",
+        "## Result",
+        "",
+        *(f"- {key}: {value:.6g}" for key, value in measured.items()),
+        "",
+        "## Settings",
+        "",
+        "```json",
+        json.dumps(dict(settings), indent=2),
+        "```",
+        "",
+        "## Software",
+        "",
+        f"Python {platform.python_version()}; "
+        + ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+        + ".",
+        "",
+    ]
+    (Path(output_dir) / "README.md").write_text("\n".join(lines), encoding="utf-8")
