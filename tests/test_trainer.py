@@ -1,0 +1,455 @@
+"""VocAgnoTrainer against slow references, and against itself under every split of a batch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerBase
+from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
+
+from vocagnolm.guidance import Guidance
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.token_loss import IGNORED_LABEL, NonFiniteLoss, add_token_losses
+
+PARAMETER_TOLERANCE = 1e-6
+LOSS_TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def blocks(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> Blocks:
+    return make_blocks(training_texts[:60], student_tokenizer, teacher_tokenizer)
+
+
+@pytest.fixture
+def pair(
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Any, Any]:
+    return make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
+
+
+def parameters(trainer: Any) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
+    """What a run leads to: parameters, and their loss on all blocks."""
+    return {
+        **parameters(trainer),
+        "eval_loss": torch.tensor(trainer.evaluate(blocks)["eval_loss"]),
+    }
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor):
+    """Losses from full logits, one document at a time, in Python."""
+    losses = torch.zeros(ids.shape, dtype=torch.float64)
+    for row in range(len(ids)):
+        starts = [t for t in range(ids.shape[1]) if positions[row, t] == 0]
+        for start, end in zip(starts, [*starts[1:], ids.shape[1]], strict=True):
+            logits = model(ids[row : row + 1, start:end], use_cache=False).logits[0]
+            for t in range(start + 1, end):
+                if labels[row, t] != IGNORED_LABEL:
+                    losses[row, t] = F.cross_entropy(logits[t - start - 1], labels[row, t])
+    return losses
+
+
+def slow_weights(
+    batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Guidance
+) -> torch.Tensor:
+    """Eq. 2 and Eq. 4 with loops, for scope "sequence"."""
+    reduce = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[g.aggregation]
+    weights = torch.zeros(student.shape)
+    for row in range(len(student)):
+        excess = {}
+        for t in range(student.shape[1]):
+            if batch["labels"][row, t] == IGNORED_LABEL:
+                continue
+            first, last = batch["teacher_ranges"][row, t].tolist()
+            if first == -1:
+                weights[row, t] = float(g.unmapped == "include")
+            else:
+                guide = reduce([float(x) for x in teacher[row, first:last]])
+                excess[t] = float(student[row, t]) - guide
+        count = math.ceil(round(g.top_k * len(excess), 9))
+        for t in sorted(excess, key=lambda t: -excess[t])[:count]:
+            weights[row, t] = 1.0
+    return weights
+
+
+@pytest.mark.parametrize("aggregation", ["max", "mean", "sum"])
+@pytest.mark.parametrize("unmapped", ["include", "exclude"])
+def test_loss_equals_slow_reference(
+    aggregation: str, unmapped: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    guidance = Guidance(top_k=0.3, aggregation=aggregation, unmapped=unmapped)
+    trainer = make_trainer(tmp_path, blocks, *pair, options={"guidance": guidance})
+    batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(4)])
+    loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
+
+    student = full_losses(pair[0], batch["input_ids"], batch["position_ids"], batch["labels"])
+    with torch.no_grad():
+        teacher = full_losses(
+            pair[1],
+            *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
+        )
+    weights = slow_weights(batch, student.detach(), teacher, guidance)
+    expected = (weights * student).sum() / 100
+    assert abs((loss - expected).item()) < LOSS_TOLERANCE
+    ours, theirs = (torch.autograd.grad(x, list(pair[0].parameters())) for x in (loss, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a - b).norm()) <= LOSS_TOLERANCE * float(b.norm())
+
+
+def test_packed_segments_have_the_losses_of_separate_ones(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    pair: tuple[Any, Any],
+) -> None:
+    rows = make_segments(training_texts[:20], student_tokenizer, teacher_tokenizer).rows
+    blocks = Blocks(rows, MAX_LENGTH, 128)
+    batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(len(blocks))])
+    assert (batch["position_ids"] == 0).sum() > len(blocks), "nothing is packed"
+    for model, prefix, column in (
+        (pair[0], "", "student_ids"),
+        (pair[1], "teacher_", "teacher_ids"),
+    ):
+        model.float()
+        add_token_losses(model)
+        with torch.no_grad():
+            packed = model(
+                input_ids=batch[f"{prefix}input_ids"],
+                position_ids=batch[f"{prefix}position_ids"],
+                labels=batch[f"{prefix}labels"],
+                token_losses=True,
+            )
+        separate = {
+            tuple(ids): F.cross_entropy(
+                model(torch.tensor([ids]), use_cache=False).logits[0, :-1],
+                torch.tensor(ids[1:]),
+                reduction="none",
+            )
+            for ids in rows[column]
+        }
+        for row in range(len(blocks)):
+            at = 0
+            for ids in blocks[row][column]:
+                found = packed[row, at + 1 : at + len(ids)]
+                expected = separate[tuple(ids.tolist())]
+                assert float((found - expected).abs().max()) < LOSS_TOLERANCE
+                at += len(ids)
+
+
+SPLITS = [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 2, 2)]  # processes, accumulation, batch size
+
+
+def worker_parameters(tmp_path: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run jobs in two gloo processes and return each one's parameters."""
+    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    done = subprocess.run(
+        [*command, str(here / "trainer_worker.py"), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [torch.load(tmp_path / f"{i}.pt", weights_only=True) for i in range(len(jobs))]
+
+
+def test_update_is_the_same_for_every_split(
+    blocks: Blocks,
+    pair: tuple[Any, Any],
+    tokenizer_dirs: dict[str, Path],
+    tmp_path: Path,
+    training_texts: list[str],
+) -> None:
+    variants = [
+        {"method": "vocagnolm", "divisor": "all"},
+        {"method": "vocagnolm", "divisor": "selected"},
+        {"method": "random", "divisor": "selected"},
+        {"method": "vocagnolm", "divisor": "all"},
+    ]
+    optimizers = [{}, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}]
+    results: list[list[dict[str, torch.Tensor]]] = []
+    for options, optimizer in zip(variants, optimizers, strict=True):
+        results.append([])
+        for processes, accumulation, batch_size in SPLITS:
+            if processes == 1:
+                student, teacher = (copy.deepcopy(model) for model in pair)
+                trainer = make_trainer(
+                    tmp_path / "out",
+                    blocks,
+                    student,
+                    teacher if options["method"] == "vocagnolm" else None,
+                    options=options,
+                    gradient_accumulation_steps=accumulation,
+                    per_device_train_batch_size=batch_size,
+                    **optimizer,
+                )
+                trainer.train()
+                results[-1].append(result(trainer, blocks))
+    (tmp_path / "texts.json").write_text(json.dumps(training_texts[:60]))
+    for name, model in zip(("student", "teacher"), pair, strict=True):
+        model.save_pretrained(tmp_path / name)
+    families = {"student_tokenizer": "metaspace", "teacher_tokenizer": "nfc_digits"}
+    directories = {key: str(tokenizer_dirs[family]) for key, family in families.items()}
+    jobs = [
+        {**directories, "options": options, "training": optimizer, "fsdp": False}
+        for options, optimizer in zip(variants, optimizers, strict=True)
+    ]
+    jobs.append({**jobs[0], "fsdp": True})
+    jobs.append({**jobs[0], "fsdp": True, "training": {"bf16": True}})  # checked by the worker
+    two_processes = worker_parameters(tmp_path, jobs)
+    for same, distributed in zip(results, two_processes, strict=False):
+        same.append(distributed)
+    results[0].append(two_processes[len(variants)])  # FSDP2
+    start = make_trainer(tmp_path, blocks, pair[0], options={"method": "cpt"})
+    for same in results:
+        assert largest_difference(result(start, blocks), same[0]) > 1e-3, "nothing was trained"
+        for other in same[1:]:
+            assert largest_difference(same[0], other) < PARAMETER_TOLERANCE
+    assert largest_difference(results[0][0], results[1][0]) > PARAMETER_TOLERANCE
+
+
+def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_is_1(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    tiny_llama: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    blocks = make_blocks(training_texts[:40], student_tokenizer, student_tokenizer)
+    student = tiny_llama(len(student_tokenizer))
+    guided = make_trainer(
+        tmp_path,
+        blocks,
+        copy.deepcopy(student),
+        copy.deepcopy(student),
+        options={"guidance": Guidance(top_k=1.0)},
+    )
+    plain = make_trainer(tmp_path, blocks, copy.deepcopy(student), options={"method": "cpt"})
+    for trainer in (guided, plain):
+        trainer.train()
+    ours = parameters(guided)
+    for name, parameter in plain.model.named_parameters():
+        assert torch.equal(parameter, ours[name]), name
+
+    # And plain means plain: the same steps with nothing of ours but the batches.
+    model = copy.deepcopy(student)
+    optimizer = plain.create_optimizer.__func__  # the Trainer's own grouping of parameters
+    reference = make_trainer(tmp_path, blocks, model, options={"method": "cpt"})
+    optimizer(reference)
+    loader = reference.get_train_dataloader()
+    torch.manual_seed(3)
+    schedule = [3e-3 * (1 - step / 3) for step in range(3)]
+    for rate, batch in zip(schedule, loader, strict=False):
+        for group in reference.optimizer.param_groups:
+            group["lr"] = rate
+        logits = model(
+            batch["input_ids"], position_ids=batch["position_ids"], use_cache=False
+        ).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), batch["labels"][:, 1:].flatten())
+        loss.backward()
+        reference.optimizer.step()
+        model.zero_grad()
+    assert largest_difference(ours, parameters(reference)) < PARAMETER_TOLERANCE
+
+
+def test_evaluation_is_the_loss_per_token_whatever_the_batch_size(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(len(blocks))])
+    with torch.no_grad():
+        losses = full_losses(pair[0], batch["input_ids"], batch["position_ids"], batch["labels"])
+    expected = float(losses.sum() / (batch["labels"] != IGNORED_LABEL).sum())
+    trainer = make_trainer(tmp_path, blocks, *pair, per_device_eval_batch_size=7)
+    assert len(blocks) % 7, "the last batch must be smaller"
+    assert trainer.evaluate(blocks)["eval_loss"] == pytest.approx(expected, abs=LOSS_TOLERANCE)
+
+
+def test_teacher_is_neither_trained_nor_saved(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    student, teacher = pair
+    before = copy.deepcopy(teacher.state_dict())
+    names = set(student.state_dict())
+    trainer = make_trainer(tmp_path, blocks, student, teacher)
+    trainer.train()
+    trainer.save_model()
+    assert not teacher.training
+    assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+    optimized = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert optimized == {id(p) for p in student.parameters()}
+    loaded = type(student).from_pretrained(tmp_path, dtype=torch.float64)
+    assert set(loaded.state_dict()) == names
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), student.parameters()))
+
+
+def test_run_stops_before_the_update_when_the_teacher_turns_nan(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair, gradient_accumulation_steps=2)
+    calls, losses = [], trainer.teacher.losses
+
+    def break_third(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss, valid = losses(batch)
+        calls.append(batch["block"])
+        if len(calls) == 3:  # the first micro-batch of the second step
+            loss[1, 5] = torch.nan
+        return loss, valid
+
+    trainer.teacher.losses = break_third
+    with pytest.raises(NonFiniteLoss, match=r"step 2: the teacher's losses are NaN.*--teacher_dt"):
+        trainer.train()
+    saved = type(pair[0]).from_pretrained(tmp_path / "checkpoint-1", dtype=torch.float64)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_run_stops_before_the_update_when_the_student_turns_nan(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair)
+    losses = trainer._student_losses
+    trainer._student_losses = lambda *args: losses(*args) * torch.nan
+    with pytest.raises(NonFiniteLoss, match=r"step 1: the student's losses .*--learning_rate"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-0").is_dir()
+
+
+def test_resumed_run_equals_uninterrupted_run(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    def run(name: str, resume: str | None = None) -> Any:
+        student, teacher = (copy.deepcopy(model) for model in pair)
+        trainer = make_trainer(
+            tmp_path / name,
+            blocks,
+            student,
+            teacher,
+            max_steps=5,
+            per_device_train_batch_size=2,
+            gradient_accumulation_steps=2,
+            save_strategy="steps",
+            save_steps=2,
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run("whole")
+    resumed = run("resumed", str(tmp_path / "whole" / "checkpoint-2"))
+    assert resumed.state.global_step == 5
+    for (name, a), b in zip(
+        whole.model.named_parameters(), resumed.model.parameters(), strict=True
+    ):
+        assert torch.equal(a, b), name
+    assert [entry["loss"] for entry in whole.state.log_history[:-1]] == [
+        entry["loss"] for entry in resumed.state.log_history[:-1]
+    ]
+
+
+def test_log_reports_what_a_slow_count_finds(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    reference = copy.deepcopy(pair)
+    trainer = make_trainer(tmp_path, blocks, *pair, max_steps=1, gradient_accumulation_steps=2)
+    trainer.train()
+    log = trainer.state.log_history[0]
+    student_sum = teacher_sum = selected_sum = 0.0
+    tokens = teacher_tokens = selected = unmapped = 0
+    excess: list[float] = []
+    for _, batch in zip(range(2), trainer.get_train_dataloader(), strict=False):
+        with torch.no_grad():
+            student = full_losses(
+                reference[0], batch["input_ids"], batch["position_ids"], batch["labels"]
+            )
+            teacher = full_losses(
+                reference[1],
+                *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
+            )
+        weights = slow_weights(batch, student, teacher, Guidance())
+        valid = batch["labels"] != IGNORED_LABEL
+        tokens += int(valid.sum())
+        teacher_tokens += int((batch["teacher_labels"] != IGNORED_LABEL).sum())
+        selected += int(weights.sum())
+        unmapped += int((valid & (batch["teacher_ranges"][..., 0] == -1)).sum())
+        student_sum += float(student.sum())
+        teacher_sum += float(teacher.sum())
+        selected_sum += float((weights * student).sum())
+        for row, t in (valid & (batch["teacher_ranges"][..., 0] != -1)).nonzero().tolist():
+            first, last = batch["teacher_ranges"][row, t].tolist()
+            excess.append(float(student[row, t] - teacher[row, first:last].max()))
+    assert log["loss"] == pytest.approx(selected_sum / tokens, rel=1e-5)
+    assert log["student_loss_nats"] == pytest.approx(student_sum / tokens, rel=1e-5)
+    assert log["selected_loss_nats"] == pytest.approx(selected_sum / selected, rel=1e-5)
+    assert log["selected_fraction"] == pytest.approx(selected / tokens)
+    assert log["unmapped_fraction"] == pytest.approx(unmapped / tokens)
+    assert log["teacher_loss_nats"] == pytest.approx(teacher_sum / teacher_tokens, rel=1e-5)
+    ratio = log["teacher_tokens_per_student_token"]
+    assert ratio == pytest.approx(teacher_tokens / tokens)
+    for quantile in (0.1, 0.5, 0.9):
+        expected = float(
+            torch.tensor(excess, dtype=torch.float64).quantile(quantile, interpolation="lower")
+        )
+        assert log[f"excess_loss_p{round(100 * quantile)}_nats"] == pytest.approx(
+            expected, abs=0.03
+        )
+    assert log["tokens_per_s"] > 0
+    assert 0 < log["teacher_time_fraction"] < 1
+
+
+@pytest.mark.parametrize(
+    ("options", "training", "with_teacher", "message"),
+    [
+        ({}, {}, False, "--method vocagnolm needs a teacher"),
+        ({"method": "cpt"}, {}, True, "--method cpt has no use for a teacher"),
+        ({"method": "kld"}, {}, True, "--method must be one of vocagnolm, cpt, random"),
+        ({"divisor": "some"}, {}, True, "--loss_divisor must be one of all, selected"),
+        ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
+        ({}, {"remove_unused_columns": True}, True, "remove_unused_columns"),
+    ],
+)
+def test_trainer_refuses_contradictions(
+    options: dict[str, Any],
+    training: dict[str, Any],
+    with_teacher: bool,
+    message: str,
+    blocks: Blocks,
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+) -> None:
+    teacher = pair[1] if with_teacher else None
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, blocks, pair[0], teacher, options=options, **training)
+
+
+def test_trainer_refuses_the_student_as_its_own_teacher(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="are one object"):
+        make_trainer(tmp_path, blocks, pair[0], pair[0])

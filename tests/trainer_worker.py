@@ -1,0 +1,76 @@
+"""One of two gloo processes: runs the jobs of `test_trainer` and saves the student's parameters.
+
+torchrun --nproc_per_node=2 tests/trainer_worker.py DIR
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import make_blocks, make_trainer
+
+
+def run_job(directory: Path, number: int, job: dict) -> None:
+    tokenizers = [
+        AutoTokenizer.from_pretrained(job[f"{role}_tokenizer"]) for role in ("student", "teacher")
+    ]
+    models = [
+        AutoModelForCausalLM.from_pretrained(directory / role, dtype=torch.float64)
+        for role in ("student", "teacher")
+    ]
+    if job["options"]["method"] != "vocagnolm":
+        models[1] = None
+    sharding = {"fsdp": True, "fsdp_config": {"version": 2}} if job["fsdp"] else {}
+    blocks = make_blocks(json.loads((directory / "texts.json").read_text()), *tokenizers)
+    trainer = make_trainer(
+        directory / f"out{number}",
+        blocks,
+        *models,
+        options=job["options"],
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        use_cpu=not job["fsdp"],
+        **job["training"],
+        **sharding,
+    )
+    assert trainer.accelerator.num_processes == 2
+    assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
+    trainer.train()
+    if job["training"].get("bf16"):
+        losses = trainer._student_losses(
+            trainer.model_wrapped, next(iter(trainer.get_train_dataloader()))
+        )
+        assert not torch.equal(losses, losses.bfloat16().float()), "losses are rounded to bfloat16"
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
+    if trainer.accelerator.is_main_process:
+        torch.save(state, directory / f"{number}.pt")
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    jobs = json.loads((directory / "jobs.json").read_text())
+    for number, job in enumerate(jobs):
+        if job["fsdp"]:
+            # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.
+            os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+            PartialState._reset_state()
+            transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+            PartialState._prepare_backend = lambda self, *a, **k: (
+                "gloo",
+                DistributedType.MULTI_GPU,
+            )
+        run_job(directory, number, job)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""A tiny world for trainer tests: aligned blocks and two random models, made the same anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import PreTrainedTokenizerBase, TrainingArguments
+
+from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.trainer import VocAgnoTrainer
+
+MAX_LENGTH = 48
+TEACHER_CONTEXT = 128
+
+
+def make_segments(
+    texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
+) -> Segments:
+    """Align texts, long ones cut."""
+    corpus = datasets.Dataset.from_dict({"text": texts})
+    return align_corpus(
+        corpus, student_reader(student, MAX_LENGTH), teacher_reader(teacher, TEACHER_CONTEXT)
+    )
+
+
+def make_blocks(
+    texts: list[str], student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
+) -> Blocks:
+    """Blocks of `MAX_LENGTH` student tokens."""
+    return Blocks(make_segments(texts, student, teacher).rows, MAX_LENGTH, TEACHER_CONTEXT)
+
+
+def make_models(
+    tiny_llama: Callable[..., Any],
+    student: PreTrainedTokenizerBase,
+    teacher: PreTrainedTokenizerBase,
+) -> tuple[Any, Any]:
+    """A student and a teacher in float64, so that only mistakes are larger than rounding."""
+    models = [tiny_llama(len(tok), seed=seed) for seed, tok in enumerate((student, teacher))]
+    for model in models:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5)  # losses far from uniform
+        model.double()
+    return models[0], models[1]
+
+
+def make_trainer(
+    output_dir: Path | str,
+    blocks: Blocks,
+    student: Any,
+    teacher: Any = None,
+    *,
+    options: dict[str, Any] | None = None,
+    **training: Any,
+) -> VocAgnoTrainer:
+    """A trainer that runs 3 steps of 8 blocks on the CPU, unless told otherwise."""
+    settings = {
+        "per_device_train_batch_size": 8,
+        "max_steps": 3,
+        # Adam would hide a loss that is scaled wrongly, and so would clipping.
+        "optim": "sgd",
+        "learning_rate": 3e-3,
+        "max_grad_norm": 0.0,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_nan_inf_filter": False,
+        "remove_unused_columns": False,
+        "ddp_find_unused_parameters": False,
+        "use_cpu": True,
+        "seed": 3,
+        **training,
+    }
+    return VocAgnoTrainer(
+        model=student,
+        teacher=teacher,
+        args=TrainingArguments(output_dir=str(output_dir), **settings),
+        train_dataset=blocks,
+        data_collator=PackedCollator(MAX_LENGTH),
+        **(options or {}),
+    )
