@@ -4,8 +4,9 @@
     python benchmarks/alignment.py --corpus data.jsonl --student TinyLlama/TinyLlama_v1.1 \
         --teacher Qwen/Qwen2.5-Math-7B
 
-The claim: aligning (and filling the gaps between spans) takes under 5 % of the time in which the
-two tokenizers encode the text. One process, one thread.
+The claim: alignment takes under 5 % of the time in which the two tokenizers encode the text. The
+filling of gaps is shown beside it. What a call costs weighs on short documents: of 500 characters
+(GSM8K, MATH) both together may pass 5 %, of 2,000 they stay under 3 %. One process, one thread.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import os
 import random
 import sys
 import time
+from itertools import chain, islice
 from pathlib import Path
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -46,7 +49,7 @@ def generate_texts(count: int) -> list[str]:
 def read_texts(path: Path, count: int) -> list[str]:
     """The first documents of a .jsonl file with a field `text`."""
     with path.open(encoding="utf-8") as lines:
-        return [json.loads(line)["text"] for line, _ in zip(lines, range(count), strict=False)]
+        return [json.loads(line)["text"] for line in islice(lines, count)]
 
 
 def train_student(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -96,7 +99,12 @@ def measure(
                 return_offsets_mapping=True,
                 verbose=False,
             )
-            raw.append([spans.np.array(o).reshape(-1, 2) for o in output["offset_mapping"]])
+            raw.append(
+                [
+                    np.fromiter(chain.from_iterable(o), np.int64, 2 * len(o)).reshape(-1, 2)
+                    for o in output["offset_mapping"]
+                ]
+            )
         tokenized = time.process_time()
         filled = [
             [spans.fill_gaps(span, text) for span, text in zip(side, batch, strict=True)]
@@ -144,7 +152,7 @@ def main() -> None:
             f" {tokens / max(value, 1e-9) / 1e6:8.2f} M student tokens/s\n"
         )
     share = (seconds["fill_gaps"] + seconds["align"]) / seconds["tokenize"]
-    out.write(f"alignment with gap filling: {share:.2%} of tokenization (claim: under 5 %)\n")
+    out.write(f"alignment with gap filling: {share:.2%} of tokenization\n")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+# Read when datasets is imported, which nothing above does.
+_CACHE = tempfile.TemporaryDirectory(prefix="vocagnolm-tests-")  # goes when the tests end
+os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from vocagnolm.spans import (
     PROBE,
@@ -275,7 +275,7 @@ def test_fill_gaps_leaves_no_gap_and_no_empty_span_when_spans_are_empty(
         ("  a", [[2, 3]], [[0, 3]]),
         ("\u0301a", [[1, 2]], [[0, 2]]),  # no token before: the first takes it
         ("a  ", [[0, 1]], [[0, 3]]),  # no token follows: the last takes it
-        ("ab", [[-3, 1], [1, 9]], [[0, 1], [1, 2]]),  # clamped
+        ("ab", [[-3, -1], [-2, 9], [1, 9]], [[0, 1], [0, 2], [1, 2]]),  # clamped
         ("ab", [[0, 2], [2, 2], [2, 2]], [[0, 2], [1, 2], [1, 2]]),
         ("ab", [[0, 0], [0, 2]], [[0, 1], [0, 2]]),
         ("ab", [], []),
@@ -337,7 +337,7 @@ def test_encode_is_whole_when_the_tokenizer_was_saved_with_truncation_and_paddin
     directory = tokenizer_dir("byte_level")
     backend = Tokenizer.from_file(str(directory / "tokenizer.json"))
     backend.enable_truncation(4)
-    backend.enable_padding(length=50)
+    backend.enable_padding(length=500)
     backend.save(str(directory / "tokenizer.json"))
     raw = AutoTokenizer.from_pretrained(directory).backend_tokenizer
     assert raw.truncation is not None
@@ -349,11 +349,20 @@ def test_encode_is_whole_when_the_tokenizer_was_saved_with_truncation_and_paddin
     np.testing.assert_array_equal(long.ids, expected.ids)
 
 
-def test_check_tokenizer_refuses_when_the_tokenizer_is_slow() -> None:
-    with pytest.raises(
-        ValueError, match=r"^student tokenizer in memory \(ByT5Tokenizer\) gives no character"
-    ):
-        check_tokenizer(ByT5Tokenizer(), "student")
+class SlowTokenizer:
+    """Refuses return_offsets_mapping by itself, as the one of mistral-common does."""
+
+    is_fast = False
+
+    def __call__(self, *_: object, **__: object) -> None:
+        raise ValueError("return_offsets_mapping is not supported")
+
+
+@pytest.mark.parametrize("tokenizer", [ByT5Tokenizer(), SlowTokenizer()], ids=["byt5", "mistral"])
+def test_check_tokenizer_refuses_when_the_tokenizer_is_slow(tokenizer: Any) -> None:
+    name = rf"in memory \({type(tokenizer).__name__}\)"
+    with pytest.raises(ValueError, match=rf"^student tokenizer {name} gives no character offsets"):
+        check_tokenizer(tokenizer, "student")
 
 
 def test_load_tokenizer_refuses_when_the_tokenizer_is_slow(tmp_path: Path) -> None:
@@ -436,13 +445,40 @@ def test_load_tokenizer_refuses_when_a_generic_class_reads_a_sentencepiece_model
     assert f"LlamaTokenizer.from_pretrained('{tmp_path}').save_pretrained(DIR)" in message
 
 
-@pytest.mark.parametrize("content", [None, "version https://git-lfs.github.com/spec/v1", "{"])
+def test_load_tokenizer_accepts_when_its_own_class_reads_a_sentencepiece_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.model").touch()
+    vocabulary = {token: index for index, token in enumerate(["<unk>", "▁", *sorted(set(PROBE))])}
+    llama = LlamaTokenizer(vocab=vocabulary, merges=[])
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: llama)
+    assert load_tokenizer(str(tmp_path), "student") is llama
+
+
+def test_load_tokenizer_accepts_when_the_advice_on_a_sentencepiece_model_is_followed(
+    shared_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("sentencepiece")
+    staged = shared_dir / "tokenizers" / "mistral-7b-proxmath"
+    source, converted = tmp_path / "source", tmp_path / "converted"
+    source.mkdir()
+    for name in ("tokenizer.model", "tokenizer_config.json", "config.json"):
+        shutil.copyfile(staged / name, source / name)
+    assert "has a tokenizer.model but no tokenizer.json" in load_error(source)
+    LlamaTokenizer.from_pretrained(source).save_pretrained(converted)
+    loaded = load_tokenizer(str(converted), "student")
+    expected = encode(load_tokenizer(str(staged), "student"), PROBE)
+    np.testing.assert_array_equal(encode(loaded, PROBE).ids, expected.ids)
+
+
+@pytest.mark.parametrize("content", [None, "", "version https://git-lfs.github.com/spec/v1", "{"])
 def test_load_tokenizer_refuses_when_the_path_holds_no_tokenizer(
     tmp_path: Path, content: str | None
 ) -> None:
     directory = tmp_path / "directory"
-    if content:
+    if content is not None:
         directory.mkdir()
+    if content:
         (directory / "tokenizer.json").write_text(content)
     assert "cannot be loaded (" in load_error(directory)
 
@@ -477,6 +513,9 @@ def test_encode_gives_the_ids_of_the_original_tokenizer_when_vectors_are_staged(
 
 def test_start_id_is_the_bos_token_when_there_is_one(tokenizers_by_family: Tokenizers) -> None:
     assert start_id(tokenizers_by_family["metaspace"], "student") == 1
+    backend = tokenizers_by_family["nfc_digits"].backend_tokenizer  # has <|endoftext|> as well
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>")
+    assert start_id(tokenizer, "student") == backend.token_to_id("<|im_start|>")
 
 
 def test_start_id_is_the_document_separator_when_there_is_no_bos(

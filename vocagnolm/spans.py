@@ -120,11 +120,12 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
 
 def find_disorder(spans: Spans) -> int | None:
     """Find the first span that ends before it starts, or starts or ends before the one before."""
-    reversed_, disordered = spans[:, 0] > spans[:, 1], spans[1:] < spans[:-1]
-    if not reversed_.any() and not disordered.any():  # every text passes here
+    wrong, falling = spans[:, 0] > spans[:, 1], spans[1:] < spans[:-1]
+    # count_nonzero: several times faster than any() on the spans of one text.
+    if not np.count_nonzero(wrong) and not np.count_nonzero(falling):
         return None
-    reversed_[1:] |= disordered.any(axis=1)
-    return int(reversed_.argmax())
+    wrong[1:] |= falling.any(axis=1)
+    return int(wrong.argmax())
 
 
 def load_tokenizer(
@@ -150,8 +151,8 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, ImportError) as error:
-        reason = str(error).strip().partition("\n")[0]
+    except Exception as error:  # a broken file can raise anything, even a bare Exception
+        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         raise ValueError(
             f"{role} tokenizer {name} cannot be loaded ({reason}): give a directory with a"
             " tokenizer.json, or a name on the Hugging Face hub"
@@ -234,11 +235,11 @@ def _check_text(text: object, name: str) -> None:
 def _tiles(spans: Spans, length: int) -> bool:
     """Whether the spans cover the characters 0..length, none of them empty."""
     starts, ends = spans[:, 0], spans[:, 1]
-    return bool(
+    return (
         starts.item(0) == 0
         and ends.item(-1) == length
-        and (starts[1:] <= ends[:-1]).all()
-        and (starts < ends).all()
+        and not np.count_nonzero(starts[1:] > ends[:-1])
+        and not np.count_nonzero(starts >= ends)
     )
 
 
