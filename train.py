@@ -14,6 +14,9 @@ import os
 import sys
 from collections.abc import Sequence
 
+import datasets
+from transformers.utils import logging as transformers_logging
+
 from vocagnolm import checkpoints, config, job
 from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
@@ -25,6 +28,9 @@ IS_MAIN = os.environ.get("RANK", "0") == "0"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one training job and return its exit status."""
+    if not sys.stderr.isatty():  # a log file wants no progress bars, and an error stays one line
+        datasets.disable_progress_bars()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         arguments = config.parse(sys.argv[1:] if argv is None else argv)
         built = build(arguments)
@@ -44,12 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | None:
     """Everything that can go wrong before the first step: the trainer and where it resumes.
 
-    None after a dry run.
+    None after a dry run, and where the run is finished.
     """
     model, data, guidance, run = arguments
     settings = job.settings(arguments)
     checkpoints.check_settings(run.output_dir, settings)
     checkpoint = checkpoints.resolve(run.resume_from_checkpoint, run.output_dir)
+    has_card = os.path.exists(os.path.join(run.output_dir, "README.md"))  # it is written last
+    if checkpoint and checkpoints.is_finished(checkpoint) and has_card and not run.dry_run:
+        say(f"{run.output_dir} holds the finished run: nothing to do")
+        return None
     pair = job.load_pair(model, data.max_length)
     segments = job.load_segments(pair, data, run)
     blocks, eval_blocks = job.load_blocks(pair, data, run, segments)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import train
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import train
 
 STEPS = 50
 

@@ -157,7 +157,7 @@ def test_packed_segments_have_the_losses_of_separate_ones(
             for ids in blocks[row][column]:
                 found = packed[row, at + 1 : at + len(ids)]
                 expected = separate[tuple(ids.tolist())]
-                assert float((found - expected).abs().max()) < LOSS_TOLERANCE
+                assert (found - expected).abs().max().item() < LOSS_TOLERANCE
                 at += len(ids)
 
 
@@ -306,7 +306,9 @@ def test_teacher_is_neither_trained_nor_saved(
     assert optimized == {id(p) for p in student.parameters()}
     loaded = type(student).from_pretrained(tmp_path, dtype=torch.float64)
     assert set(loaded.state_dict()) == names
-    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), student.parameters()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.parameters(), student.parameters(), strict=True)
+    )
 
 
 def test_run_stops_before_the_update_when_the_teacher_turns_nan(
@@ -371,6 +373,18 @@ def test_resumed_run_equals_uninterrupted_run(
     assert [entry["loss"] for entry in whole.state.log_history[:-1]] == [
         entry["loss"] for entry in resumed.state.log_history[:-1]
     ]
+
+
+def test_run_resumed_at_its_end_changes_nothing(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    trainer = make_trainer(tmp_path, blocks, *(copy.deepcopy(m) for m in pair), **saving)
+    trainer.train()
+    again = make_trainer(tmp_path, blocks, *pair, **saving)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert again.state.global_step == 3
+    assert largest_difference(parameters(trainer), parameters(again)) == 0.0
 
 
 def test_log_reports_what_a_slow_count_finds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +49,12 @@ def find_checkpoint(output_dir: str | Path) -> str | None:
     return None
 
 
+def is_finished(checkpoint: str | Path) -> bool:
+    """Whether the run that wrote a checkpoint had no further step to take."""
+    state = _read_json(Path(checkpoint) / "trainer_state.json")
+    return bool(state["global_step"] >= state.get("max_steps", sys.maxsize))
+
+
 def checkpoint_fault(path: str | Path) -> str | None:
     """What is wrong with a checkpoint, or None if a run can resume from it."""
     path = Path(path)
@@ -55,28 +62,40 @@ def checkpoint_fault(path: str | Path) -> str | None:
         return "no such directory"
     if (path / _INCOMPLETE).exists():
         return "it was not finished"
-    state = path / "trainer_state.json"
-    try:
-        json.loads(state.read_text(encoding="utf-8"))["global_step"]
-    except (OSError, ValueError, KeyError):
-        return f"{state.name} is missing or damaged"
-    if not (sharded := sorted(path.glob("pytorch_model_fsdp_*"))):
-        if fault := _weights_fault(path):
-            return fault
-        for name in ("optimizer.pt", "scheduler.pt"):
-            if not zipfile.is_zipfile(path / name):
-                return f"{name} is missing or damaged"
-    elif not all((shard / ".metadata").exists() for shard in sharded):
-        return f"{sharded[0].name} is not complete"
+    if not isinstance(_read_json(path / "trainer_state.json").get("global_step"), int):
+        return "trainer_state.json is missing or damaged"
+    return _sharded_fault(path) if any(path.glob("pytorch_model_fsdp_*")) else _weights_fault(path)
+
+
+def _sharded_fault(path: Path) -> str | None:
+    """What is wrong with weights and optimizer state that FSDP saved in pieces."""
+    for kind in ("pytorch_model_fsdp", "optimizer"):
+        shards = sorted(path.glob(f"{kind}_*"))
+        if not shards or not all((shard / ".metadata").exists() for shard in shards):
+            return f"{kind}_* is not complete"
     return None
 
 
 def _weights_fault(path: Path) -> str | None:
-    files = sorted(path.glob("*.safetensors"))
+    files = {file.name for file in path.glob("*.safetensors")}
+    for index in path.glob("*.safetensors.index.json"):
+        files |= set(_read_json(index).get("weight_map", {"": index.name}).values())
     if not files:
         return "it holds no weights"
-    damaged = next((file.name for file in files if not _is_readable(file)), None)
-    return f"{damaged} is damaged" if damaged else None
+    if damaged := next((name for name in sorted(files) if not _is_readable(path / name)), None):
+        return f"{damaged} is missing or damaged"
+    pickles = {"optimizer.pt", "scheduler.pt", *(file.name for file in path.glob("rng_state*"))}
+    damaged = next((name for name in sorted(pickles) if not zipfile.is_zipfile(path / name)), None)
+    return f"{damaged} is missing or damaged" if damaged else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a file; empty if there is none, or something else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_readable(weights: Path) -> bool:
@@ -93,13 +112,18 @@ def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: `output_dir` belongs to another run; the message lists what differs.
     """
+    for place in (Path(output_dir), *Path(output_dir).parents):
+        if place.exists() and not place.is_dir():
+            raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
     path = Path(output_dir) / SETTINGS_FILE
-    if not path.exists():
+    has_progress = any(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
+        Path(output_dir).glob("*.safetensors")
+    )
+    if not path.exists() or not has_progress:
         return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged: give another --output_dir") from error
+    before = _read_json(path)
+    if not before:
+        raise ValueError(f"{path} is damaged: give another --output_dir")
     now = json.loads(json.dumps(settings))
     changed = [
         f"--{name} was {before.get(name)}, now {now.get(name)}"

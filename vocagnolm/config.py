@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -152,8 +153,8 @@ class RunArguments(TrainingArguments):
     learning_rate: float = 8e-5
     lr_scheduler_type: str = "cosine_with_min_lr"
     lr_scheduler_kwargs: dict[str, Any] | str | None = field(
-        default_factory=lambda: {"min_lr_rate": 0.1},
-        metadata={"help": "JSON; the default decays to a tenth: 8e-5 to 8e-6."},
+        default=None,
+        metadata={"help": "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."},
     )
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
@@ -178,6 +179,18 @@ class RunArguments(TrainingArguments):
         for name in ("label_smoothing_factor", "auto_find_batch_size"):
             if getattr(self, name):
                 raise ValueError(f"--{name} has no effect here: leave it out")
+        if self.deepspeed:
+            raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
+        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+        if not self.num_train_epochs > 0:
+            raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
+        if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
+            self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
+        _check_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()  # a log file wants no progress bar
         if self.bf16 is None:
             self.bf16 = (
                 torch.cuda.is_available()
@@ -186,8 +199,7 @@ class RunArguments(TrainingArguments):
             )
         # Placeholders that the parent class can work with, until the block length is known.
         self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
-        self.per_device_train_batch_size = self.per_device_train_batch_size or 1
-        self.gradient_accumulation_steps = self.gradient_accumulation_steps or 1
+        self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         super().__post_init__()  # type: ignore[no-untyped-call]
 
     def set_batch(self, max_length: int) -> None:
@@ -204,6 +216,15 @@ class RunArguments(TrainingArguments):
             f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
             f"accumulation steps x {max_length} tokens"
         )
+
+
+def _check_json(option: str, value: object) -> None:
+    try:
+        mapping = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"--{option} {value} is not JSON: {error}") from error
+    if mapping is not None and not isinstance(mapping, dict):
+        raise ValueError(f"--{option} {value} must be a JSON object")
 
 
 def split_global_batch(
@@ -225,8 +246,15 @@ def split_global_batch(
     >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
     (16, 64)
     """
+    for option, value in (
+        ("global_batch_tokens", global_batch_tokens),
+        ("per_device_train_batch_size", batch_size),
+        ("gradient_accumulation_steps", accumulation),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"--{option} must be at least 1, got {value}")
     sequences, rest = divmod(global_batch_tokens, max_length)
-    if rest or not sequences:
+    if rest:
         raise ValueError(
             f"--global_batch_tokens {global_batch_tokens} is not a multiple of --max_length "
             f"{max_length}: {global_batch_tokens} / {max_length} = "
@@ -252,11 +280,15 @@ def split_global_batch(
 Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
 
 
-class _Parser(HfArgumentParser):
+class _OneLineErrors(argparse.ArgumentParser):
     """Argparse whose errors are one line: the usage of TrainingArguments fills screens."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
+
+
+class _Parser(_OneLineErrors, HfArgumentParser):
+    pass
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -273,14 +305,17 @@ def parse(argv: Sequence[str]) -> Arguments:
         description="Train a student with the token losses of a teacher (arXiv 2503.19123).",
     )
     parser.add_argument("--config", help="YAML file of options; flags override it.")
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = _OneLineErrors(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     config = first.parse_known_args(argv)[0].config
     values = vars(parser.parse_args([*(_read_recipe(config) if config else ()), *argv]))
     del values["config"]
     if not values["output_dir"]:
         values["output_dir"] = _default_output_dir(values)
-    model, data, guidance, run = parser.parse_dict(values)
+    try:
+        model, data, guidance, run = parser.parse_dict(values)
+    except (OSError, ImportError) as error:  # a file or package that an option needs
+        raise ValueError(" ".join(str(error).split())) from error
     _check_together(model, data, guidance, run)
     run.set_batch(data.max_length)
     return model, data, guidance, run
@@ -295,15 +330,14 @@ def _read_recipe(path: str) -> list[str]:
         raise ValueError(f"--config {path} cannot be read: {reason}") from error
     if not isinstance(recipe, dict):
         raise ValueError(f"--config {path} must be a mapping of options to values")
+    if "config" in recipe:
+        raise ValueError(f"--config {path} names another config: give one recipe")
     flags: list[str] = []
     for name, value in recipe.items():
-        if value is None:
-            continue
-        flags.append(f"--{name}")
         if isinstance(value, list):
-            flags += map(str, value)
-        else:
-            flags.append(json.dumps(value) if isinstance(value, dict) else str(value))
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags
 
 

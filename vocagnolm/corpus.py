@@ -6,6 +6,7 @@ tokenizer.
 
 from __future__ import annotations
 
+import glob
 import logging
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from datasets.exceptions import DatasetsError
 TEXT = "text"
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+# What `datasets` raises on bad data; StopIteration on a file without documents.
+_LIBRARY_ERRORS = (DatasetsError, OSError, ValueError, TypeError, StopIteration)
 
 
 def load_corpus(
@@ -24,6 +27,7 @@ def load_corpus(
     text_column: str = TEXT,
     config_name: str | None = None,
     limit: int | None = None,
+    option: str = "--dataset",
 ) -> datasets.Dataset:
     """Load the documents of `dataset` in a stable order.
 
@@ -35,6 +39,7 @@ def load_corpus(
         text_column: the column that holds the text.
         config_name: configuration of a hub dataset.
         limit: read only about the first so many documents of a hub dataset.
+        option: the option that named `dataset`, for errors.
 
     Returns:
         A dataset whose only column is `text`. Values are not checked here: a document that is
@@ -47,18 +52,10 @@ def load_corpus(
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors come back as one line
     path = Path(dataset).expanduser()
     if path.exists():
-        corpus = _load_local(path, split)
-    elif path.is_absolute() or dataset.startswith((".", "~")) or _format(path) is not None:
-        raise ValueError(f"--dataset {dataset}: no such file or directory")
-    else:
-        corpus = _load_hub(dataset, config_name, split, limit)
-    if text_column not in corpus.column_names:
-        raise ValueError(
-            f"--text_column {text_column!r} is not a column of {dataset}; "
-            f"its columns are {', '.join(corpus.column_names)}"
-        )
-    corpus = corpus.select_columns([text_column])
-    return corpus if text_column == TEXT else corpus.rename_column(text_column, TEXT)
+        return _load_local(path, split, text_column, option)
+    if path.is_absolute() or dataset.startswith((".", "~")) or _format(path) is not None:
+        raise ValueError(f"{option} {dataset}: no such file or directory")
+    return _load_hub(dataset, config_name, split, text_column, limit, option)
 
 
 def _format(path: Path) -> str | None:
@@ -68,41 +65,76 @@ def _format(path: Path) -> str | None:
     return _BUILDERS.get(suffixes[-1]) if suffixes else None
 
 
-def _load_local(path: Path, split: str) -> datasets.Dataset:
+def _load_local(path: Path, split: str, text_column: str, option: str) -> datasets.Dataset:
     if split != "train":
         raise ValueError(
             f"--dataset_split {split}: local files have only the split train, "
-            "give the files of one split to --dataset"
+            f"give the files of one split to {option}"
         )
-    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if _format(p))
-    known = ", ".join(_BUILDERS)
-    if not files or not _format(files[0]):
-        raise ValueError(f"--dataset {path}: expected files ending in {known} (also compressed)")
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    files = [file for file in files if _format(file)]
+    if not files:
+        known = ", ".join(_BUILDERS)
+        raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
     formats = sorted({_format(file) or "" for file in files})
     if len(formats) > 1:
         raise ValueError(
-            f"--dataset {path}: holds several formats ({', '.join(formats)}); "
+            f"{option} {path}: holds several formats ({', '.join(formats)}); "
             "give a directory with one of them"
         )
     options = {"sample_by": "document"} if formats == ["text"] else {}
-    return _load(str(path), formats[0], data_files=[str(file) for file in files], **options)
+    # One by one, since their other columns may differ; escaped, since file names count as patterns.
+    corpora = []
+    for file in files:
+        shown = f"{option} {file}"
+        name = glob.escape(str(file))
+        corpus = _load(formats[0], shown, "train", data_files=[name], **options)
+        corpora.append(_only_text(corpus, text_column, str(file)))
+    try:
+        return datasets.concatenate_datasets(corpora)
+    except ValueError as error:
+        types = {
+            str(corpus.features[TEXT]): file for corpus, file in zip(corpora, files, strict=True)
+        }
+        shown = ", ".join(f"{kind} in {file.name}" for kind, file in types.items())
+        raise ValueError(
+            f"{option} {path}: column {text_column!r} has several types ({shown}): "
+            "make it text everywhere"
+        ) from error
 
 
 def _load_hub(
-    name: str, config_name: str | None, split: str, limit: int | None
+    name: str,
+    config_name: str | None,
+    split: str,
+    text_column: str,
+    limit: int | None,
+    option: str,
 ) -> datasets.Dataset:
-    shown = f"{name} (no file or directory here, so a hub dataset)"
+    shown = f"{option} {name} (no file or directory here, so a hub dataset)"
     if limit is None:
-        return _load(shown, name, name=config_name, split=split)
+        return _only_text(_load(name, shown, split, name=config_name), text_column, name)
     # A look at a corpus of terabytes must not download it.
-    stream = _load(shown, name, name=config_name, split=split, streaming=True)
-    return datasets.Dataset.from_list(list(stream.take(limit)))
+    stream = _load(name, shown, split, name=config_name, streaming=True)
+    return _only_text(datasets.Dataset.from_list(list(stream.take(limit))), text_column, name)
 
 
-def _load(shown: str, builder: str, split: str = "train", **options: object) -> datasets.Dataset:
+def _load(builder: str, shown: str, split: str, **options: object) -> datasets.Dataset:
     try:
         return datasets.load_dataset(builder, split=split, **options)
-    except (DatasetsError, OSError, ValueError) as error:
+    except _LIBRARY_ERRORS as error:
         # The library wraps what went wrong; its cause is what helps the user.
-        reason = str(error.__cause__ or error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"--dataset {shown} cannot be read: {reason[0]}") from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        if not reason or "corresponds to no data" in reason:
+            reason = "it holds no documents"
+        raise ValueError(f"{shown} cannot be read: {reason}") from error
+
+
+def _only_text(corpus: datasets.Dataset, text_column: str, shown: str) -> datasets.Dataset:
+    if text_column not in corpus.column_names:
+        raise ValueError(
+            f"--text_column {text_column!r} is not a column of {shown}; "
+            f"its columns are {', '.join(corpus.column_names)}"
+        )
+    corpus = corpus.select_columns([text_column])
+    return corpus if text_column == TEXT else corpus.rename_column(text_column, TEXT)

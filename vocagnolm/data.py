@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,14 +17,14 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.alignment import align_spans
+from vocagnolm.alignment import UNMAPPED, align_spans
 from vocagnolm.corpus import TEXT
 from vocagnolm.spans import Encoding, encode_batch, start_id
 
 FORMAT = 1  # raise when the columns or the segmentation change: old caches must not be read
-UNMAPPED = -1
 _FILL = 0.95  # aim below the limit: parts of one text are not equally dense in tokens
 _SEPARATORS = ("\n\n", "\n", " ")
 _FEATURES = datasets.Features(
@@ -106,7 +107,7 @@ class Segments:
         """Hold out a share of the documents: (the rest, the held-out ones)."""
         documents = self.rows.with_format("numpy")["document"][:]
         numbers = np.unique(documents)
-        count = math.ceil(fraction * len(numbers))
+        count = math.ceil(round(fraction * len(numbers), 6))  # 7 % of 100 are 7, not 8
         held_out = np.random.default_rng(seed).permutation(numbers)[:count]
         is_held_out = np.isin(documents, held_out)
         rest, held = (
@@ -148,8 +149,13 @@ def align_corpus(
         teacher: how the teacher reads, or None for a run without one; then no token is mapped.
         num_proc: processes to share the work.
     """
+    if not len(corpus):  # map would return it as it is
+        return Segments(datasets.Dataset.from_dict({c: [] for c in _FEATURES}, _FEATURES), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{FORMAT}|{corpus._fingerprint}|{readers}"
+    if corpus.features[TEXT] == datasets.Value("string"):
+        # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
+        corpus = corpus.with_format("arrow")
     rows = corpus.map(
         _align_batch,
         with_indices=True,
@@ -161,7 +167,7 @@ def align_corpus(
         fn_kwargs={"student": student, "teacher": teacher},
         new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
         desc="Aligning documents",
-    )
+    ).with_format(None)
     reasons = rows.data.column("skipped")
     kept = np.flatnonzero(pc.is_null(reasons).to_numpy(zero_copy_only=False))
     if len(kept) == len(rows):
@@ -183,11 +189,11 @@ class _Piece:
 
 
 def _align_batch(
-    batch: dict[str, list[Any]], indices: list[int], student: Reader, teacher: Reader | None
+    batch: Mapping[str, Any], indices: list[int], student: Reader, teacher: Reader | None
 ) -> dict[str, list[Any]]:
     skipped: dict[int, str] = {}
     pieces: list[_Piece] = []
-    for index, text in zip(indices, batch[TEXT], strict=True):
+    for index, text in zip(indices, _values(batch[TEXT]), strict=True):
         if reason := _unusable(text):
             skipped[index] = reason
         else:
@@ -211,7 +217,26 @@ def _align_batch(
     return {name: [row.get(name) for row in rows] for name in _FEATURES}
 
 
+def _values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
+    """The values of a column; bytes where they should be text and are not valid UTF-8."""
+    if isinstance(column, list):
+        return column
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_decode(value) for value in column.cast(pa.binary()).to_pylist()]
+
+
+def _decode(value: bytes | None) -> str | bytes | None:
+    try:
+        return value if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
 def _unusable(text: Any) -> str | None:
+    if isinstance(text, bytes):
+        return "not valid UTF-8"
     if not isinstance(text, str):
         return f"not text but {type(text).__name__}"
     if not text or text.isspace():

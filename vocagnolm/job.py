@@ -101,13 +101,22 @@ def load_blocks(
     """Pack the segments to train on, and those to evaluate on if there are any."""
     held_out = None
     if data.eval_dataset:
-        corpus = load_corpus(data.eval_dataset, text_column=data.text_column)
         with run.main_process_first(desc="aligning the evaluation documents"):
-            held_out = align_corpus(corpus, pair.student_reader, pair.teacher_reader)
+            corpus = load_corpus(
+                data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
+            )
+            held_out = align_corpus(
+                corpus, pair.student_reader, pair.teacher_reader, num_proc=data.num_proc
+            )
         if not len(held_out.rows):
             raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
     elif data.eval_fraction:
         segments, held_out = segments.split(data.eval_fraction, run.data_seed or run.seed)
+        if not len(segments.rows):
+            raise ValueError(
+                f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to "
+                "train on: lower it"
+            )
     blocks = Blocks(segments.rows, data.max_length, pair.teacher_row)
     eval_blocks = (
         Blocks(held_out.rows, data.max_length, pair.teacher_row) if held_out is not None else None

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 Role = Literal["student", "teacher"]
 _OPTIMIZER_BYTES = 16  # per parameter: float32 weight, gradient, and AdamW's two moments
@@ -43,6 +49,12 @@ class ModelSource:
             config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options())
         except (OSError, ValueError, KeyError) as error:
             raise self._unreadable(error) from error
+        is_remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not is_remote:
+            raise ValueError(
+                f"--{self.role} {self.name} is a {config.model_type} model, which is no causal "
+                "language model: give one that predicts the next token"
+            )
         return config
 
     def load(self, dtype: torch.dtype) -> PreTrainedModel:
@@ -54,19 +66,26 @@ class ModelSource:
         Raises:
             ValueError: it cannot be read, or weights are missing from the checkpoint.
         """
+        logging.getLogger("transformers.modeling_utils").addFilter(_is_no_load_report)
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                self.name, dtype=dtype, output_loading_info=True, **self._options()
+                self.name,
+                dtype=dtype,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are refused below, by name
+                **self._options(),
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise self._unreadable(error) from error
         model: PreTrainedModel = loaded[0]
         report: dict[str, Any] = loaded[1]
-        absent = sorted(report["missing_keys"]) + sorted(map(str, report["mismatched_keys"]))
+        absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
         if absent:
+            shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
             raise ValueError(
-                f"--{self.role} {self.name}: the checkpoint lacks {len(absent)} weights of "
-                f"{type(model).__name__} ({', '.join(absent[:3])}, ...): they would be random"
+                f"--{self.role} {self.name}: {len(absent)} weights of {type(model).__name__} are "
+                f"not in the checkpoint, or have another shape there ({shown}): they would be "
+                "random; use the complete checkpoint"
             )
         return model
 
@@ -74,6 +93,11 @@ class ModelSource:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[0] if lines else type(error).__name__
         return ValueError(f"--{self.role} {self.name} cannot be loaded: {why}")
+
+
+def _is_no_load_report(record: logging.LogRecord) -> bool:
+    """Keeps out the table of missing weights, which `load` says in one line."""
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def context_length(config: PreTrainedConfig) -> int:
@@ -103,13 +127,6 @@ def check_vocabulary(config: PreTrainedConfig, tokenizer: Any, role: Role) -> No
         )
 
 
-def same_source(student: str, teacher: str) -> bool:
-    """Whether two names mean one model."""
-    if Path(student).exists() and Path(teacher).exists():
-        return Path(student).resolve() == Path(teacher).resolve()
-    return student == teacher
-
-
 def check_distinct(
     student: PreTrainedModel,
     teacher: PreTrainedModel,
@@ -122,7 +139,8 @@ def check_distinct(
     ours, theirs = (model.get_input_embeddings().weight.data for model in (student, teacher))
     assert isinstance(ours, torch.Tensor)
     assert isinstance(theirs, torch.Tensor)
-    if ours.shape == theirs.shape and torch.equal(ours, theirs.to(ours.device, ours.dtype)):
+    # The teacher may have been loaded in a narrower dtype.
+    if ours.shape == theirs.shape and torch.equal(ours.to(theirs.device, theirs.dtype), theirs):
         raise ValueError(
             f"the student {student.name_or_path} and the teacher {teacher.name_or_path} are the "
             "same model, but their tokenizers differ: ids would mean other tokens to one; give "

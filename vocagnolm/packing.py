@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
+from vocagnolm.alignment import UNMAPPED
 from vocagnolm.token_loss import IGNORED_LABEL
 
-UNMAPPED = -1
 IntArray = npt.NDArray[np.int64]
 
 

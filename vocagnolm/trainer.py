@@ -11,8 +11,10 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -82,6 +84,7 @@ class VocAgnoTrainer(Trainer):
                 "model and teacher are one object, and freezing the teacher would freeze the "
                 "student; pass copy.deepcopy(model)"
             )
+        _keep_losses_float32(self.accelerator)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         if self.args.n_gpu > 1:
             raise ValueError(
@@ -102,11 +105,13 @@ class VocAgnoTrainer(Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[dict[str, Any]], Tensor]:
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
         """Fetch the micro-batches of an optimizer step and count its divisor, over all processes.
 
         Both divisors follow from labels and ranges alone, so they are known before any forward.
         """
+        if self.state.global_step >= self.state.max_steps:
+            return [], None  # a run resumed at its end; Trainer alone would take one more step
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         count = torch.tensor(sum(map(self._divisor_count, batches)), device=device)
         return batches, self.accelerator.reduce(count, "sum")
@@ -261,6 +266,19 @@ class VocAgnoTrainer(Trainer):
         if not os.path.isdir(path):
             self._save_checkpoint(self.model, trial=None)
         return path
+
+
+def _keep_losses_float32(accelerator: Accelerator) -> None:
+    """Undo two defaults of Accelerate's FSDP2 under mixed precision.
+
+    It casts what the student's forward returns, here losses that are to be ranked, and reduces
+    gradients in the parameters' bfloat16 or float16.
+    """
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy:
+        plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=plugin.mixed_precision_policy.param_dtype, reduce_dtype=torch.float32
+        )
 
 
 def _mean_token_loss(rows: EvalPrediction) -> dict[str, float]:

@@ -1,0 +1,165 @@
+"""The arrows between modules, what a light import loads, and the proportions of the code."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "vocagnolm"
+SCRIPTS = ("train", "evaluate_math")
+MAX_FUNCTION_LINES, MAX_FILE_LINES = 60, 400
+
+# What each module may import of the package; a subpackage is one module. Everything else is wrong.
+ALLOWED = {
+    "spans": set(),
+    "alignment": {"spans"},
+    "corpus": set(),
+    "data": {"alignment", "corpus", "spans"},
+    "token_loss": set(),
+    "guidance": set(),
+    "distillation": {"guidance", "token_loss"},
+    "packing": {"token_loss"},
+    "teacher": {"store", "token_loss"},
+    "store": {"alignment", "data", "spans", "token_loss"},
+    "metrics": {"token_loss"},
+    "callbacks": {"metrics", "token_loss", "trainer"},  # the trainer as a type only
+    "trainer": {
+        *("callbacks", "distillation", "guidance", "metrics", "packing", "teacher", "token_loss"),
+    },
+    "checkpoints": set(),
+    "model_card": set(),
+    "models": set(),
+    "config": {"checkpoints", "guidance"},
+    "plan": {"alignment", "data", "packing", "spans"},
+    "evaluation": {"evaluation"},
+}
+READERS_OF_CONFIG = {"job", "cli", *SCRIPTS}
+TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data"}
+TRAINING_SIDE = {"trainer", "callbacks", "metrics", "guidance", "teacher", "packing", "job"}
+
+
+def module_name(path: Path) -> str:
+    """`spans` of vocagnolm/spans.py; `evaluation` of whatever lies in vocagnolm/evaluation."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("vocagnolm.")}
+
+
+def runtime_tree(path: Path) -> ast.AST:
+    """The code of a file without its `if TYPE_CHECKING:` blocks."""
+
+    class Remover(ast.NodeTransformer):
+        def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
+            if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+                return node.orelse
+            return node
+
+    return Remover().visit(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def files() -> dict[Path, str]:
+    found = {path: module_name(path) for path in sorted(PACKAGE.rglob("*.py"))}
+    found |= {path: name for name in SCRIPTS if (path := ROOT / f"{name}.py").exists()}
+    return {path: name for path, name in found.items() if name != "__init__"}
+
+
+def graph(*, runtime: bool) -> dict[str, set[str]]:
+    edges: dict[str, set[str]] = {}
+    for path, name in files().items():
+        tree = runtime_tree(path) if runtime else ast.parse(path.read_text(encoding="utf-8"))
+        edges.setdefault(name, set()).update(imported_modules(tree))
+    return edges
+
+
+def reachable(edges: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    todo = [start]
+    while todo:
+        new = edges.get(todo.pop(), set()) - seen
+        seen |= new
+        todo += new
+    return seen
+
+
+def test_import_parser_sees_every_form_when_modules_are_imported() -> None:
+    source = (
+        "import vocagnolm.spans as s\nfrom vocagnolm import data, job\n"
+        "def f():\n    from vocagnolm.evaluation.answers import x\nimport torch.nn\n"
+    )
+    assert imported_modules(ast.parse(source)) == {"spans", "data", "job", "evaluation"}
+
+
+@pytest.mark.parametrize("name", sorted(graph(runtime=False)))
+def test_module_imports_only_what_it_may_when_parsed(name: str) -> None:
+    found = graph(runtime=False)[name]
+    assert found <= ALLOWED.get(name, found), f"{name}: {sorted(found - ALLOWED.get(name, found))}"
+    assert "config" not in found or name in READERS_OF_CONFIG
+
+
+def test_modules_import_each_other_in_one_direction_when_run() -> None:
+    edges = graph(runtime=True)
+    edges = {name: found - {name} for name, found in edges.items()}  # inside a subpackage
+    try:
+        order = list(TopologicalSorter(edges).static_order())
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' -> '.join(error.args[1])}")
+    assert order.index("spans") < order.index("alignment") < order.index("data")
+
+
+@pytest.mark.parametrize("name", ["trainer", "token_loss", "guidance", "packing", "models"])
+def test_module_knows_no_tokenizer_when_it_is_on_the_tensor_side(name: str) -> None:
+    assert not reachable(graph(runtime=False), name) & TOKENIZER_SIDE
+
+
+@pytest.mark.parametrize("name", ["spans", "alignment", "corpus", "data"])
+def test_module_knows_no_model_when_it_is_on_the_text_side(name: str) -> None:
+    assert reachable(graph(runtime=False), name) <= TOKENIZER_SIDE
+
+
+def test_evaluation_and_training_never_meet_when_imports_are_followed() -> None:
+    edges = graph(runtime=False)
+    assert not reachable(edges, "evaluation") & (TRAINING_SIDE | TOKENIZER_SIDE)
+    for name in TRAINING_SIDE | {"train"}:
+        assert "evaluation" not in reachable(edges, name)
+
+
+@pytest.mark.parametrize("module", ["spans", "alignment"])
+def test_module_loads_no_torch_when_imported(module: str) -> None:
+    code = (
+        f"import sys, vocagnolm.{module}; "
+        "print([m for m in ('torch', 'transformers', 'datasets') if m in sys.modules])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert output.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
+def test_code_keeps_its_proportions_when_measured(path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    assert source.count("\n") <= MAX_FILE_LINES
+    long = {
+        f"{node.name}: {length} lines"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno is not None
+        and (length := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    }
+    assert long == set()

@@ -1,0 +1,424 @@
+"""What a user can set: the defaults, the batch arithmetic, recipes, and every refusal."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers.trainer_utils import IntervalStrategy
+
+import vocagnolm.config
+from vocagnolm.config import Arguments, parse, split_global_batch
+from vocagnolm.guidance import Guidance
+
+ROOT = Path(__file__).resolve().parents[1]
+CPU = ("--use_cpu", "True")
+TEACHER = ("--teacher", "some/teacher", *CPU)
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+ACCELERATE_CONFIGS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
+
+
+def error_of(*argv: str) -> str:
+    with pytest.raises(ValueError, match=r"\S") as caught:
+        parse(argv)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def recipe(tmp_path: Path, content: str) -> tuple[str, str]:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    return "--config", str(path)
+
+
+def test_config_doctests_run_when_read() -> None:
+    results = doctest.testmod(vocagnolm.config)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+# Defaults
+
+
+@pytest.fixture(scope="module")
+def defaults() -> Arguments:
+    return parse(TEACHER)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        (0, "student", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
+        (0, "teacher_dtype", "auto"),
+        (0, "trust_remote_code", False),
+        (1, "dataset", "open-web-math/open-web-math"),
+        (1, "dataset_split", "train"),
+        (1, "text_column", "text"),
+        (1, "max_length", 2048),
+        (1, "eval_fraction", 0.0),
+        (1, "attend_across_documents", False),
+        (2, "method", "vocagnolm"),
+        (2, "top_k", 0.4),
+        (2, "aggregation", "max"),
+        (2, "unmapped", "include"),
+        (2, "selection_scope", "sequence"),
+        (2, "loss_divisor", "all"),
+        (3, "global_batch_tokens", 2 * 1024 * 1024),
+        (3, "learning_rate", 8e-5),
+        (3, "lr_scheduler_type", "cosine_with_min_lr"),
+        (3, "lr_scheduler_kwargs", {"min_lr_rate": 0.1}),
+        (3, "adam_beta1", 0.9),
+        (3, "adam_beta2", 0.95),
+        (3, "weight_decay", 0.1),
+        (3, "max_grad_norm", 1.0),
+        (3, "num_train_epochs", 1.0),
+        (3, "max_steps", -1),
+        (3, "remove_unused_columns", False),
+        (3, "logging_nan_inf_filter", False),
+        (3, "resume_from_checkpoint", "auto"),
+        (3, "dry_run", False),
+        (3, "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
+    ],
+)
+def test_parse_gives_the_papers_settings_when_only_a_teacher_is_named(
+    defaults: Arguments, part: int, name: str, value: Any
+) -> None:
+    assert getattr(defaults[part], name) == value
+
+
+def test_parse_decays_to_a_tenth_when_the_schedule_is_the_default(defaults: Arguments) -> None:
+    run = defaults[3]
+    assert isinstance(run.lr_scheduler_kwargs, dict)
+    assert run.learning_rate * run.lr_scheduler_kwargs["min_lr_rate"] == pytest.approx(8e-6)
+
+
+def test_parse_leaves_out_the_minimum_when_another_schedule_is_chosen() -> None:
+    run = parse((*TEACHER, "--lr_scheduler_type", "linear"))[3]
+    assert not run.lr_scheduler_kwargs
+    given = parse((*TEACHER, "--lr_scheduler_kwargs", '{"min_lr": 1e-6}'))[3]
+    assert given.lr_scheduler_kwargs == {"min_lr": 1e-6}
+
+
+def test_guidance_is_the_trainers_default_when_nothing_is_given(defaults: Arguments) -> None:
+    assert defaults[2].guidance() == Guidance()
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_parse_computes_in_bfloat16_when_the_gpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, has_bf16: bool
+) -> None:
+    assert parse(TEACHER)[3].bf16 is False  # --use_cpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
+    argument_class = vocagnolm.config.RunArguments
+    monkeypatch.setattr(argument_class.__mro__[1], "__post_init__", lambda self: None)
+    assert argument_class().bf16 is has_bf16
+    assert argument_class(use_cpu=True).bf16 is False
+    assert argument_class(fp16=True).bf16 is False
+    assert argument_class(bf16=False).bf16 is False
+
+
+# The batch
+
+
+@pytest.mark.parametrize("world_size", range(1, 65))
+@pytest.mark.parametrize("given", [(None, None), (2, None), (None, 4), (1, 16), (8, 1024)])
+def test_split_global_batch_multiplies_out_or_shows_the_arithmetic_when_split(
+    world_size: int, given: tuple[int | None, int | None]
+) -> None:
+    tokens, length, sequences = 2**21, 2048, 1024
+    fixed = world_size * (given[0] or 1) * (given[1] or 1)
+    possible = fixed == sequences if None not in given else sequences % fixed == 0
+    if possible:
+        batch_size, accumulation = split_global_batch(tokens, length, world_size, *given)
+        assert world_size * batch_size * accumulation * length == tokens
+        assert given[0] in (None, batch_size)
+        assert given[1] in (None, accumulation)
+        if given == (None, None):
+            assert batch_size == min(8, sequences // world_size)
+        return
+    with pytest.raises(ValueError, match="processes x") as caught:
+        split_global_batch(tokens, length, world_size, *given)
+    found = re.match(
+        r"(\d+) processes x (\d+) sequences x (\d+) accumulation steps x 2048 tokens = "
+        r"([\d,]+) tokens, not --global_batch_tokens 2,097,152 \(1024 sequences\): change",
+        str(caught.value),
+    )
+    assert found
+    processes, per_device, steps, product = (int(n.replace(",", "")) for n in found.groups())
+    assert processes == world_size
+    assert processes * per_device * steps * 2048 == product != tokens
+
+
+@pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
+def test_split_global_batch_takes_the_largest_divisor_up_to_8_when_it_may_choose(
+    per_device: int, expected: int
+) -> None:
+    assert split_global_batch(per_device * 3 * 10, 10, 3) == (expected, per_device // expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("--global_batch_tokens", "5000"),
+            "--global_batch_tokens 5000 is not a multiple of --max_length 2048: "
+            "5000 / 2048 = 2.44 sequences",
+        ),
+        (
+            ("--global_batch_tokens", "1024"),
+            "--global_batch_tokens 1024 is not a multiple of --max_length 2048: "
+            "1024 / 2048 = 0.50 sequences",
+        ),
+        (("--global_batch_tokens", "0"), "--global_batch_tokens must be at least 1, got 0"),
+        (("--global_batch_tokens", "-4096"), "--global_batch_tokens must be at least 1, got -4096"),
+        (
+            ("--per_device_train_batch_size", "0"),
+            "--per_device_train_batch_size must be at least 1, got 0",
+        ),
+        (
+            ("--per_device_train_batch_size", "-2", "--gradient_accumulation_steps", "-2"),
+            "--per_device_train_batch_size must be at least 1, got -2",
+        ),
+        (
+            ("--gradient_accumulation_steps", "0"),
+            "--gradient_accumulation_steps must be at least 1, got 0",
+        ),
+    ],
+)
+def test_parse_refuses_when_the_batch_is_impossible(argv: tuple[str, ...], message: str) -> None:
+    assert error_of(*TEACHER, *argv) == message
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 32])
+def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
+    monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    run = parse(TEACHER)[3]
+    monkeypatch.setattr(type(run), "world_size", property(lambda self: world_size))
+    run.set_batch(2048)
+    assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, 8)
+    assert run.gradient_accumulation_steps == 128 // world_size
+    assert run.batch_arithmetic(2048) == (
+        f"2,097,152 tokens = {world_size} processes x 8 sequences x {128 // world_size} "
+        "accumulation steps x 2048 tokens"
+    )
+
+
+# Recipes
+
+
+def test_parse_takes_the_recipe_and_then_the_flags_when_both_are_given(tmp_path: Path) -> None:
+    config = recipe(
+        tmp_path,
+        "teacher: from/recipe\nlearning_rate: 3e-4\nmax_length: 64\nglobal_batch_tokens: 256\n"
+        "lr_scheduler_kwargs: {min_lr_rate: 0.5}\nuse_cpu: true\nreport_to: [none]\n"
+        "seed: null\nattend_across_documents: false\noutput_dir: --odd\n",
+    )
+    model, data, _, run = parse((*config, "--learning_rate", "1e-3", "--max_length=128"))
+    assert model.teacher == "from/recipe"
+    assert (run.learning_rate, data.max_length, run.global_batch_tokens) == (1e-3, 128, 256)
+    assert run.lr_scheduler_kwargs == {"min_lr_rate": 0.5}
+    assert (run.seed, run.report_to, run.output_dir) == (42, [], "--odd")
+    assert data.attend_across_documents is False
+    # Where --config stands does not matter.
+    assert parse(("--learning_rate", "1e-3", *config))[3].learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "must be a mapping of options to values"),
+        ("- a\n", "must be a mapping of options to values"),
+        ("a: [\n", "cannot be read: while parsing a flow node"),
+        ("config: other.yaml\n", "names another config: give one recipe"),
+    ],
+)
+def test_parse_names_the_recipe_when_it_cannot_be_used(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    option, path = recipe(tmp_path, content)
+    assert error_of(option, path, *TEACHER).startswith(f"{option} {path} {message}")
+
+
+def test_parse_names_the_recipe_when_there_is_none(tmp_path: Path) -> None:
+    assert error_of("--config", str(tmp_path / "no.yaml")).startswith(
+        f"--config {tmp_path / 'no.yaml'} cannot be read: [Errno 2] No such file"
+    )
+    assert "Is a directory" in error_of("--config", str(tmp_path))
+    (tmp_path / "bytes.yaml").write_bytes(b"a: \xff\xfe")
+    assert "codec can't decode" in error_of("--config", str(tmp_path / "bytes.yaml"))
+    assert error_of("--config") == "argument --config: expected one argument"
+
+
+def test_parse_checks_the_values_of_a_recipe_when_they_are_wrong(tmp_path: Path) -> None:
+    assert error_of(*recipe(tmp_path, "top_k: 1.4\n"), *TEACHER) == (
+        "--top_k must be in (0, 1], got 1.4"
+    )
+    assert error_of(*recipe(tmp_path, "learnig_rate: 1\n"), *TEACHER) == (
+        "unrecognized arguments: --learnig_rate=1"
+    )
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_parse_accepts_when_the_recipe_is_ours(path: Path) -> None:
+    names = yaml.safe_load(path.read_text())
+    argv = ["--config", str(path), *CPU]
+    if names.get("method", "vocagnolm") == "vocagnolm" and "teacher" not in names:
+        argv += ["--teacher", "t"]
+    parts = parse(argv)
+    for name, value in names.items():
+        part = next(part for part in parts if hasattr(part, name))
+        found = getattr(part, name)
+        if name not in ("report_to", "use_cpu"):
+            assert json.loads(json.dumps(found)) == value, name
+
+
+@pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)
+def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
+    assert path.read_text().startswith("#")  # the hardware
+    config = load_config_from_file(str(path))
+    assert config.num_processes >= 1
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "--teacher is required: name the causal LM that guides the student"),
+        (("--teacher",), "argument --teacher: expected one argument"),
+        ((*TEACHER, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),
+        ((*TEACHER, "--top_k", "0"), "--top_k must be in (0, 1], got 0.0"),
+        ((*TEACHER, "--top_k", "nan"), "--top_k must be in (0, 1], got nan"),
+        ((*TEACHER, "--top_k", "x"), "argument --top_k/--top-k: invalid float value: 'x'"),
+        ((*TEACHER, "--max_length", "3"), "--max_length must be at least 4, got 3"),
+        ((*TEACHER, "--eval_fraction", "1"), "--eval_fraction must be in [0, 1), got 1.0"),
+        ((*TEACHER, "--eval_fraction", "-0.1"), "--eval_fraction must be in [0, 1), got -0.1"),
+        ((*TEACHER, "--eval_fraction", "nan"), "--eval_fraction must be in [0, 1), got nan"),
+        (
+            (*TEACHER, "--eval_fraction", "0.1", "--eval_dataset", "d"),
+            "--eval_dataset and --eval_fraction exclude each other: give one",
+        ),
+        (
+            (*TEACHER, "--eval_strategy", "steps", "--eval_steps", "5"),
+            "--eval_strategy needs --eval_fraction or --eval_dataset",
+        ),
+        ((*TEACHER, "--num_proc", "0"), "--num_proc must be at least 1, got 0"),
+        ((*TEACHER, "--learning_rate", "-1"), "--learning_rate must not be negative, got -1.0"),
+        ((*TEACHER, "--weight_decay", "nan"), "--weight_decay must not be negative, got nan"),
+        ((*TEACHER, "--num_train_epochs", "0"), "--num_train_epochs must be positive, got 0.0"),
+        (
+            (*TEACHER, "--label_smoothing_factor", "0.1"),
+            "--label_smoothing_factor has no effect here: leave it out",
+        ),
+        (
+            (*TEACHER, "--auto_find_batch_size", "True"),
+            "--auto_find_batch_size has no effect here: leave it out",
+        ),
+        (
+            (*TEACHER, "--deepspeed", "zero3.json"),
+            "--deepspeed is not supported: shard with FSDP2 (accelerate_configs)",
+        ),
+        (
+            (*TEACHER, "--lr_scheduler_kwargs", "[1]"),
+            "--lr_scheduler_kwargs [1] must be a JSON object",
+        ),
+        ((*TEACHER, "--topk", "0.4"), "unrecognized arguments: --topk 0.4"),
+        ((*TEACHER, "--top", "0.4"), "unrecognized arguments: --top 0.4"),  # no abbreviations
+        ((*TEACHER, "stray"), "unrecognized arguments: stray"),
+    ],
+)
+def test_parse_refuses_in_one_line_when_an_argument_is_wrong(
+    argv: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*argv) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (("--method", "foo"), "argument --method: invalid choice: 'foo'"),
+        (("--aggregation", "min"), "argument --aggregation: invalid choice: 'min'"),
+        (("--teacher_dtype", "int8"), "argument --teacher_dtype/--teacher-dtype: invalid choice"),
+        (("--lr_scheduler_kwargs", "{x"), "--lr_scheduler_kwargs {x is not JSON: Expecting"),
+        (("--lr_scheduler_type", "foo"), "foo is not a valid SchedulerType"),
+        (("--accelerator_config", "no.json"), "[Errno 2] No such file or directory: 'no.json'"),
+    ],
+)
+def test_parse_refuses_in_one_line_when_transformers_does(
+    argv: tuple[str, ...], start: str
+) -> None:
+    assert error_of(*TEACHER, *argv).startswith(start)
+
+
+NO_EFFECT = {
+    "random": {"aggregation": "mean", "unmapped": "exclude"},
+    "cpt": {
+        "top_k": "0.5",
+        "aggregation": "mean",
+        "unmapped": "exclude",
+        "selection_scope": "batch",
+        "loss_divisor": "selected",
+    },
+}
+OF_THE_TEACHER = ("teacher", "teacher_tokenizer", "teacher_revision")
+
+
+@pytest.mark.parametrize("method", NO_EFFECT)
+@pytest.mark.parametrize(
+    "name", ["top_k", "aggregation", "unmapped", "selection_scope", "loss_divisor"]
+)
+def test_parse_refuses_an_option_when_the_method_ignores_it(method: str, name: str) -> None:
+    value = NO_EFFECT["cpt"][name]
+    argv = (*CPU, "--method", method, f"--{name}", value)
+    if name in NO_EFFECT[method]:
+        assert error_of(*argv) == f"--{name} has no effect with --method {method}: leave it out"
+    else:
+        assert str(getattr(parse(argv)[2], name)) == value
+
+
+@pytest.mark.parametrize("method", NO_EFFECT)
+@pytest.mark.parametrize("name", OF_THE_TEACHER)
+def test_parse_refuses_a_teacher_when_the_method_has_none(method: str, name: str) -> None:
+    message = f"--{name} has no effect with --method {method}: leave it out"
+    assert error_of(*CPU, "--method", method, f"--{name}", "x") == message
+
+
+# What follows from what is given
+
+
+@pytest.mark.parametrize(
+    ("argv", "output_dir"),
+    [
+        (("--teacher", "a/b", "--student", "c/d"), "runs/d__b"),
+        (("--teacher", "a/b/", "--student", "./c/d/"), "runs/d__b"),
+        (("--method", "cpt", "--student", "c/d"), "runs/d__cpt"),
+        (("--method", "random", "--student", "c/d"), "runs/d__random"),
+        (("--method", "cpt", "--output_dir", "here"), "here"),
+        (("--method", "cpt", "--student", "d", "--output_dir", ""), "runs/d__cpt"),
+    ],
+)
+def test_parse_names_the_output_after_the_models_when_it_is_not_given(
+    argv: tuple[str, ...], output_dir: str
+) -> None:
+    assert parse((*argv, *CPU))[3].output_dir == output_dir
+
+
+def test_parse_evaluates_when_there_is_something_to_evaluate_on() -> None:
+    assert parse(TEACHER)[3].eval_strategy == IntervalStrategy.NO
+    run = parse((*TEACHER, "--eval_fraction", "0.1", "--save_steps", "70"))[3]
+    assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
+    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_steps", "9"))[3]
+    assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 9)
+    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_strategy", "epoch"))[3]
+    assert run.eval_strategy == IntervalStrategy.EPOCH

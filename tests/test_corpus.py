@@ -1,0 +1,265 @@
+"""Reading documents: every local format, what a column may hold, and what is refused."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from vocagnolm.corpus import load_corpus
+
+TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+def json_lines(*rows: dict[str, Any]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def texts_of(path: Path, **options: Any) -> list[Any]:
+    corpus = load_corpus(str(path), **options)
+    assert corpus.column_names == ["text"]
+    return list(corpus["text"])
+
+
+def error_of(path: Path | str, **options: Any) -> str:
+    with pytest.raises(ValueError, match=r"--\w+") as caught:
+        load_corpus(str(path), **options)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+# Formats
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("kind", ["lines", "list"])
+def test_load_corpus_gives_texts_unchanged_when_json_is_compressed(
+    tmp_path: Path, kind: str, suffix: str
+) -> None:
+    rows = [{"text": text, "url": "u"} for text in TEXTS]
+    content = json_lines(*rows) if kind == "lines" else json.dumps(rows, indent=1).encode()
+    name = ("pages.jsonl" if kind == "lines" else "pages.json") + suffix
+    assert texts_of(write(tmp_path / name, COMPRESS[suffix](content))) == TEXTS
+
+
+def test_load_corpus_gives_texts_unchanged_when_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "pages.parquet"
+    datasets.Dataset.from_dict({"text": TEXTS, "n": [1, 2]}).to_parquet(str(path))
+    assert texts_of(path) == TEXTS
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_load_corpus_makes_one_document_of_a_file_when_txt(tmp_path: Path, suffix: str) -> None:
+    text = "A line.\n\nAnother paragraph.\n  "
+    assert texts_of(write(tmp_path / f"a.txt{suffix}", COMPRESS[suffix](text.encode()))) == [text]
+
+
+def test_load_corpus_keeps_the_order_of_sorted_paths_when_directories_are_nested(
+    tmp_path: Path,
+) -> None:
+    names = ("b/z.txt", "b/deep/er/a.txt", "a.txt", "c.txt", "a/y.txt", "B.txt")
+    for name in names:
+        write(tmp_path / name, name)
+    write(tmp_path / "README.md", "not a document")
+    expected = [str(p.relative_to(tmp_path)) for p in sorted(tmp_path / name for name in names)]
+    assert texts_of(tmp_path) == expected
+    assert texts_of(tmp_path) == expected
+
+
+def test_load_corpus_reads_compressed_and_plain_files_when_they_lie_together(
+    tmp_path: Path,
+) -> None:
+    for index, (suffix, compress) in enumerate(COMPRESS.items()):
+        write(tmp_path / f"{index}.jsonl{suffix}", compress(json_lines({"text": f"text {index}"})))
+    assert texts_of(tmp_path) == [f"text {index}" for index in range(len(COMPRESS))]
+
+
+def test_load_corpus_reads_the_named_file_when_its_name_looks_like_a_pattern(
+    tmp_path: Path,
+) -> None:
+    for name in ("a[1].jsonl", "a1.jsonl", "a*.jsonl", "a?.jsonl"):
+        write(tmp_path / name, json_lines({"text": name}))
+    for name in ("a[1].jsonl", "a*.jsonl", "a?.jsonl"):
+        assert texts_of(tmp_path / name) == [name]
+    assert sorted(texts_of(tmp_path)) == ["a*.jsonl", "a1.jsonl", "a?.jsonl", "a[1].jsonl"]
+
+
+def test_load_corpus_ignores_a_directory_when_it_is_named_like_a_file(tmp_path: Path) -> None:
+    write(tmp_path / "pages.txt" / "inner.txt", "inner")
+    assert texts_of(tmp_path) == ["inner"]
+
+
+def test_load_corpus_reads_new_content_when_a_file_changes(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"text": "before"}))
+    assert texts_of(path) == ["before"]
+    write(path, json_lines({"text": "after it"}))
+    assert texts_of(path) == ["after it"]
+
+
+# Columns and values
+
+
+def test_load_corpus_renames_the_text_column_when_another_one_is_given(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"body": "the body", "text": "not this"}))
+    assert texts_of(path, text_column="body") == ["the body"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([{"text": "a"}, {"text": None}], ["a", None]),
+        ([{"text": "a"}, {"url": "no text"}], ["a", None]),
+        ([{"text": "a"}, {"text": 5}, {"text": 1.5}], ["a", 5, 1.5]),
+        ([{"text": 5}, {"text": "a"}], [5, "a"]),
+        ([{"text": 1}, {"text": 2}], [1, 2]),
+        ([{"text": "a"}, {"text": ["list"]}, {"text": {"k": 1}}], ["a", ["list"], {"k": 1}]),
+        ([{"text": "a"}, {"text": ""}, {"text": " \n"}], ["a", "", " \n"]),
+    ],
+)
+def test_load_corpus_keeps_every_row_when_values_are_not_text(
+    tmp_path: Path, rows: list[dict[str, Any]], expected: list[Any]
+) -> None:
+    assert texts_of(write(tmp_path / "a.jsonl", json_lines(*rows))) == expected
+
+
+def test_load_corpus_keeps_nulls_when_parquet(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["a", None]}).to_parquet(str(tmp_path / "a.parquet"))
+    assert texts_of(tmp_path / "a.parquet") == ["a", None]
+
+
+def test_load_corpus_keeps_an_empty_file_as_a_document_when_txt(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "")
+    write(tmp_path / "b.txt", "b")
+    assert texts_of(tmp_path) == ["", "b"]
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("name", ["nope.jsonl", "./nope", "/no/such/directory", "a/b.txt.gz"])
+def test_load_corpus_refuses_when_the_path_does_not_exist(name: str) -> None:
+    assert error_of(name) == f"--dataset {name}: no such file or directory"
+
+
+def test_load_corpus_names_the_option_when_it_was_another(tmp_path: Path) -> None:
+    message = error_of("nope.jsonl", option="--eval_dataset")
+    assert message == "--eval_dataset nope.jsonl: no such file or directory"
+    broken = write(tmp_path / "a.jsonl", "{oops\n")
+    assert error_of(broken, option="--eval_dataset").startswith(f"--eval_dataset {broken} cannot")
+
+
+def test_load_corpus_says_that_a_name_means_the_hub_when_nothing_is_there() -> None:
+    assert re.match(
+        r"--dataset someone/pages \(no file or directory here, so a hub dataset\) cannot be read: ",
+        error_of("someone/pages"),
+    )
+
+
+def test_load_corpus_lists_the_columns_when_the_text_column_is_missing(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"body": "x", "url": "u"}))
+    assert error_of(path) == (
+        f"--text_column 'text' is not a column of {path}; its columns are body, url"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{oops\n', "JSON parse error: Missing a name"),
+        ("a.json", b'[{"text": "a"}', "Unexpected character found when decoding array"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', "surrogate pair in string is invalid. in row 0"),
+        ("a.txt", b"abc \xff\xfe", "'utf-8' codec can't decode byte 0xff in position 4"),
+        ("a.parquet", b"not parquet", "[Pp]arquet"),
+        ("a.jsonl.gz", b"not gzip", "Not a gzipped file"),
+        ("a.jsonl", b"", "it holds no documents"),
+        ("a.jsonl", b"\n\n", "it holds no documents"),
+        ("a.json", b"[]", "it holds no documents"),
+        ("a.jsonl.gz", gzip.compress(b""), "it holds no documents"),
+    ],
+)
+def test_load_corpus_names_the_file_and_the_reason_when_it_cannot_be_read(
+    tmp_path: Path, name: str, content: bytes, reason: str
+) -> None:
+    path = write(tmp_path / name, content)
+    message = error_of(path)
+    assert message.startswith(f"--dataset {path} cannot be read: ")
+    assert re.search(reason, message)
+
+
+@pytest.mark.parametrize(("good", "bad"), [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])
+def test_load_corpus_names_the_one_file_when_it_is_bad_among_good_ones(
+    tmp_path: Path, good: str, bad: str
+) -> None:
+    write(tmp_path / good, json_lines({"text": "fine"}))
+    write(tmp_path / bad, "{oops\n")
+    assert error_of(tmp_path).startswith(f"--dataset {tmp_path / bad} cannot be read: JSON parse")
+
+
+def test_load_corpus_reads_all_files_when_their_other_columns_differ(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
+    write(tmp_path / "b.jsonl", json_lines({"text": "b", "url": "u"}))
+    assert load_corpus(str(tmp_path))["text"][:] == ["a", "b"]
+
+
+def test_load_corpus_names_the_files_when_their_texts_have_other_types(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
+    write(tmp_path / "b.jsonl", json_lines({"text": {"body": "b"}}))
+    message = error_of(tmp_path)
+    assert message.startswith(f"--dataset {tmp_path}: column 'text' has several types (")
+    assert "a.jsonl" in message
+    assert "b.jsonl" in message
+
+
+def test_load_corpus_refuses_when_a_directory_holds_several_formats(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
+    write(tmp_path / "b.txt", "b")
+    assert error_of(tmp_path) == (
+        f"--dataset {tmp_path}: holds several formats (json, text); "
+        "give a directory with one of them"
+    )
+
+
+@pytest.mark.parametrize("files", [(), ("data.csv", "README.md", "a.gz")])
+def test_load_corpus_refuses_when_a_directory_holds_no_known_file(
+    tmp_path: Path, files: tuple[str, ...]
+) -> None:
+    for name in files:
+        write(tmp_path / name, "x")
+    assert error_of(tmp_path) == (
+        f"--dataset {tmp_path}: expected files ending in .jsonl, .json, .parquet, .txt "
+        "(also compressed)"
+    )
+
+
+def test_load_corpus_refuses_when_a_file_has_an_unknown_ending(tmp_path: Path) -> None:
+    path = write(tmp_path / "data.csv", "text\nx\n")
+    assert error_of(path).startswith(f"--dataset {path}: expected files ending in .jsonl")
+
+
+def test_load_corpus_refuses_a_split_when_files_are_local(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
+    assert error_of(path, split="test") == (
+        "--dataset_split test: local files have only the split train, "
+        "give the files of one split to --dataset"
+    )

@@ -1,0 +1,443 @@
+"""Documents to aligned segments, against a slow reference; what is skipped; the cache."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+import vocagnolm.data
+from vocagnolm.corpus import load_corpus
+from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.spans import encode
+
+PAIRS = [
+    ("metaspace", "nfc_digits"),
+    ("metaspace", "byte_level"),
+    ("prepend", "trimmed"),
+    ("byte_level", "metaspace"),
+    ("nfc_digits", "prepend"),
+    ("trimmed", "nfc_digits"),
+    ("metaspace", "unigram"),
+    ("unigram", "byte_level"),
+]
+Row = dict[str, Any]
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+PAGES = [
+    "A page.\n\nIts second paragraph, with $x^2 = 4$ and 1,234 apples.\nEnd. " * 3,
+    "Short",
+    " Spaces  before and after. ",
+]
+
+
+def in_memory(texts: list[Any]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": texts})
+
+
+def readers(
+    tokenizers: Tokenizers, pair: tuple[str, str] = PAIRS[0], limits: tuple[int, int] = (24, 32)
+) -> tuple[Reader, Reader]:
+    student, teacher = (tokenizers[family] for family in pair)
+    return student_reader(student, limits[0]), teacher_reader(teacher, limits[1])
+
+
+def by_document(segments: Segments) -> dict[int, list[Row]]:
+    documents: dict[int, list[Row]] = defaultdict(list)
+    for row in segments.rows:
+        documents[row["document"]].append(row)
+    return documents
+
+
+def slow_row(
+    text: str, document: int, start: int, end: int, student: Reader, teacher: Reader
+) -> Row:
+    """One row from the text slice alone; ranges by looking at every pair of tokens."""
+    ours, theirs = (encode(reader.tokenizer, text[start:end]) for reader in (student, teacher))
+    ids, ranges = [student.start], [(-1, -1)]
+    for token, (a, b) in zip(ours.ids, ours.spans, strict=True):
+        touching = [i for i, (c, d) in enumerate(theirs.spans) if max(a, c) < min(b, d)]
+        ids.append(int(token))
+        # + 1: the teacher's start token is the first of its row.
+        ranges.append((touching[0] + 1, touching[-1] + 2) if touching else (-1, -1))
+    if end == len(text):
+        assert student.end is not None
+        ids.append(student.end)
+        ranges.append((-1, -1))
+    teacher_ids = [teacher.start, *map(int, theirs.ids)]
+    return {
+        "document": document,
+        "start": start,
+        "end": end,
+        "student_ids": ids,
+        "teacher_ids": teacher_ids,
+        "first": [first for first, _ in ranges],
+        "last": [last for _, last in ranges],
+        "student_tokens": len(ids),
+        "teacher_tokens": len(teacher_ids),
+        "unmapped_text_tokens": ranges[1 : 1 + len(ours.ids)].count((-1, -1)),
+        "skipped": None,
+    }
+
+
+def assert_tiles(text: str, rows: list[Row]) -> None:
+    """The segments of a document follow each other and are the whole document."""
+    assert rows[0]["start"] == 0
+    assert rows[-1]["end"] == len(text)
+    assert all(a["end"] == b["start"] for a, b in pairwise(rows))
+    assert "".join(text[row["start"] : row["end"]] for row in rows) == text
+    assert all(row["start"] < row["end"] for row in rows)
+
+
+# Rows
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_align_corpus_equals_the_slow_reference_when_texts_are_fuzz(
+    tokenizers_by_family: Tokenizers,
+    fuzz_texts: Callable[..., list[str]],
+    pair: tuple[str, str],
+) -> None:
+    texts = [*fuzz_texts(40, seed=7, pieces=60), *fuzz_texts(40, seed=8), *PAGES]
+    student, teacher = readers(tokenizers_by_family, pair)
+    segments = align_corpus(in_memory(texts), student, teacher)
+    documents = by_document(segments)
+    skipped = dict(segments.skipped)
+    assert sorted([*documents, *skipped]) == list(range(len(texts)))
+    assert len(segments.rows) > len(documents) > 60
+    for document, rows in documents.items():
+        text = texts[document]
+        assert_tiles(text, rows)
+        for row in rows:
+            expected = slow_row(text, document, row["start"], row["end"], student, teacher)
+            assert row == expected
+            assert row["student_tokens"] <= student.limit
+            assert row["teacher_tokens"] <= teacher.limit
+    for document, reason in skipped.items():
+        blank = not texts[document].strip()
+        assert reason == ("empty" if blank else "a tokenizer finds no token in it")
+        assert blank or "unigram" in pair  # the only one that drops white space
+    keys = [(row["document"], row["start"]) for row in segments.rows]
+    assert keys == sorted(keys)
+
+
+def test_align_corpus_gives_the_ranges_of_a_worked_example(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    student, teacher = readers(tokenizers_by_family)
+    text = "has 25"
+    (row,) = align_corpus(in_memory([text]), student, teacher).rows
+    ours, theirs = (encode(reader.tokenizer, text) for reader in (student, teacher))
+    pieces = [text[a:b] for a, b in theirs.spans]
+    assert pieces[-3:] == [" ", "2", "5"]  # single digits
+    assert text[slice(*ours.spans[-1])] == " 25"
+    count = len(pieces)
+    assert row["student_ids"] == [1, *ours.ids, 2]
+    assert row["teacher_ids"][0] == teacher.tokenizer.get_vocab()["<|endoftext|>"]
+    assert (row["first"][-2], row["last"][-2]) == (count - 2, count + 1)
+    assert (row["first"][0], row["first"][-1]) == (-1, -1)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * 3000,
+        "0123456789" * 300,
+        "😀" * 700,
+        "👩\u200d👩\u200d👧\u200d👦" * 150,
+        "数学" * 900,
+        "word " * 600,
+        "a\n\n" * 700,
+        "e\u0301" * 800,
+        "<s></s><|endoftext|>" * 80,
+    ],
+    ids=lambda text: ascii(text[:6]),
+)
+def test_align_corpus_keeps_both_limits_when_a_text_is_long(
+    tokenizers_by_family: Tokenizers, pair: tuple[str, str], text: str
+) -> None:
+    student, teacher = readers(tokenizers_by_family, pair, (48, 40))
+    segments = align_corpus(in_memory([text]), student, teacher)
+    assert segments.skipped == []
+    rows = list(segments.rows)
+    assert_tiles(text, rows)
+    assert len(rows) > 1
+    for row in rows:
+        assert len(row["student_ids"]) == row["student_tokens"] <= 48
+        assert len(row["teacher_ids"]) == row["teacher_tokens"] <= 40
+        assert row["student_ids"][0] == student.start
+    ends = [row["student_ids"][-1] == student.end for row in rows]
+    if "<" not in text:
+        assert ends == [False] * (len(rows) - 1) + [True]
+    assert segments.mapped_text_fraction == 1.0
+
+
+def test_align_corpus_fills_segments_well_when_a_text_has_200_000_characters(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    text = ("Anna has 12 apples and buys 30 more. " * 40 + "\n\n") * 135
+    assert len(text) > 200_000
+    student, teacher = readers(tokenizers_by_family, limits=(512, 1024))
+    segments = align_corpus(in_memory([text]), student, teacher)
+    assert_tiles(text, list(segments.rows))
+    tight = max(
+        max(row["student_tokens"] / 512, row["teacher_tokens"] / 1024) for row in segments.rows
+    )
+    assert 0.8 < tight <= 1.0
+    assert max(segments.rows["student_tokens"]) <= 512
+    assert max(segments.rows["teacher_tokens"]) <= 1024
+
+
+def test_align_corpus_cuts_at_white_space_when_there_is_some(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    text = "some words of a sentence " * 60
+    student, teacher = readers(tokenizers_by_family)
+    rows = list(align_corpus(in_memory([text]), student, teacher).rows)
+    assert len(rows) > 5
+    for row in rows[1:]:
+        before, after = text[row["start"] - 1], text[row["start"]]
+        assert before == " "
+        assert after != " "
+
+
+def test_align_corpus_reads_special_tokens_as_text_when_a_document_spells_them(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    student, teacher = readers(tokenizers_by_family)
+    (row,) = align_corpus(in_memory(["a </s> b"]), student, teacher).rows
+    assert row["student_ids"].count(student.end) == 1
+    assert row["student_ids"].count(student.start) == 1
+
+
+# Readers
+
+
+def test_student_reader_refuses_when_there_is_no_end_token(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
+    )
+    with pytest.raises(ValueError, match="has no end-of-sequence token: the student would never"):
+        student_reader(tokenizer, 32)
+
+
+def test_reader_fingerprint_stays_when_the_tokenizer_was_used(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    for reader in readers(tokenizers_by_family):
+        before = reader.fingerprint()
+        encode(reader.tokenizer, "text </s>")
+        assert reader.fingerprint() == before
+
+
+# What cannot be used
+
+
+def test_align_corpus_skips_and_lists_when_documents_are_unusable(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    rows: list[Any] = ["good", "", " \n\t", None, 5, 1.5, ["x"], {"k": 1}, True, "good too"]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": value}) + "\n" for value in rows))
+    segments = align_corpus(load_corpus(str(path)), *readers(tokenizers_by_family))
+    assert segments.rows["document"][:] == [0, 9]
+    assert segments.skipped == [
+        (1, "empty"),
+        (2, "empty"),
+        (3, "not text but NoneType"),
+        (4, "not text but int"),
+        (5, "not text but float"),
+        (6, "not text but list"),
+        (7, "not text but dict"),
+        (8, "not text but bool"),
+    ]
+    segments.write_skipped(tmp_path)
+    lines = (tmp_path / "skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"document": document, "reason": reason} for document, reason in segments.skipped
+    ]
+
+
+def test_align_corpus_skips_one_document_when_it_is_not_utf8(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "good"}\n{"text": "\xff\xfe"}\n{"text": null}\n{"text": "fine"}\n')
+    segments = align_corpus(load_corpus(str(path)), *readers(tokenizers_by_family))
+    assert segments.rows["document"][:] == [0, 3]
+    assert segments.skipped == [(1, "not valid UTF-8"), (2, "not text but NoneType")]
+
+
+def test_align_corpus_skips_a_document_when_a_character_exceeds_a_context(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    student, teacher = readers(tokenizers_by_family, limits=(64, 3))
+    segments = align_corpus(in_memory(["aa", "ab \U0001d538", "b"]), student, teacher)
+    assert segments.skipped == [(1, "character 3 alone exceeds a context")]
+    assert set(segments.rows["document"]) == {0, 2}
+
+
+def test_align_corpus_skips_only_the_culprit_when_a_tokenizer_fails(
+    tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def picky(tokenizer: Any, texts: list[str]) -> Any:
+        if any("odd" in text for text in texts):
+            raise ValueError("offsets are not in order")
+        return [encode(tokenizer, text) for text in texts]
+
+    monkeypatch.setattr(vocagnolm.data, "encode_batch", picky)
+    segments = align_corpus(in_memory(["a", "odd", "b"]), *readers(tokenizers_by_family))
+    assert segments.skipped == [(1, "offsets are not in order")]
+    assert segments.rows["document"][:] == [0, 2]
+
+
+@pytest.mark.parametrize("texts", [[], ["", " "]])
+def test_align_corpus_gives_no_rows_when_nothing_is_usable(
+    tokenizers_by_family: Tokenizers, texts: list[str]
+) -> None:
+    segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
+    assert len(segments.rows) == 0
+    assert len(segments.skipped) == len(texts)
+    assert segments.total("student_tokens") == 0
+
+
+def test_write_skipped_writes_nothing_when_no_document_was_skipped(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    align_corpus(in_memory(PAGES), *readers(tokenizers_by_family)).write_skipped(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Processes and cache
+
+
+@pytest.fixture
+def pages(tmp_path: Path) -> datasets.Dataset:
+    path = tmp_path / "pages.jsonl"
+    texts = [*PAGES, None, "", *(f"Page {number} of it." for number in range(20))]
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return load_corpus(str(path))
+
+
+def test_align_corpus_gives_the_same_when_two_processes_share_the_work(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset
+) -> None:
+    pair = readers(tokenizers_by_family)
+    alone, shared = (align_corpus(pages, *pair, num_proc=n) for n in (None, 2))
+    assert list(shared.rows) == list(alone.rows)
+    assert shared.skipped == alone.skipped == [(3, "not text but NoneType"), (4, "empty")]
+
+
+def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    encoded: list[int] = []
+    original = vocagnolm.data.encode_batch
+
+    def counting(tokenizer: Any, texts: list[str]) -> Any:
+        encoded.append(len(texts))
+        return original(tokenizer, texts)
+
+    monkeypatch.setattr(vocagnolm.data, "encode_batch", counting)
+    return encoded
+
+
+def test_align_corpus_reads_its_cache_when_nothing_changed(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = count_encoded(monkeypatch)
+    first = align_corpus(pages, *readers(tokenizers_by_family))
+    assert encoded
+    encoded.clear()
+    again = align_corpus(pages, *readers(tokenizers_by_family))  # new readers, same meaning
+    assert encoded == []
+    assert again.rows.cache_files == first.rows.cache_files != []
+    assert list(again.rows) == list(first.rows)
+    assert again.skipped == first.skipped
+
+
+@pytest.mark.parametrize(
+    ("pair", "limits"),
+    [
+        (PAIRS[0], (23, 32)),
+        (PAIRS[0], (24, 31)),
+        (("metaspace", "byte_level"), (24, 32)),
+        (("prepend", "nfc_digits"), (24, 32)),
+    ],
+)
+def test_align_corpus_misses_its_cache_when_a_reader_changed(
+    tokenizers_by_family: Tokenizers,
+    pages: datasets.Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    pair: tuple[str, str],
+    limits: tuple[int, int],
+) -> None:
+    encoded = count_encoded(monkeypatch)
+    align_corpus(pages, *readers(tokenizers_by_family))
+    align_corpus(pages, readers(tokenizers_by_family)[0], None)
+    encoded.clear()
+    align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
+    assert encoded
+    encoded.clear()
+    monkeypatch.setattr(vocagnolm.data, "FORMAT", -1)
+    align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
+    assert encoded
+
+
+# Segments
+
+
+@pytest.mark.parametrize("fraction", [0.01, 0.07, 0.1, 0.25, 0.3, 0.5, 0.999])
+def test_split_holds_out_the_exact_share_of_whole_documents_when_asked(
+    tokenizers_by_family: Tokenizers, fraction: float
+) -> None:
+    texts = [f"Document {number}. " * (1 + number % 9) for number in range(100)]
+    segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
+    rest, held = segments.split(fraction, seed=3)
+    ours, theirs = set(rest.rows["document"]), set(held.rows["document"])
+    assert len(theirs) == {0.999: 100}.get(fraction, round(fraction * 100))
+    assert ours | theirs == set(range(100))
+    assert not ours & theirs
+    assert len(rest.rows) + len(held.rows) == len(segments.rows)
+    assert sorted(rest.rows["document"]) == rest.rows["document"][:]  # the order is kept
+
+
+def test_split_depends_on_the_seed_alone_when_repeated(tokenizers_by_family: Tokenizers) -> None:
+    texts = [f"Document {number}" for number in range(50)]
+    segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
+    held = [segments.split(0.2, seed)[1].rows["document"][:] for seed in (1, 1, 2)]
+    assert held[0] == held[1] != held[2]
+
+
+def test_mapped_text_fraction_counts_text_tokens_alone_when_some_are_unmapped() -> None:
+    # Two documents, three segments: 30 tokens, of which 3 start and 2 end a row. 5 of 25 unmapped.
+    rows = datasets.Dataset.from_dict(
+        {
+            "document": [0, 0, 4],
+            "student_tokens": [10, 10, 10],
+            "unmapped_text_tokens": [0, 2, 3],
+        }
+    )
+    assert Segments(rows, []).mapped_text_fraction == pytest.approx(20 / 25)
+
+
+def test_align_corpus_maps_nothing_when_there_is_no_teacher(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    student, teacher = readers(tokenizers_by_family, limits=(24, 10_000))
+    guided = align_corpus(in_memory(PAGES), student, teacher)
+    plain = align_corpus(in_memory(PAGES), student, None)
+    assert plain.rows["student_ids"][:] == guided.rows["student_ids"][:]
+    assert plain.rows["end"][:] == guided.rows["end"][:]
+    assert plain.rows["teacher_ids"][:] == [[]] * len(plain.rows)
+    assert plain.total("teacher_tokens") == 0
+    assert {n for row in plain.rows for n in (*row["first"], *row["last"])} == {-1}
+    assert plain.mapped_text_fraction == 0.0
+    assert guided.mapped_text_fraction == 1.0

@@ -1,0 +1,321 @@
+"""Blocks and batches against slow references."""
+
+from __future__ import annotations
+
+import doctest
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+import vocagnolm.packing
+from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.packing import Blocks, PackedCollator, pack
+from vocagnolm.spans import encode
+
+ROOM, TEACHER_ROOM = 16, 20
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+segment_lengths = st.lists(
+    st.tuples(st.integers(1, ROOM), st.integers(0, TEACHER_ROOM)), max_size=60
+)
+
+
+def test_packing_doctests_run_when_read() -> None:
+    results = doctest.testmod(vocagnolm.packing)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+# pack
+
+
+def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) -> list[list[int]]:
+    """Longest segment first, into the fullest block with room for it; of those that are equally
+    full only the one filled last is asked whether its teacher's row has room, too."""
+    blocks: list[dict[str, Any]] = []
+    for clock, segment in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i][0])):
+        need, teacher_need = lengths[segment]
+        for left in range(need, room + 1):
+            equally_full = [block for block in blocks if block["room"] == left]
+            if equally_full:
+                block = max(equally_full, key=lambda block: block["clock"])
+                if block["teacher_room"] >= teacher_need:
+                    break
+        else:
+            block = {"room": room, "teacher_room": teacher_room, "segments": []}
+            blocks.append(block)
+        block["segments"].append(segment)
+        block["room"] -= need
+        block["teacher_room"] -= teacher_need
+        block["clock"] = clock
+    return [sorted(block["segments"]) for block in blocks]
+
+
+def first_fit(lengths: list[int], room: int) -> int:
+    """Blocks that first-fit-decreasing needs."""
+    rooms: list[int] = []
+    for need in sorted(lengths, reverse=True):
+        for index, left in enumerate(rooms):
+            if left >= need:
+                rooms[index] -= need
+                break
+        else:
+            rooms.append(room - need)
+    return len(rooms)
+
+
+@given(segment_lengths)
+@example([])
+@example([(ROOM, TEACHER_ROOM)] * 3)
+@example([(1, TEACHER_ROOM), (1, TEACHER_ROOM), (1, 0)])
+def test_pack_holds_every_segment_once_in_both_limits_when_lengths_are_any(
+    lengths: list[tuple[int, int]],
+) -> None:
+    ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
+    blocks = pack(ours, theirs, ROOM, TEACHER_ROOM)
+    assert sorted(segment for block in blocks for segment in block) == list(range(len(lengths)))
+    for block in blocks:
+        assert block == sorted(block) != []
+        assert sum(ours[segment] for segment in block) <= ROOM
+        assert sum(theirs[segment] for segment in block) <= TEACHER_ROOM
+
+
+@given(segment_lengths)
+def test_pack_equals_slow_best_fit_decreasing_when_lengths_are_any(
+    lengths: list[tuple[int, int]],
+) -> None:
+    ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
+    assert pack(ours, theirs, ROOM, TEACHER_ROOM) == slow_best_fit(lengths, ROOM, TEACHER_ROOM)
+    unlimited = [(a, 0) for a in ours]
+    assert pack(ours, theirs, ROOM, 10**9) == slow_best_fit(unlimited, ROOM, 0)
+
+
+@given(st.lists(st.integers(1, ROOM), min_size=1, max_size=80))
+def test_pack_needs_few_blocks_when_the_teacher_has_room(ours: list[int]) -> None:
+    count = len(pack(ours, [1] * len(ours), ROOM, 10**9))
+    lowest = -(-sum(ours) // ROOM)
+    # Both are within 11/9 of the optimum + 1 (Johnson 1974), which is at least `lowest`.
+    assert lowest <= count <= 11 / 9 * first_fit(ours, ROOM) + 1
+    assert count < 2 * lowest + 1  # no two blocks could be merged
+
+
+@given(segment_lengths)
+def test_pack_leaves_no_two_blocks_that_fit_together_when_the_teacher_has_room(
+    lengths: list[tuple[int, int]],
+) -> None:
+    ours = [a for a, _ in lengths]
+    sums = sorted(sum(ours[i] for i in block) for block in pack(ours, ours, ROOM, 10**9))
+    assert len(sums) < 2 or sums[0] + sums[1] > ROOM
+
+
+def test_pack_is_fast_and_full_when_there_are_many_segments() -> None:
+    lengths = np.random.default_rng(0).integers(10, 2049, 20_000)
+    blocks = pack(lengths, lengths, 2048, 4096)
+    assert len(blocks) * 2048 < 1.01 * lengths.sum()
+
+
+# Blocks
+
+
+@pytest.fixture(scope="module")
+def corpus_texts(fuzz_texts: Callable[..., list[str]], training_texts: list[str]) -> list[str]:
+    texts = [*training_texts[:30], *fuzz_texts(60, seed=5)]
+    return [text for text in texts if text.strip()]
+
+
+@pytest.fixture(scope="module")
+def aligned(tokenizers_by_family: Tokenizers, corpus_texts: list[str]) -> Segments:
+    student = student_reader(tokenizers_by_family["metaspace"], 48)
+    teacher = teacher_reader(tokenizers_by_family["nfc_digits"], 60)
+    return align_corpus(datasets.Dataset.from_dict({"text": corpus_texts}), student, teacher)
+
+
+@pytest.fixture(scope="module")
+def plain(tokenizers_by_family: Tokenizers, corpus_texts: list[str]) -> Segments:
+    student = student_reader(tokenizers_by_family["metaspace"], 48)
+    return align_corpus(datasets.Dataset.from_dict({"text": corpus_texts}), student, None)
+
+
+def lists(block: dict[str, Any]) -> dict[str, Any]:
+    """A block as plain lists."""
+    return {
+        name: value if name == "block" else [[int(i) for i in segment] for segment in value]
+        for name, value in block.items()
+    }
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_blocks_hold_the_rows_of_their_segments_when_read_by_number(
+    aligned: Segments, selected: bool
+) -> None:
+    rows = aligned.rows
+    if selected:  # as after split(): indices over the same table
+        rows = rows.select(list(range(len(rows) - 1, 0, -2)))
+    blocks = Blocks(rows, 48, 60)
+    numbers = pack(rows["student_tokens"], rows["teacher_tokens"], 48, 60)
+    assert len(blocks) == len(numbers) > 5
+    for index in (len(blocks) - 1, *range(len(blocks))):  # in any order
+        expected = [rows[number] for number in numbers[index]]
+        names = ("student_ids", "teacher_ids", "first", "last")
+        assert lists(blocks[index]) == {
+            "block": index,
+            **{name: [row[name] for row in expected] for name in names},
+        }
+
+
+def test_blocks_end_when_they_are_iterated(aligned: Segments) -> None:
+    blocks = Blocks(aligned.rows, 48, 60)
+    assert len([blocks[index] for index in range(len(blocks))]) == len(list(blocks))  # type: ignore[call-overload]
+    with pytest.raises(IndexError, match="out of bounds"):
+        blocks[len(blocks)]
+
+
+def test_blocks_count_tokens_when_asked(aligned: Segments) -> None:
+    blocks = Blocks(aligned.rows, 48, 60)
+    total = sum(len(ids) for ids in aligned.rows["student_ids"])
+    assert blocks.student_tokens == total
+    assert blocks.fill_fraction == total / (48 * len(blocks))
+    assert 0.5 < blocks.fill_fraction <= 1.0
+    empty = Blocks(aligned.rows.select([]), 48, 60)
+    assert (len(empty), empty.fill_fraction) == (0, 0.0)
+
+
+# PackedCollator
+
+
+def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> list[list[int]]:
+    """Ids, labels and positions of a row, one token after the other."""
+    ids, labels, positions = [0] * size, [-100] * size, [0] * size
+    at = 0
+    for segment in segments:
+        for position, token in enumerate(segment):
+            ids[at] = int(token)
+            labels[at] = -100 if position == 0 else int(token)
+            positions[at] = position
+            at += 1
+    return [ids, labels, list(range(size)) if attend_across_documents else positions]
+
+
+def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], int, int]:
+    """Ranges of a row, and how many of its label tokens have one and have none."""
+    ranges = [[-1, -1] for _ in range(length)]
+    mapped = unmapped = at = teacher_at = 0
+    for number, segment in enumerate(block["student_ids"]):
+        for position in range(len(segment)):
+            first, last = block["first"][number][position], block["last"][number][position]
+            if first >= 0:
+                ranges[at] = [int(first) + teacher_at, int(last) + teacher_at]
+            if position > 0:
+                mapped += int(first >= 0)
+                unmapped += int(first < 0)
+            at += 1
+        teacher_at += len(block["teacher_ids"][number])
+    return ranges, mapped, unmapped
+
+
+def slow_batch(
+    blocks: list[dict[str, Any]], length: int, attend_across_documents: bool
+) -> dict[str, Any]:
+    width = 0
+    while width < max(sum(len(ids) for ids in block["teacher_ids"]) for block in blocks):
+        width += 64
+    batch: dict[str, Any] = {"block": [block["block"] for block in blocks]}
+    for prefix, column, size in (("", "student_ids", length), ("teacher_", "teacher_ids", width)):
+        rows = [slow_row(block[column], size, attend_across_documents) for block in blocks]
+        for index, name in enumerate(("input_ids", "labels", "position_ids")):
+            batch[prefix + name] = [row[index] for row in rows]
+    found = [slow_ranges(block, length) for block in blocks]
+    for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
+        batch[name] = [row[index] for row in found]
+    return batch
+
+
+def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.tolist() if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+    }
+
+
+@pytest.mark.parametrize("attend_across_documents", [False, True])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("guided", [True, False])
+def test_collator_equals_the_slow_reference_when_blocks_are_packed(
+    aligned: Segments, plain: Segments, guided: bool, rows: int, attend_across_documents: bool
+) -> None:
+    blocks = Blocks((aligned if guided else plain).rows, 48, 60)
+    assert any(len(blocks[i]["student_ids"]) > 2 for i in range(len(blocks)))
+    collator = PackedCollator(48, attend_across_documents)
+    for start in range(0, len(blocks) - rows + 1, rows):
+        chosen = [blocks[index] for index in range(start, start + rows)]
+        batch = collator(chosen)
+        assert as_lists(batch) == slow_batch(chosen, 48, attend_across_documents)
+        tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
+        assert {tensor.dtype for tensor in tensors} == {torch.int64}
+        assert type(batch["mapped_tokens"][0]) is int
+
+
+def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> None:
+    block = {
+        "block": 7,
+        "student_ids": [[1, 10, 11], [1, 12, 2]],
+        "teacher_ids": [[90, 20, 21, 22], [90, 23]],
+        "first": [[-1, 1, 2], [-1, 1, -1]],
+        "last": [[-1, 2, 4], [-1, 2, -1]],
+    }
+    arrays = {
+        name: value if name == "block" else [np.array(segment) for segment in value]  # type: ignore[attr-defined]
+        for name, value in block.items()
+    }
+    batch = as_lists(PackedCollator(8)([arrays]))
+    assert batch["input_ids"] == [[1, 10, 11, 1, 12, 2, 0, 0]]
+    assert batch["labels"] == [[-100, 10, 11, -100, 12, 2, -100, -100]]
+    assert batch["position_ids"] == [[0, 1, 2, 0, 1, 2, 0, 0]]
+    assert batch["teacher_input_ids"] == [[90, 20, 21, 22, 90, 23] + [0] * 58]
+    assert batch["teacher_labels"] == [[-100, 20, 21, 22, -100, 23] + [-100] * 58]
+    assert batch["teacher_ranges"] == [
+        [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
+    ]
+    assert (batch["block"], batch["mapped_tokens"], batch["unmapped_tokens"]) == ([7], [3], [1])
+
+
+def test_collator_points_at_the_text_of_the_student_token_when_ranges_moved(
+    tokenizers_by_family: Tokenizers, aligned: Segments, corpus_texts: list[str]
+) -> None:
+    """In the batch, the teacher tokens of a range spell the characters of the student's token."""
+    student, teacher = (tokenizers_by_family[name] for name in ("metaspace", "nfc_digits"))
+    blocks = Blocks(aligned.rows, 48, 60)
+    numbers = pack(aligned.rows["student_tokens"], aligned.rows["teacher_tokens"], 48, 60)
+    checked = 0
+    for index, segments in enumerate(numbers):
+        batch = as_lists(PackedCollator(48)([blocks[index]]))
+        at = teacher_at = 0
+        for segment in segments:
+            row = aligned.rows[segment]
+            text = corpus_texts[row["document"]][row["start"] : row["end"]]
+            ours, theirs = encode(student, text), encode(teacher, text)
+            for token, (start, end) in enumerate(ours.spans.tolist(), at + 1):
+                assert batch["input_ids"][0][token] == ours.ids[token - at - 1]
+                first, last = batch["teacher_ranges"][0][token]
+                behind = range(first - teacher_at - 1, last - teacher_at - 1)
+                ids = batch["teacher_input_ids"][0][first:last]
+                assert ids == [theirs.ids[i] for i in behind]
+                assert theirs.spans[behind[0]][0] <= start < end <= theirs.spans[behind[-1]][1]
+                checked += 1
+            at += row["student_tokens"]
+            teacher_at += row["teacher_tokens"]
+    assert checked > 1000
+
+
+def test_collator_gives_the_teacher_no_columns_when_there_is_none(plain: Segments) -> None:
+    batch = PackedCollator(48)([Blocks(plain.rows, 48, 60)[0]])
+    assert batch["teacher_input_ids"].shape == (1, 0)
+    assert (batch["teacher_ranges"] == -1).all()
+    assert sum(batch["mapped_tokens"]) == 0
+    assert batch["unmapped_tokens"] == (batch["labels"] != -100).sum(-1).tolist()
