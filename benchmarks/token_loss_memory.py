@@ -2,8 +2,8 @@
 
     python benchmarks/token_loss_memory.py --tokens 4096 --vocabulary 152064
 
-The claim: less than a tenth of the float32 logits. Every way runs in a process of its own, with a model
-of random weights and one layer, so that the head is what is measured.
+The claim: less than a tenth of the float32 logits. Every way runs in a process of its own, with a
+model of random weights and one layer, so that the head is what is measured.
 """
 
 import argparse

@@ -102,7 +102,7 @@ def aggregate_teacher_losses(
         broken_BT = valid_BT & ~loss_BT.isfinite()
         summed_BT = loss_BT.masked_fill(broken_BT | ~valid_BT, 0.0).to(_widest_float(loss_BT))
         loss_BS = _range_sums(summed_BT, ranges_BS2)
-        loss_BS = loss_BS / count_BS.clamp(min=1) if aggregation == "mean" else loss_BS
+        loss_BS = loss_BS / count_BS if aggregation == "mean" else loss_BS
         loss_BS = loss_BS.masked_fill(_range_sums(broken_BT.long(), ranges_BS2) > 0, torch.nan)
     return loss_BS.masked_fill(count_BS <= 0, 0.0).float(), count_BS > 0
 

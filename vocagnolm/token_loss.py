@@ -1,8 +1,7 @@
 """The loss of every token from any Hugging Face causal language model, without its logits.
 
-The float32 logits of 4,096 tokens fill 2.3 GiB with a teacher's vocabulary of 152,064 words. Losses
-need one number per token, so logits are made in tiles, reduced and dropped; the backward pass makes
-again only the rows whose loss is used (40 % of them with the paper's threshold).
+The logits of 4,096 tokens over 152,064 words fill 2.3 GiB. Losses are one number per token: logits
+are made in tiles, reduced and dropped, and the backward pass makes those of used losses again.
 
 This is the only place of the project that shifts by one: every loss is indexed by the token that is
 predicted, Eq. (1), never by the position that predicts it.
@@ -25,6 +24,10 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 IGNORED_LABEL = -100
+EXACT = {
+    torch.float32,
+    torch.float64,
+}  # other dtypes get tolerances of their own in the self-checks
 # Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
 # below a tenth of the full logits of one packed block.
 TILE_LOGITS_CUDA = 2**26
@@ -60,11 +63,8 @@ class _Head(NamedTuple):
         return product.to(self.sum_dtype) if out is None else out.copy_(product)
 
     def tile(self, rows: int, weight_VD: Tensor) -> Tensor | None:
-        """Return the memory of a tile's logits [rows, V], to be used by one tile after the other.
-
-        On CUDA None: its allocator reuses memory. The system's leaves tile after tile in fragments.
-        """
-        if weight_VD.is_cuda:
+        """Return memory for the logits [rows, V] of one tile after the other."""
+        if weight_VD.is_cuda:  # its allocator reuses memory; the system's would scatter the tiles
             return None
         return torch.empty(rows, len(weight_VD), dtype=self.sum_dtype, device=weight_VD.device)
 
@@ -128,14 +128,10 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
         head: _Head = ctx.head
-        hidden_grad, weight_grad, bias_grad = (
-            torch.zeros_like(tensor, dtype=dtype) if needed else None
-            for tensor, dtype, needed in (
-                (hidden_ND, hidden_ND.dtype, ctx.needs_input_grad[0]),
-                (weight_VD, head.sum_dtype, ctx.needs_input_grad[1]),
-                (bias_V, head.sum_dtype, ctx.needs_input_grad[2]),
-            )
-        )
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        hidden_grad = torch.zeros_like(hidden_ND) if needs_hidden else None
+        weight_grad = torch.zeros_like(weight_VD, dtype=head.sum_dtype) if needs_weight else None
+        bias_grad = torch.zeros_like(bias_V, dtype=head.sum_dtype) if needs_bias else None
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)
         rows = _rows_per_tile(weight_VD, len(used))
         factor_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
@@ -194,10 +190,7 @@ def add_token_losses(model: ModelT) -> ModelT:
     this function does nothing.
 
     Args:
-        model: A `PreTrainedModel` for causal language modelling, on its device.
-
-    Returns:
-        The same model.
+        model: A `PreTrainedModel` for causal language modelling, on its device; returned as well.
 
     Raises:
         ValueError: The model is of another kind, or makes its logits in a way not reproduced here;
@@ -205,7 +198,7 @@ def add_token_losses(model: ModelT) -> ModelT:
         NonFiniteLoss: The model's losses on the probe are NaN or infinite.
     """
     patched: Any = model
-    if getattr(patched.forward, "gives_token_losses", False):
+    if getattr(inspect.unwrap(patched.forward), "gives_token_losses", False):
         return model
     _output_embeddings(patched)
     bound, own_forward = patched.forward, type(patched).forward
@@ -245,8 +238,7 @@ def _token_losses(
     if hidden_BTD is None:
         raise ValueError(_unsupported(model, "its base model returns no last_hidden_state"))
     embeddings, kind = _output_embeddings(model), hidden_BTD.device.type
-    # Read here, for the backward pass runs outside autocast.
-    autocast = torch.is_autocast_enabled(kind)
+    autocast = torch.is_autocast_enabled(kind)  # read here: the backward pass runs outside of it
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden_BTD.dtype
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
@@ -290,8 +282,6 @@ def _scale_and_cap(config: Any) -> tuple[float, float | None]:
 def _output_embeddings(model: Any) -> nn.Linear:
     if not isinstance(model, PreTrainedModel):
         raise ValueError(_unsupported(model, "it is no transformers.PreTrainedModel"))
-    if model.base_model is model:
-        raise ValueError(_unsupported(model, "it has no base model of its own"))
     embeddings = cast(Any, model).get_output_embeddings()
     if not isinstance(embeddings, nn.Linear):  # an adapter around the head would be passed over
         kind = type(embeddings).__name__
@@ -336,32 +326,28 @@ def _require_finite(model: Any, *tensors: Tensor) -> None:
         )
 
 
-def _is_exact(*tensors: Tensor) -> bool:
-    return all(tensor.dtype in (torch.float32, torch.float64) for tensor in tensors)
-
-
 def _check_head(model: Any, forward: Any) -> None:
     """Compare losses with those of the model's own logits, so that an unknown head is an error."""
     with _probing(model):
         ids = _probe_ids(model, (2, 8))
         logits = model(input_ids=ids, use_cache=False).logits
-        _require_finite(model, logits)
         losses = forward(input_ids=ids, labels=ids, token_losses=True)
-        _require_finite(model, losses)
+    _require_finite(model, logits, losses)
+    logits, targets = logits.to(losses.device), ids[:, 1:].to(losses.device)
     weight_VD = _output_embeddings(model).weight
     reproduced = logits.shape[-1] == len(weight_VD)
     if reproduced:
-        expected = F.cross_entropy(logits[:, :-1].float().mT, ids[:, 1:], reduction="none")
+        expected = F.cross_entropy(logits[:, :-1].float().mT, targets, reduction="none")
         # Relative to the logits: those of an untrained model are so small that all losses are near
         # log(V), and a wrong scale would hide in an absolute tolerance.
-        relative = 1e-4 if _is_exact(logits, weight_VD) else 2e-2
+        relative = 1e-4 if {logits.dtype, weight_VD.dtype} <= EXACT else 2e-2
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its "
-            "output head does something this project does not reproduce (it knows bias, scale and "
-            "soft cap, see _scale_and_cap in vocagnolm/token_loss.py). Use another model"
+            "output head does something this project does not reproduce. Use another model, or "
+            "add what it does to _scale_and_cap in vocagnolm/token_loss.py"
         )
 
 
@@ -384,8 +370,7 @@ def check_packing(model: PreTrainedModel) -> None:
     with _probing(model):
         ids = _probe_ids(model, (2, 16))
         plain = torch.arange(16, device=ids.device).expand(2, -1)
-        restarting = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in documents])
-        restarting = restarting.to(ids.device)
+        restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
         packed, crossing = (
             call(input_ids=ids, position_ids=position_ids, labels=labels, token_losses=True)
@@ -401,14 +386,13 @@ def check_packing(model: PreTrainedModel) -> None:
     error, scale = (float((losses - separate).abs().max()) for losses in (packed, crossing))
     # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
     # some untrained models; a small share of the scale still shows the leak of one layer in many.
-    autocast = torch.is_autocast_enabled(ids.device.type)
-    exact = _is_exact(_output_embeddings(model).weight) and not autocast
+    exact = model.dtype in EXACT and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
+        attention = getattr(model.config, "_attn_implementation", None)
         raise ValueError(
-            f"{type(model).__name__} with attention implementation "
-            f"{getattr(model.config, '_attn_implementation', None)} lets packed documents see each "
-            f"other: their losses differ by up to {error:.2g} nats from those of the same documents "
-            f"alone (by {scale:.2g} when attention crosses on purpose). Use "
+            f"{type(model).__name__} with attention implementation {attention} lets packed "
+            f"documents see each other: losses differ by up to {error:.2g} nats from those "
+            f"of the same documents alone (by {scale:.2g} when attention crosses on purpose). Use "
             "--attn_implementation sdpa or eager, or accept it with --attend_across_documents"
         )

@@ -1,0 +1,333 @@
+"""Aggregation and selection against slow references, on random ragged ranges."""
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vocagnolm import guidance
+from vocagnolm.guidance import (
+    Guidance,
+    aggregate_teacher_losses,
+    mapped_tokens,
+    random_scores,
+    select_tokens,
+    select_top,
+    selected_count,
+)
+
+AGGREGATE = {"max": max, "sum": sum, "mean": lambda losses: sum(losses) / len(losses)}
+# Few distinct values: many ties.
+LOSSES = st.floats(0, 20, width=32) | st.sampled_from([0.0, 0.5, 1.0, 2.0])
+TOP_K = st.integers(1, 10**6).map(lambda millionths: millionths / 10**6) | st.sampled_from(
+    [0.1, 0.3, 0.4, 0.6, 0.7, 1.0]
+)
+
+
+@st.composite
+def teacher_batches(draw):
+    """Losses, validity and ranges: empty, overlapping, unmapped, in any order."""
+    rows, teacher_tokens, tokens = (
+        draw(st.integers(1, 3)), draw(st.integers(1, 40)), draw(st.integers(1, 12))
+    )  # fmt: skip
+    position = st.integers(0, teacher_tokens)
+    ranges = st.tuples(position, position).map(sorted).map(tuple) | st.just((-1, -1))
+
+    def matrix(values, width):
+        row = st.lists(values, min_size=width, max_size=width)
+        return draw(st.lists(row, min_size=rows, max_size=rows))
+
+    return (
+        matrix(LOSSES, teacher_tokens),
+        matrix(st.integers(0, 3).map(bool), teacher_tokens),
+        matrix(ranges, tokens),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(teacher_batches(), st.sampled_from(sorted(AGGREGATE)))
+def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
+    losses, valid, ranges = batch
+    found, mapped = aggregate_teacher_losses(
+        torch.tensor(losses), torch.tensor(ranges), aggregation, torch.tensor(valid)
+    )
+    assert found.dtype == torch.float32
+    for row, row_ranges in enumerate(ranges):
+        for token, (first, last) in enumerate(row_ranges):
+            present = [losses[row][t] for t in range(first, last) if first >= 0 and valid[row][t]]
+            assert mapped[row, token] == bool(present)
+            expected = AGGREGATE[aggregation](present) if present else 0.0
+            assert found[row, token] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+    assert torch.equal(mapped, mapped_tokens(torch.tensor(ranges), torch.tensor(valid)))
+
+
+def test_aggregation_of_the_worked_example():
+    loss = torch.tensor([[0.0, 3.0, 1.0, 2.0]], dtype=torch.float16, requires_grad=True)
+    ranges = torch.tensor([[[-1, -1], [0, 2], [1, 4], [2, 2], [3, 4]]], dtype=torch.int32)
+    for aggregation, expected in {
+        "max": [0.0, 3.0, 3.0, 0.0, 2.0],
+        "mean": [0.0, 1.5, 2.0, 0.0, 2.0],
+        "sum": [0.0, 3.0, 6.0, 0.0, 2.0],
+    }.items():
+        found, mapped = aggregate_teacher_losses(loss, ranges, aggregation)
+        assert found.tolist() == [expected]
+        assert mapped.tolist() == [[False, True, True, False, True]]
+        assert not found.requires_grad
+    first_absent = torch.tensor([[False, True, True, True]])  # a teacher without a BOS token
+    found, _ = aggregate_teacher_losses(loss, ranges, "mean", first_absent)
+    assert found.tolist() == [[0.0, 3.0, 2.0, 0.0, 2.0]]
+    assert aggregate_teacher_losses(loss, ranges)[0].tolist() == [[0.0, 3.0, 3.0, 0.0, 2.0]]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 8, 9, 31, 32, 33])
+def test_maxima_of_every_range_of_a_row(length):
+    loss = torch.rand(1, length, generator=torch.Generator().manual_seed(length)) + 0.1
+    ranges = [(a, b) for a in range(length) for b in range(a + 1, length + 1)]
+    found, _ = aggregate_teacher_losses(loss, torch.tensor([ranges]))
+    assert found[0].tolist() == [float(loss[0, a:b].max()) for a, b in ranges]
+
+
+def test_short_ranges_keep_their_precision_late_in_a_long_row():
+    generator = torch.Generator().manual_seed(0)
+    loss = 20 * torch.rand(1, 100_000, generator=generator)
+    loss[0, -1] = 1e-4
+    found, _ = aggregate_teacher_losses(loss, torch.tensor([[[99_999, 100_000]]]), "sum")
+    assert found.item() == pytest.approx(1e-4, rel=1e-5)
+
+
+@pytest.mark.parametrize("aggregation", sorted(AGGREGATE))
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_broken_teacher_loss_breaks_the_tokens_of_its_ranges_only(aggregation, broken):
+    loss = torch.tensor([[1.0, broken, 2.0, broken, 3.0]])
+    valid = torch.tensor([[True, True, True, False, True]])
+    ranges = torch.tensor([[[0, 1], [0, 2], [1, 3], [2, 3], [2, 5]]])
+    found, mapped = aggregate_teacher_losses(loss, ranges, aggregation, valid)
+    assert mapped.all()
+    assert found.isfinite().tolist() == [[True, False, False, True, True]]
+    assert found[0, 4] == {"max": 3.0, "mean": 2.5, "sum": 5.0}[aggregation]
+
+
+def slow_selection(student, teacher, valid, mapped, top_k, unmapped, scope):
+    """Eq. (4) with sorted lists and fractions."""
+    rows, positions = range(len(student)), range(len(student[0]))
+    every = [(b, s) for b in rows for s in positions if valid[b][s]]
+    known = [(b, s) for b, s in every if mapped[b][s]]
+    mean = sum(teacher[b][s] for b, s in known) / len(known) if known else 0.0
+    excess = {(b, s): student[b][s] - (teacher[b][s] if mapped[b][s] else mean) for b, s in every}
+    competing = every if unmapped == "mean" else known
+    chosen = set()
+    for group in [rows] if scope == "batch" else [[b] for b in rows]:
+        tokens = sorted((t for t in competing if t[0] in group), key=lambda t: (-excess[t], t))
+        chosen |= set(tokens[: math.ceil(Fraction(str(top_k)) * len(tokens))])
+    if unmapped == "include":
+        chosen |= set(every) - set(known)
+    return [[float((b, s) in chosen) for s in positions] for b in rows]
+
+
+@st.composite
+def student_batches(draw):
+    rows, tokens = draw(st.integers(1, 3)), draw(st.integers(1, 15))
+    # Multiples of 1/4 make excess and mean exact, hence ties certain.
+    values = st.integers(0, 12).map(lambda quarters: quarters / 4)
+    matrices = []
+    for cells in (values, values, st.booleans(), st.booleans()):
+        row = st.lists(cells, min_size=tokens, max_size=tokens)
+        matrices.append(draw(st.lists(row, min_size=rows, max_size=rows)))
+    return matrices
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    student_batches(),
+    TOP_K,
+    st.sampled_from(guidance.UNMAPPED_STRATEGIES),
+    st.sampled_from(guidance.SCOPES),
+)
+def test_selection_equals_a_sorted_list(batch, top_k, unmapped, scope):
+    student, teacher, valid, mapped = batch
+    if unmapped == "mean":  # a float32 mean of thirds could order what exact arithmetic ties
+        teacher = [[1.0] * len(row) for row in teacher]
+    tensors = [torch.tensor(x) for x in (student, teacher, valid, mapped)]
+    found = select_tokens(*tensors, top_k=top_k, unmapped=unmapped, scope=scope)
+    assert found.dtype == torch.float32
+    assert found.tolist() == slow_selection(
+        *batch[:1], teacher, valid, mapped, top_k, unmapped, scope
+    )
+    known, unknown = tensors[2] & tensors[3], tensors[2] & ~tensors[3]
+    if scope == "sequence":
+        count = selected_count(known.sum(-1), unknown.sum(-1), top_k, unmapped)
+        assert torch.equal(found.sum(-1).long(), count)
+    else:
+        count = selected_count(int(known.sum()), int(unknown.sum()), top_k, unmapped)
+        assert found.sum() == count
+
+
+def test_selection_of_the_worked_example():
+    student = torch.tensor([[9.0, 5.0, 4.0, 3.0, 2.0, 8.0, 7.0]], requires_grad=True)
+    teacher = torch.tensor([[0.0, 4.0, 1.0, 2.0, 0.0, 0.0, 1.0]])
+    valid = torch.tensor([[False, True, True, True, True, True, True]])
+    mapped = torch.tensor([[False, True, True, True, True, False, True]])
+    # excess of the five mapped tokens: 1, 3, 1, 2, -, 6; 40 % of five tokens are two
+    options = {"top_k": 0.4, "scope": "sequence"}
+    include = select_tokens(student, teacher, valid, mapped, unmapped="include", **options)
+    assert include.tolist() == [[0, 0, 1, 0, 0, 1, 1]]
+    assert not include.requires_grad
+    exclude = select_tokens(student, teacher, valid, mapped, unmapped="exclude", **options)
+    assert exclude.tolist() == [[0, 0, 1, 0, 0, 0, 1]]
+    # the mean teacher loss of the mapped is 1.6: the unmapped token's excess is 6.4, the largest
+    mean = select_tokens(student, teacher, valid, mapped, unmapped="mean", **options)
+    assert mean.tolist() == [[0, 0, 1, 0, 0, 1, 1]]
+
+
+def test_the_mean_strategy_uses_the_mean_of_the_whole_batch():
+    student = torch.tensor([[5.0, 5.0], [3.0, 1.0]])
+    teacher = torch.tensor([[9.0, 0.0], [1.0, 0.0]])  # mean over the mapped: 5, so excess 0 and -4
+    valid, mapped = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[1, 0], [1, 0]]).bool()
+    found = select_tokens(
+        student, teacher, valid, mapped, top_k=0.5, unmapped="mean", scope="sequence"
+    )
+    assert found.tolist() == [[0, 1], [1, 0]]
+
+
+def test_a_batch_without_teacher_losses_is_selected_by_the_student_under_mean():
+    student, nothing = torch.tensor([[1.0, 3.0, 2.0]]), torch.zeros(1, 3)
+    options = {"top_k": 0.4, "scope": "sequence"}
+    none, every = torch.zeros(1, 3).bool(), torch.ones(1, 3).bool()
+    found = select_tokens(student, nothing, every, none, unmapped="mean", **options)
+    assert found.tolist() == [[0, 1, 1]]
+    found = select_tokens(student, nothing, every, none, unmapped="exclude", **options)
+    assert found.tolist() == [[0, 0, 0]]
+
+
+@pytest.mark.parametrize("odd", [-math.inf, math.inf, math.nan])
+def test_counts_are_exact_when_scores_are_not_finite(odd):
+    score = torch.tensor([[odd, 1.0, odd, 2.0, odd]])
+    candidates = torch.tensor([[False, True, True, True, False]])
+    for top_k, count in ((0.3, 1), (0.6, 2), (1.0, 3)):
+        chosen = select_top(score, candidates, top_k, "sequence")
+        assert chosen.sum() == count
+        assert not (chosen & ~candidates).any()
+
+
+def test_ties_go_to_the_lower_position():
+    chosen = select_top(torch.zeros(2, 100), torch.ones(2, 100).bool(), 0.4, "sequence")
+    assert chosen.tolist() == [[True] * 40 + [False] * 60] * 2
+    chosen = select_top(torch.zeros(2, 100), torch.ones(2, 100).bool(), 0.4, "batch")
+    assert chosen.tolist() == [[True] * 80 + [False] * 20, [False] * 100]
+
+
+@given(st.integers(0, 10**9), st.integers(0, 10**9), TOP_K)
+def test_counts_are_exact_on_host_and_device(mapped, unmapped, top_k):
+    share = {
+        "include": math.ceil(Fraction(str(top_k)) * mapped) + unmapped,
+        "exclude": math.ceil(Fraction(str(top_k)) * mapped),
+        "mean": math.ceil(Fraction(str(top_k)) * (mapped + unmapped)),
+    }
+    for strategy, expected in share.items():
+        assert selected_count(mapped, unmapped, top_k, strategy) == expected
+        tensors = torch.tensor([mapped, 0]), torch.tensor([unmapped, 0])
+        assert selected_count(*tensors, top_k, strategy).tolist() == [expected, 0]
+
+
+def test_counts_take_every_millionth_for_what_was_typed():
+    for millionths in range(1, 10**6, 7):
+        assert selected_count(10**6, 0, millionths / 10**6, "exclude") == millionths
+
+
+def test_random_scores_do_not_depend_on_the_batch_split():
+    blocks = torch.tensor([7, 0, 123_456, 7, 2**40])
+    scores = random_scores(blocks, 64, seed=3)
+    assert scores.shape == (5, 64)
+    assert torch.equal(scores, torch.cat([random_scores(b[None], 64, seed=3) for b in blocks]))
+    assert torch.equal(scores[:, :32], random_scores(blocks, 32, seed=3))
+    assert torch.equal(scores[0], scores[3])
+    assert not (scores[0] == scores[1]).any()
+    for seed in (4, -1, 2**64 + 4, 2**70 + 5):
+        assert not (scores == random_scores(blocks, 64, seed)).any()
+
+
+def test_random_scores_follow_splitmix64():
+    def mix(x):  # Steele, Lea and Flood (2014), in unsigned arithmetic
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ (x >> 27)) * 0x94D049BB133111EB % 2**64
+        return x ^ (x >> 31)
+
+    assert mix(0) == 0xE220A8397B1DCDAF  # the first output of the published generator for seed 0
+    expected = [[mix(mix(mix(5) + b) + s) % 2**63 for s in range(20)] for b in (0, 9)]
+    assert random_scores(torch.tensor([0, 9]), 20, seed=5).tolist() == expected
+
+
+def test_random_scores_are_uniform_over_blocks_and_positions():
+    uniform = random_scores(torch.arange(400), 500, seed=0).double() / 2**63
+    assert 0 <= uniform.min() < 1e-4
+    assert 1 - 1e-4 < uniform.max() <= 1
+    assert abs(uniform.mean() - 0.5) < 0.003
+    shares = torch.histc(uniform, 20, 0, 1) / uniform.numel()
+    assert (shares - 0.05).abs().max() < 0.003  # six standard deviations
+    for dim in (0, 1):
+        means = uniform.mean(dim)
+        expected = (1 / 12 / uniform.shape[dim]) ** 0.5
+        assert 0.85 < means.std() / expected < 1.15
+    neighbours = torch.corrcoef(torch.stack([uniform[:, 1:].flatten(), uniform[:, :-1].flatten()]))
+    assert abs(neighbours[0, 1]) < 0.01
+    chosen = select_top(
+        random_scores(torch.arange(400), 500, seed=0), uniform >= 0, 0.4, "sequence"
+    )
+    assert (chosen.sum(-1) == 200).all()
+    assert (chosen.double().mean(0) - 0.4).abs().max() < 0.12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"top_k": 1.4}, r"--top_k must be in \(0, 1\], got 1.4"),
+        ({"top_k": 0.0}, r"--top_k must be in \(0, 1\], got 0.0"),
+        ({"top_k": math.nan}, r"--top_k must be in \(0, 1\], got nan"),
+        ({"top_k": 0.1234567}, "--top_k must have at most six decimals, got 0.1234567"),
+        ({"aggregation": "median"}, "--aggregation must be one of max, mean, sum, got median"),
+        ({"unmapped": "drop"}, "--unmapped must be one of include, exclude, mean, got drop"),
+        ({"scope": "world"}, "--selection_scope must be one of sequence, batch, got world"),
+    ],
+)
+def test_guidance_names_the_option_that_is_wrong(options, message):
+    with pytest.raises(ValueError, match=message):
+        Guidance(**options)
+
+
+def test_guidance_defaults_are_the_papers():
+    assert Guidance() == Guidance(0.4, "max", "include", "sequence")
+    assert Guidance(top_k=1).top_k == 1
+    assert Guidance(top_k=1 / 4 + 1e-6).top_k == 0.250001
+
+
+@pytest.mark.parametrize("aggregation", guidance.AGGREGATIONS)
+@pytest.mark.parametrize("unmapped", guidance.UNMAPPED_STRATEGIES)
+@pytest.mark.parametrize("scope", guidance.SCOPES)
+def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
+    with torch.device("meta"):  # where reading a value raises
+        student, loss = torch.empty(2, 5), torch.empty(2, 7)
+        ranges, valid = torch.empty(2, 5, 2).long(), torch.empty(2, 5).bool()
+        teacher, mapped = aggregate_teacher_losses(loss, ranges, aggregation, loss > 0)
+        options = {"top_k": 0.4, "unmapped": unmapped, "scope": scope}
+        assert select_tokens(student, teacher, valid, mapped, **options).shape == (2, 5)
+        assert random_scores(torch.empty(2).long(), 5, seed=0).shape == (2, 5)
+
+
+def test_unknown_choices_are_refused_by_the_functions_too():
+    ones = torch.ones(1, 1)
+    with pytest.raises(ValueError, match="--aggregation"):
+        aggregate_teacher_losses(ones, torch.tensor([[[0, 1]]]), "min")
+    with pytest.raises(ValueError, match="--selection_scope"):
+        select_top(ones, ones.bool(), 0.4, "rows")
+    for call in (
+        lambda: selected_count(1, 1, 0.4, "drop"),
+        lambda: select_tokens(
+            ones, ones, ones.bool(), ones.bool(), top_k=1, unmapped="drop", scope="batch"
+        ),
+    ):
+        with pytest.raises(ValueError, match="--unmapped"):
+            call()
