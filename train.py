@@ -61,11 +61,11 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         say(f"{run.output_dir} holds the finished run: nothing to do")
         return None
     pair = job.load_pair(model, data.max_length)
-    segments = job.load_segments(pair, data, run)
-    blocks, eval_blocks = job.load_blocks(pair, data, run, segments)
-    say(job.describe(pair, arguments, segments, blocks))
+    documents = job.load_documents(pair, data, run)
+    blocks, eval_blocks = job.load_blocks(pair, data, run, documents.segments)
+    say(job.describe(pair, arguments, documents, blocks))
     if run.dry_run:
-        say(job.example(pair, segments, data))
+        say(job.example(pair, documents))
         return None
     student, teacher = job.load_models(pair, model.teacher_dtype, run.device)
     trainer = VocAgnoTrainer(
@@ -85,7 +85,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
             check_packing(reader)
     if IS_MAIN:
         checkpoints.write_settings(run.output_dir, settings)
-        segments.write_skipped(run.output_dir)
+        documents.segments.write_skipped(run.output_dir)
     return trainer, checkpoint
 
 

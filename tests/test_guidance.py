@@ -12,7 +12,6 @@ from vocagnolm import guidance
 from vocagnolm.guidance import (
     Guidance,
     aggregate_teacher_losses,
-    mapped_tokens,
     random_scores,
     select_tokens,
     select_top,
@@ -61,7 +60,6 @@ def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
             assert mapped[row, token] == bool(present)
             expected = AGGREGATE[aggregation](present) if present else 0.0
             assert found[row, token] == pytest.approx(expected, rel=1e-6, abs=1e-6)
-    assert torch.equal(mapped, mapped_tokens(torch.tensor(ranges), torch.tensor(valid)))
 
 
 def test_aggregation_of_the_worked_example():

@@ -312,7 +312,7 @@ def test_gradient_checkpointing_changes_nothing():
     found = []
     for checkpointing in (False, True):
         if checkpointing:
-            model.activation_checkpointing_enable()
+            model.gradient_checkpointing_enable()
         model.train()
         losses = model(input_ids=ids, labels=labels, token_losses=True)
         found.append(gradients(model, (losses * weights).sum()))

@@ -445,7 +445,6 @@ def test_log_reports_what_a_slow_count_finds(
         ({"method": "kld"}, {}, True, "--method must be one of vocagnolm, cpt, random"),
         ({"divisor": "some"}, {}, True, "--loss_divisor must be one of all, selected"),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
-        ({}, {"remove_unused_columns": True}, True, "remove_unused_columns"),
     ],
 )
 def test_trainer_refuses_contradictions(

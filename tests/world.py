@@ -72,7 +72,6 @@ def make_trainer(
         "report_to": "none",
         "disable_tqdm": True,
         "logging_nan_inf_filter": False,
-        "remove_unused_columns": False,
         "ddp_find_unused_parameters": False,
         "use_cpu": True,
         "seed": 3,

@@ -15,6 +15,7 @@ from datasets.exceptions import DatasetsError
 
 TEXT = "text"
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+_HUB = "{} {} (no file or directory here, so a hub dataset)"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 # What `datasets` raises on bad data; StopIteration on a file without documents.
 _LIBRARY_ERRORS = (DatasetsError, OSError, ValueError, TypeError, StopIteration)
@@ -26,7 +27,6 @@ def load_corpus(
     split: str = "train",
     text_column: str = TEXT,
     config_name: str | None = None,
-    limit: int | None = None,
     option: str = "--dataset",
 ) -> datasets.Dataset:
     """Load the documents of `dataset` in a stable order.
@@ -38,7 +38,6 @@ def load_corpus(
         split: split of a hub dataset; local files have only `train`.
         text_column: the column that holds the text.
         config_name: configuration of a hub dataset.
-        limit: read only about the first so many documents of a hub dataset.
         option: the option that named `dataset`, for errors.
 
     Returns:
@@ -51,11 +50,41 @@ def load_corpus(
     """
     logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors come back as one line
     path = Path(dataset).expanduser()
-    if path.exists():
+    if _is_local(path, dataset, option):
         return _load_local(path, split, text_column, option)
+    corpus = _load(dataset, _HUB.format(option, dataset), split, name=config_name)
+    return _only_text(corpus, text_column, dataset)
+
+
+def load_sample(
+    dataset: str,
+    count: int,
+    *,
+    split: str = "train",
+    text_column: str = TEXT,
+    config_name: str | None = None,
+) -> tuple[datasets.Dataset, int | None]:
+    """Load about the first `count` documents, without downloading a corpus of terabytes.
+
+    Returns:
+        The documents, as of `load_corpus`, and how many there are in all, None if it is not known.
+    """
+    if _is_local(Path(dataset).expanduser(), dataset, "--dataset"):
+        corpus = load_corpus(dataset, split=split, text_column=text_column)
+        return corpus.select(range(min(count, len(corpus)))), len(corpus)
+    shown = _HUB.format("--dataset", dataset)
+    stream = _load(dataset, shown, split, name=config_name, streaming=True)
+    corpus = datasets.Dataset.from_list(list(stream.take(count)))
+    info = (stream.info.splits or {}).get(split)
+    return _only_text(corpus, text_column, dataset), info.num_examples if info else None
+
+
+def _is_local(path: Path, dataset: str, option: str) -> bool:
+    if path.exists():
+        return True
     if path.is_absolute() or dataset.startswith((".", "~")) or _format(path) is not None:
         raise ValueError(f"{option} {dataset}: no such file or directory")
-    return _load_hub(dataset, config_name, split, text_column, limit, option)
+    return False
 
 
 def _format(path: Path) -> str | None:
@@ -101,22 +130,6 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
             f"{option} {path}: column {text_column!r} has several types ({shown}): "
             "make it text everywhere"
         ) from error
-
-
-def _load_hub(
-    name: str,
-    config_name: str | None,
-    split: str,
-    text_column: str,
-    limit: int | None,
-    option: str,
-) -> datasets.Dataset:
-    shown = f"{option} {name} (no file or directory here, so a hub dataset)"
-    if limit is None:
-        return _only_text(_load(name, shown, split, name=config_name), text_column, name)
-    # A look at a corpus of terabytes must not download it.
-    stream = _load(name, shown, split, name=config_name, streaming=True)
-    return _only_text(datasets.Dataset.from_list(list(stream.take(limit))), text_column, name)
 
 
 def _load(builder: str, shown: str, split: str, **options: object) -> datasets.Dataset:

@@ -59,17 +59,6 @@ def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
         raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {value}")
 
 
-def mapped_tokens(ranges_BS2: Tensor, valid_BT: Tensor) -> Tensor:
-    """Return which student tokens have a teacher loss, bool [B, S]; known before any forward pass.
-
-    Args:
-        ranges_BS2: Half-open ranges of teacher positions, integers. (-1, -1) is unmapped, and so is
-            a range without a valid token.
-        valid_BT: Teacher tokens that have a loss, bool.
-    """
-    return _range_sums(valid_BT.long(), ranges_BS2) > 0
-
-
 def aggregate_teacher_losses(
     teacher_loss_BT: Tensor,
     ranges_BS2: Tensor,

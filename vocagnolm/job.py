@@ -10,11 +10,12 @@ import sys
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import datasets
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm import config, models, plan
-from vocagnolm.corpus import TEXT, load_corpus
+from vocagnolm.corpus import TEXT, load_corpus, load_sample
 from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import load_tokenizer
@@ -72,18 +73,34 @@ def load_pair(model: config.ModelArguments, max_length: int) -> Pair:
     return replace(pair, teacher=teacher, teacher_config=teacher_config, teacher_reader=reader)
 
 
-def load_segments(pair: Pair, data: config.DataArguments, run: config.RunArguments) -> Segments:
+@dataclass(frozen=True)
+class Documents:
+    """What was read and aligned: all documents, or in a dry run the first ones.
+
+    Attributes:
+        corpus: the documents.
+        segments: what became of them.
+        total: how many the whole dataset has; None if the hub does not say.
+    """
+
+    corpus: datasets.Dataset
+    segments: Segments
+    total: int | None
+
+
+def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArguments) -> Documents:
     """Align the corpus; the first process of a node does the work, the others read its cache."""
+    where: dict[str, Any] = {
+        "split": data.dataset_split,
+        "text_column": data.text_column,
+        "config_name": data.dataset_config,
+    }
     with run.main_process_first(desc="aligning the corpus"):
-        corpus = load_corpus(
-            data.dataset,
-            split=data.dataset_split,
-            text_column=data.text_column,
-            config_name=data.dataset_config,
-            limit=DRY_RUN_DOCUMENTS if run.dry_run else None,
-        )
         if run.dry_run:
-            corpus = corpus.select(range(min(len(corpus), DRY_RUN_DOCUMENTS)))
+            corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **where)
+        else:
+            corpus = load_corpus(data.dataset, **where)
+            total = len(corpus)
         segments = align_corpus(
             corpus, pair.student_reader, pair.teacher_reader, num_proc=data.num_proc
         )
@@ -92,7 +109,7 @@ def load_segments(pair: Pair, data: config.DataArguments, run: config.RunArgumen
             f"--dataset {data.dataset} has no usable document: {len(corpus):,} read, "
             f"{len(segments.skipped):,} skipped ({plan.skip_reasons(segments)})"
         )
-    return segments
+    return Documents(corpus, segments, total)
 
 
 def load_blocks(
@@ -147,7 +164,7 @@ def load_models(
     return student, teacher
 
 
-def describe(pair: Pair, arguments: config.Arguments, segments: Segments, blocks: Blocks) -> str:
+def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
     """The plan of a run."""
     model, data, guidance, run = arguments
     parameters = models.count_parameters(pair.student_config)
@@ -166,36 +183,36 @@ def describe(pair: Pair, arguments: config.Arguments, segments: Segments, blocks
         memory["teacher"] = teacher_parameters * (4 if wide else 2)
     settings = ", ".join(f"{name} {value}" for name, value in asdict(guidance).items())
     lines.append(f"guidance   {settings}")
-    if run.dry_run:
-        lines.append(f"(what follows is measured on the first {DRY_RUN_DOCUMENTS:,} documents)")
-    lines += plan.describe_corpus(segments, blocks, pair.teacher is not None)
-    steps = run.max_steps
-    if steps <= 0:
-        steps = math.ceil(
-            run.num_train_epochs * len(blocks) * data.max_length / run.global_batch_tokens
-        )
     lines += [
+        *plan.describe_corpus(documents.segments, blocks, pair.teacher is not None),
         f"batch      {run.batch_arithmetic(data.max_length)}",
-        f"steps      {steps:,}, learning rate {run.learning_rate:g}",
+        f"steps      {_steps(data, run, documents, blocks)}, learning rate {run.learning_rate:g}",
         *plan.describe_memory(memory),
         f"output     {run.output_dir}",
     ]
     return "\n".join(lines)
 
 
-def example(pair: Pair, segments: Segments, data: config.DataArguments) -> str:
+def _steps(
+    data: config.DataArguments, run: config.RunArguments, documents: Documents, blocks: Blocks
+) -> str:
+    read, total = len(documents.corpus), documents.total
+    if run.max_steps > 0:
+        return f"{run.max_steps:,}"
+    if total is None:
+        return "known when the whole corpus is read"
+    tokens = run.num_train_epochs * len(blocks) * data.max_length * total / read
+    steps = f"{math.ceil(tokens / run.global_batch_tokens):,}"
+    note = f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
+    return steps if total == read else note
+
+
+def example(pair: Pair, documents: Documents) -> str:
     """The first segment's first tokens, aligned."""
     if pair.teacher_reader is None:
         return ""
-    row = segments.rows[0]
-    corpus = load_corpus(
-        data.dataset,
-        split=data.dataset_split,
-        text_column=data.text_column,
-        config_name=data.dataset_config,
-        limit=DRY_RUN_DOCUMENTS,
-    )
-    text = corpus[row["document"]][TEXT][row["start"] : row["end"]]
+    row = documents.segments.rows[0]
+    text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
     return "\n".join(plan.aligned_example(text, pair.student_reader, pair.teacher_reader))
 
 

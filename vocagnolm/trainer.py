@@ -91,10 +91,8 @@ class VocAgnoTrainer(Trainer):
                 f"one process sees {self.args.n_gpu} GPUs; start one process per GPU with "
                 "accelerate launch, or set CUDA_VISIBLE_DEVICES"
             )
-        if self.args.remove_unused_columns:
-            raise ValueError(
-                "remove_unused_columns=True would drop the teacher's columns; set it to False"
-            )
+        # The keys of a block are not the names of the model's arguments, and all are needed.
+        self.args.remove_unused_columns = False
         self.method, self.guidance, self.divisor = method, guidance or Guidance(), divisor
         add_token_losses(self.model)
         self.teacher = ResidentTeacher(teacher, self.args.device) if teacher is not None else None

@@ -1,0 +1,19 @@
+"""The `vocagnolm` command; `train.py` and `evaluate_math.py` are scripts of their own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from vocagnolm import demo
+
+COMMANDS = {"demo": demo.main}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command, which reads the rest of the command line itself."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(prog="vocagnolm", description=__doc__)
+    parser.add_argument("command", choices=COMMANDS, help="vocagnolm COMMAND --help says more")
+    return COMMANDS[parser.parse_args(argv[:1]).command](argv[1:])
