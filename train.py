@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = config.parse(sys.argv[1:] if argv is None else argv)
         built = build(arguments)
-    except ValueError as error:
+    except (ValueError, ImportError, OSError) as error:
         return stop(error, 2)
     except NonFiniteLoss as error:
         return stop(error, 3)
@@ -56,17 +56,19 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     settings = job.settings(arguments)
     checkpoints.check_settings(run.output_dir, settings)
     checkpoint = checkpoints.resolve(run.resume_from_checkpoint, run.output_dir)
-    has_card = os.path.exists(os.path.join(run.output_dir, "README.md"))  # it is written last
-    if checkpoint and checkpoints.is_finished(checkpoint) and has_card and not run.dry_run:
+    if checkpoints.is_finished(run.output_dir) and not run.dry_run:
         say(f"{run.output_dir} holds the finished run: nothing to do")
         return None
     pair = job.load_pair(model, data.max_length)
     documents = job.load_documents(pair, data, run)
-    blocks, eval_blocks = job.load_blocks(pair, data, run, documents.segments)
-    say(job.describe(pair, arguments, documents, blocks))
+    blocks, eval_blocks = job.load_blocks(pair, data, run, documents)
+    if IS_MAIN:
+        say(job.describe(pair, arguments, documents, blocks))
     if run.dry_run:
         say(job.example(pair, documents))
         return None
+    settings |= job.corpus_settings(documents, blocks)
+    checkpoints.check_settings(run.output_dir, settings)
     student, teacher = job.load_models(pair, model.teacher_dtype, run.device)
     trainer = VocAgnoTrainer(
         model=student,
@@ -77,7 +79,9 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         divisor=guidance.loss_divisor,
         train_dataset=blocks,
         eval_dataset=eval_blocks,
-        data_collator=PackedCollator(data.max_length, data.attend_across_documents),
+        data_collator=PackedCollator(
+            data.max_length, data.attend_across_documents, teacher_max_length=pair.teacher_row
+        ),
         processing_class=pair.student_reader.tokenizer,
     )
     if not data.attend_across_documents:
@@ -85,7 +89,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
             check_packing(reader)
     if IS_MAIN:
         checkpoints.write_settings(run.output_dir, settings)
-        documents.segments.write_skipped(run.output_dir)
+        documents.write_skipped(run.output_dir)
     return trainer, checkpoint
 
 
@@ -97,6 +101,8 @@ def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arg
     if trainer.eval_dataset is not None and not trainer.evaluated_last_step:
         trainer.evaluate()
     trainer.model.config.use_cache = True  # training turned it off; generation needs it
+    if trainer.is_fsdp_enabled:  # checkpoints are sharded, the final model is whole
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model()
     trainer.save_state()
     if IS_MAIN:
@@ -111,9 +117,10 @@ def say(text: str) -> None:
 
 
 def stop(error: Exception, status: int) -> int:
-    """One line that says what to do, once, and the exit status."""
-    if IS_MAIN:
-        print("train.py: error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+    """One line that says what to do, once for each machine, and the exit status."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        name = "train.py" if IS_MAIN else f"train.py (process {os.environ['RANK']})"
+        print(f"{name}: error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
     return status
 
 

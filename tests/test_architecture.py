@@ -35,7 +35,9 @@ ALLOWED = {
     "checkpoints": set(),
     "model_card": set(),
     "models": set(),
-    "config": {"checkpoints", "guidance"},
+    "config": {"checkpoints", "global_batch", "guidance", "recipe"},
+    "global_batch": set(),
+    "recipe": set(),
     "plan": {"alignment", "data", "packing", "spans"},
     "evaluation": {"evaluation"},
 }

@@ -423,3 +423,57 @@ def test_script_prints_one_line_and_exits_when_input_is_bad(
     assert found.returncode == status
     assert re.fullmatch(rf"train\.py: error: {line}\n", found.stderr), found.stderr
     assert "Traceback" not in found.stdout
+
+
+# Going on with a run
+
+
+def test_run_refuses_to_resume_when_the_corpus_changed(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pages = Path(shutil.copy(world.pages, tmp_path / "pages.jsonl"))
+    options = {"dataset": str(pages), "save_steps": "1"}
+    assert train.main(world.argv(tmp_path / "run", **options)) == 0
+    (tmp_path / "run" / "README.md").unlink()  # as if it had died before the end
+    before = snapshot(tmp_path / "run")
+    pages.write_text("\n".join(reversed(pages.read_text().splitlines())))
+    capfd.readouterr()
+    assert train.main(world.argv(tmp_path / "run", **options)) == 2
+    assert "--corpus_digest was " in capfd.readouterr().err
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("option", [{"selection_scope": "batch"}, {"unmapped": "mean"}])
+def test_run_refuses_another_batch_per_device_when_tokens_compete_within_it(
+    option: dict[str, str], world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def argv(batch: int) -> list[str]:
+        options = {"save_steps": "1", "per_device_train_batch_size": str(batch), **option}
+        return world.argv(tmp_path / "run", **options)
+
+    assert train.main(argv(2)) == 0
+    capfd.readouterr()
+    assert train.main(argv(1)) == 2
+    assert "--per_device_train_batch_size was 2, now 1" in capfd.readouterr().err
+
+
+def test_finished_run_is_left_alone_when_it_saved_no_checkpoint(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*world.argv(tmp_path / "run"), "--save_strategy=no"]
+    assert train.main(argv) == 0
+    before = snapshot(tmp_path / "run")
+    assert train.main(argv) == 0
+    assert "nothing to do" in capfd.readouterr().out
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_skipped_documents_are_counted_and_listed_when_they_are_held_out(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"text": "Ben has 3 apples."}\n{"text": ""}\n{"text": null}\n')
+    assert train.main(world.argv(tmp_path / "run", eval_dataset=str(held_out))) == 0
+    assert "held out   2 documents (1 empty, 1 not text but NoneType)" in capfd.readouterr().out
+    listed = (tmp_path / "run" / "eval_skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["document"] for line in listed] == [1, 2]

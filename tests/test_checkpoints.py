@@ -34,6 +34,12 @@ def make_checkpoint(run: Path, step: int) -> Path:
     return path
 
 
+def make_final_model(run: Path) -> None:
+    save_file({"weight": torch.zeros(64, 64)}, run / "model.safetensors")
+    (run / "trainer_state.json").write_text('{"global_step": 5, "max_steps": 5}')
+    (run / "README.md").write_text("# how it was made")
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -218,12 +224,26 @@ def test_resolve_refuses_the_given_path_when_it_is_damaged(tmp_path: Path, damag
         ({"global_step": 5}, False),
     ],
 )
-def test_is_finished_compares_the_steps_when_a_checkpoint_is_good(
+def test_is_finished_compares_the_steps_when_everything_is_there(
     tmp_path: Path, state: dict[str, int], finished: bool
 ) -> None:
-    path = make_checkpoint(tmp_path, 5)
-    (path / "trainer_state.json").write_text(json.dumps(state))
-    assert is_finished(path) is finished
+    make_final_model(tmp_path)
+    (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+    assert is_finished(tmp_path) is finished
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "README.md", "trainer_state.json"])
+def test_is_finished_says_no_when_a_file_is_missing(tmp_path: Path, missing: str) -> None:
+    make_final_model(tmp_path)
+    assert is_finished(tmp_path)
+    (tmp_path / missing).unlink()
+    assert not is_finished(tmp_path)
+
+
+def test_is_finished_says_no_when_the_weights_are_cut_off(tmp_path: Path) -> None:
+    make_final_model(tmp_path)
+    truncate(tmp_path / "model.safetensors")
+    assert not is_finished(tmp_path)
 
 
 # Settings
@@ -242,8 +262,8 @@ def test_check_settings_lists_every_difference_when_settings_changed(tmp_path: P
     check_settings(tmp_path, {"top_k": 0.5})  # nothing has been saved that could be lost
     make_checkpoint(tmp_path, 1)
     expected = (
-        f"{tmp_path} holds a run with other settings (--new was None, now y; --old was x, now "
-        "None; --top_k was 0.4, now 0.5): give another --output_dir"
+        f"{tmp_path} holds a run with other settings (--new was None, now y; "
+        "--top_k was 0.4, now 0.5): give another --output_dir"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         check_settings(tmp_path, {"top_k": 0.5, "seed": 1, "new": "y", "same": 5})

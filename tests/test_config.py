@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,11 @@ import torch
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers.trainer_utils import IntervalStrategy
+from transformers.utils import is_bitsandbytes_available
 
-import vocagnolm.config
-from vocagnolm.config import Arguments, parse, split_global_batch
+import vocagnolm.global_batch
+from vocagnolm.config import Arguments, DataArguments, parse
+from vocagnolm.global_batch import split_global_batch
 from vocagnolm.guidance import Guidance
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,7 +44,7 @@ def recipe(tmp_path: Path, content: str) -> tuple[str, str]:
 
 
 def test_config_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.config)
+    results = doctest.testmod(vocagnolm.global_batch)
     assert results.attempted > 0
     assert results.failed == 0
 
@@ -85,6 +89,8 @@ def defaults() -> Arguments:
         (3, "logging_nan_inf_filter", False),
         (3, "resume_from_checkpoint", "auto"),
         (3, "dry_run", False),
+        (3, "ddp_timeout", 7 * 24 * 3600),
+        (3, "per_device_eval_batch_size", 8),
         (3, "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
     ],
 )
@@ -213,6 +219,43 @@ def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
     )
 
 
+@pytest.mark.parametrize(("given", "expected"), [((), 8), (("2",), 2), (("16",), 16)])
+def test_set_batch_keeps_the_evaluation_batch_when_it_is_given(
+    given: tuple[str, ...], expected: int
+) -> None:
+    run = parse((*TEACHER, *("--per_device_eval_batch_size",) * len(given), *given))[3]
+    assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, expected)
+
+
+@pytest.mark.parametrize(
+    ("num_proc", "cores", "documents", "expected"),
+    [
+        (None, 6, 9_999, None),
+        (None, 6, 10_000, 6),
+        (None, 1, 10_000, None),
+        (3, 6, 10_000, 3),
+        (1, 6, 10_000, None),
+        (3, 6, 9_999, None),
+    ],
+)
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_processes_are_the_cores_when_there_are_many_documents(
+    monkeypatch: pytest.MonkeyPatch,
+    has_affinity: bool,
+    num_proc: int | None,
+    cores: int,
+    documents: int,
+    expected: int | None,
+) -> None:
+    if has_affinity:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 999)
+    else:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert DataArguments(num_proc=num_proc).processes(documents) == expected
+
+
 # Recipes
 
 
@@ -326,6 +369,28 @@ def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
             "--auto_find_batch_size has no effect here: leave it out",
         ),
         (
+            (*TEACHER, "--batch_eval_metrics", "True"),
+            "--batch_eval_metrics is not supported (evaluation needs the losses of all batches): "
+            "leave it out",
+        ),
+        (
+            (*TEACHER, "--use_liger_kernel", "True"),
+            "--use_liger_kernel is not supported (its loss would replace the weighted one): "
+            "leave it out",
+        ),
+        (
+            (*TEACHER, "--eval_do_concat_batches", "False"),
+            "--eval_do_concat_batches false is not supported: leave it out",
+        ),
+        (
+            (*TEACHER, "--per_device_eval_batch_size", "0"),
+            "--per_device_eval_batch_size must be at least 1, got 0",
+        ),
+        (
+            (*TEACHER, "--lr_scheduler_kwargs", "null"),
+            "--lr_scheduler_kwargs null must be a JSON object",
+        ),
+        (
             (*TEACHER, "--deepspeed", "zero3.json"),
             "--deepspeed is not supported: shard with FSDP2 (accelerate_configs)",
         ),
@@ -351,6 +416,25 @@ def test_parse_refuses_in_one_line_when_an_argument_is_wrong(
         (("--aggregation", "min"), "argument --aggregation: invalid choice: 'min'"),
         (("--teacher_dtype", "int8"), "argument --teacher_dtype/--teacher-dtype: invalid choice"),
         (("--lr_scheduler_kwargs", "{x"), "--lr_scheduler_kwargs {x is not JSON: Expecting"),
+        (
+            ("--lr_scheduler_kwargs", '{"foo": 1}'),
+            '--lr_scheduler_kwargs {"foo": 1} does not suit --lr_scheduler_type cosine_with_min_lr'
+            ": get_cosine_with_min_lr_schedule_with_warmup() got an unexpected keyword argument",
+        ),
+        (
+            ("--lr_scheduler_kwargs", " {}"),
+            "--lr_scheduler_kwargs {} does not suit --lr_scheduler_type cosine_with_min_lr: One of",
+        ),
+        (
+            ("--lr_scheduler_kwargs", '{"min_lr_rate": [1]}', "--warmup_steps", "10"),
+            '--lr_scheduler_kwargs {"min_lr_rate": [1]} does not suit --lr_scheduler_type cosine',
+        ),
+        (
+            ("--lr_scheduler_type", "warmup_stable_decay"),
+            "--lr_scheduler_kwargs {} does not suit --lr_scheduler_type warmup_stable_decay: "
+            "get_wsd_schedule() missing",
+        ),
+        (("--eval_strategy", "maybe"), "argument --eval_strategy/--eval-strategy: invalid choice"),
         (("--lr_scheduler_type", "foo"), "foo is not a valid SchedulerType"),
         (("--accelerator_config", "no.json"), "[Errno 2] No such file or directory: 'no.json'"),
     ],
@@ -359,6 +443,53 @@ def test_parse_refuses_in_one_line_when_transformers_does(
     argv: tuple[str, ...], start: str
 ) -> None:
     assert error_of(*TEACHER, *argv).startswith(start)
+
+
+OPTIONS = {option.name for option in fields(vocagnolm.config.RunArguments)}
+
+
+@pytest.mark.skipif("train_sampling_strategy" not in OPTIONS, reason="not in this transformers")
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
+def test_parse_refuses_sampling_by_length_when_blocks_are_equally_long(strategy: str) -> None:
+    assert error_of(*TEACHER, "--train_sampling_strategy", strategy) == (
+        f"--train_sampling_strategy {strategy} is not supported (all blocks are equally long): "
+        "leave it out"
+    )
+
+
+@pytest.mark.skipif(is_bitsandbytes_available(), reason="bitsandbytes is here")
+def test_parse_refuses_an_optimizer_when_its_package_is_missing() -> None:
+    assert error_of(*TEACHER, "--optim", "adamw_bnb_8bit").startswith(
+        "--optim adamw_bnb_8bit cannot be used: You need to install `bitsandbytes`"
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(("--optim", name) for name in ("adamw_torch", "adafactor", "sgd")),
+        ("--torch_empty_cache_steps", "5"),
+        *(
+            ("--lr_scheduler_type", name)
+            for name in ("linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt")
+        ),
+        (
+            "--lr_scheduler_type",
+            "cosine_with_restarts",
+            "--lr_scheduler_kwargs",
+            '{"num_cycles":3}',
+        ),
+        (
+            *("--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", "0.1"),
+            *("--lr_scheduler_kwargs", '{"num_decay_steps": 9}'),
+        ),
+        ("--lr_scheduler_type", "reduce_lr_on_plateau", "--eval_fraction", "0.1"),
+    ],
+)
+def test_parse_accepts_optimizers_and_schedules_when_they_can_be_made(
+    argv: tuple[str, ...],
+) -> None:
+    assert parse((*TEACHER, *argv))
 
 
 NO_EFFECT = {
@@ -422,3 +553,24 @@ def test_parse_evaluates_when_there_is_something_to_evaluate_on() -> None:
     assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 9)
     run = parse((*TEACHER, "--eval_dataset", "d", "--eval_strategy", "epoch"))[3]
     assert run.eval_strategy == IntervalStrategy.EPOCH
+
+
+def test_parse_does_not_evaluate_when_told_not_to() -> None:
+    run = parse((*TEACHER, "--eval_fraction", "0.1", "--eval_strategy", "no"))[3]
+    assert run.eval_strategy == IntervalStrategy.NO
+
+
+@pytest.mark.parametrize("documents", [("--eval_fraction", "0.1"), ("--eval_dataset", "d")])
+def test_parse_loads_the_best_model_when_there_is_something_to_evaluate_on(
+    documents: tuple[str, ...],
+) -> None:
+    run = parse((*TEACHER, *documents, "--load_best_model_at_end", "True", "--save_steps", "70"))[3]
+    assert run.load_best_model_at_end is True
+    assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
+    assert run.metric_for_best_model == "loss"
+
+
+def test_parse_refuses_the_best_model_when_nothing_tells_it() -> None:
+    assert error_of(*TEACHER, "--load_best_model_at_end", "True").startswith(
+        "--load_best_model_at_end requires the save and eval strategy to match"
+    )

@@ -195,7 +195,10 @@ def test_load_corpus_lists_the_columns_when_the_text_column_is_missing(tmp_path:
         ("a.jsonl", b"", "it holds no documents"),
         ("a.jsonl", b"\n\n", "it holds no documents"),
         ("a.json", b"[]", "it holds no documents"),
-        ("a.jsonl.gz", gzip.compress(b""), "it holds no documents"),
+        ("a.jsonl.gz", gzip.compress(b""), "it is empty or cut off"),
+        ("a.jsonl.gz", b"", "it is empty or cut off"),
+        ("a.jsonl.zst", b"", "it is empty or cut off"),
+        ("a.jsonl.zst", b"not zstd", "zstd"),
     ],
 )
 def test_load_corpus_names_the_file_and_the_reason_when_it_cannot_be_read(
@@ -205,6 +208,36 @@ def test_load_corpus_names_the_file_and_the_reason_when_it_cannot_be_read(
     message = error_of(path)
     assert message.startswith(f"--dataset {path} cannot be read: ")
     assert re.search(reason, message)
+
+
+@pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
+@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_load_corpus_says_that_a_compressed_file_is_cut_off_when_it_is(
+    tmp_path: Path, name: str, kept: float, suffix: str
+) -> None:
+    whole = COMPRESS[suffix](json_lines(*({"text": f"{n} {n * n:x} {n**5}"} for n in range(500))))
+    path = write(tmp_path / (name + suffix), whole[: int(kept * len(whole))])
+    if kept == 0.0 and suffix == ".gz":  # no bytes are a valid one
+        if name == "a.jsonl":
+            assert error_of(path).endswith("cannot be read: it is empty or cut off")
+        return
+    assert error_of(path) == (
+        f"--dataset {path} cannot be read: "
+        "Compressed file ended before the end-of-stream marker was reached"
+    )
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_load_corpus_names_the_compressed_file_when_its_bytes_are_damaged(
+    tmp_path: Path, name: str, suffix: str
+) -> None:
+    content = bytearray(COMPRESS[suffix](json_lines(*({"text": f"{n**9}"} for n in range(500)))))
+    for at in range(len(content) // 2, len(content) // 2 + 40):
+        content[at] ^= 0x5A
+    path = write(tmp_path / (name + suffix), bytes(content))
+    assert error_of(path).startswith(f"--dataset {path} cannot be read: ")
 
 
 @pytest.mark.parametrize(("good", "bad"), [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])

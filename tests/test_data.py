@@ -260,7 +260,7 @@ def test_align_corpus_skips_and_lists_when_documents_are_unusable(
         (7, "not text but dict"),
         (8, "not text but bool"),
     ]
-    segments.write_skipped(tmp_path)
+    segments.write_skipped(tmp_path / "skipped.jsonl")
     lines = (tmp_path / "skipped.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"document": document, "reason": reason} for document, reason in segments.skipped
@@ -313,8 +313,21 @@ def test_align_corpus_gives_no_rows_when_nothing_is_usable(
 def test_write_skipped_writes_nothing_when_no_document_was_skipped(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
-    align_corpus(in_memory(PAGES), *readers(tokenizers_by_family)).write_skipped(tmp_path)
+    segments = align_corpus(in_memory(PAGES), *readers(tokenizers_by_family))
+    segments.write_skipped(tmp_path / "skipped.jsonl")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_digest_differs_when_documents_are_missing_or_in_another_order(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    pair = readers(tokenizers_by_family)
+    same, again, reversed_, shorter = (
+        align_corpus(in_memory(pages), *pair).digest()
+        for pages in (PAGES, PAGES, PAGES[::-1], PAGES[:-1])
+    )
+    assert same == again
+    assert len({same, reversed_, shorter}) == 3
 
 
 # Processes and cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
@@ -24,13 +26,13 @@ from transformers import (
     Qwen2Config,
     T5Config,
 )
+from transformers.utils import is_flash_attn_2_available
 
 from vocagnolm.models import (
     ModelSource,
     check_distinct,
     check_vocabulary,
     context_length,
-    count_parameters,
     student_bytes_per_token,
     training_bytes,
 )
@@ -181,10 +183,9 @@ def test_config_and_load_refuse_when_the_name_is_nowhere() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
 def test_count_parameters_equals_the_real_model_when_counted(config: Any) -> None:
-    from transformers import AutoModelForCausalLM
-
     model = AutoModelForCausalLM.from_config(config)
-    assert count_parameters(config) == sum(p.numel() for p in model.parameters())
+    counted = ModelSource("any", "student").count_parameters(config)
+    assert counted == sum(p.numel() for p in model.parameters())
 
 
 def test_count_parameters_makes_no_weights_when_the_model_is_large() -> None:
@@ -193,7 +194,71 @@ def test_count_parameters_makes_no_weights_when_the_model_is_large() -> None:
     )
     # 2 embeddings, 2 layers of 4 attention and 3 MLP matrices and 2 norms, a last norm
     expected = 2 * 32000 * 4096 + 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096
-    assert count_parameters(config) == expected
+    assert ModelSource("any", "teacher").count_parameters(config) == expected
+
+
+@pytest.mark.skipif(is_flash_attn_2_available(), reason="flash_attn is here")
+def test_count_parameters_refuses_in_one_line_when_the_attention_is_not_installed(
+    saved: Path,
+) -> None:
+    source = ModelSource(str(saved), "teacher", attn_implementation="flash_attention_2")
+    for call, argument in (
+        (source.count_parameters, source.config()),
+        (source.load, torch.float32),
+    ):
+        message = error_of(call, argument)
+        assert message.startswith(f"--teacher {saved} cannot be loaded: ")
+        assert "FlashAttention2" in message
+
+
+def test_count_parameters_uses_the_models_attention_when_it_is_given(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    from_config = AutoModelForCausalLM.from_config
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        made.append(from_config(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", spy)
+    source = ModelSource(str(saved), "student", "main", attn_implementation="eager")
+    assert source.count_parameters(LlamaConfig(**SMALL)) > 0
+    assert made[0].config._attn_implementation == "eager"
+    assert {parameter.device.type for parameter in made[0].parameters()} == {"meta"}
+
+
+REMOTE_CODE = """
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class OwnConfig(PreTrainedConfig):
+    model_type = "own_of_the_tests"
+
+
+class OwnModel(PreTrainedModel):
+    config_class = OwnConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.layer = torch.nn.Linear(3, 4)
+        self.post_init()
+"""
+
+
+def test_count_parameters_asks_nothing_when_remote_code_is_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it prompts"))
+    auto_map = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnModel"}
+    content = {"model_type": "own_of_the_tests", "auto_map": auto_map}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (tmp_path / "own.py").write_text(REMOTE_CODE)
+    source = ModelSource(str(tmp_path), "student", trust_remote_code=True)
+    assert source.count_parameters(source.config()) == 3 * 4 + 4
+    refused = error_of(ModelSource(str(tmp_path), "student").config)
+    assert refused.startswith(f"--student {tmp_path} cannot be loaded: ")
 
 
 def test_context_length_is_the_models_when_its_configuration_names_one() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import math
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import datasets
@@ -37,22 +39,21 @@ def test_packing_doctests_run_when_read() -> None:
 
 def slow_best_fit(lengths: list[tuple[int, int]], room: int, teacher_room: int) -> list[list[int]]:
     """Longest segment first, into the fullest block with room for it; of those that are equally
-    full only the one filled last is asked whether its teacher's row has room, too."""
+    full, the one filled last. Lengths are shares of the tighter limit, in student tokens."""
+    share = Fraction(room, teacher_room)
+    needs = [max(ours, math.ceil(theirs * share)) for ours, theirs in lengths]
     blocks: list[dict[str, Any]] = []
-    for clock, segment in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i][0])):
-        need, teacher_need = lengths[segment]
-        for left in range(need, room + 1):
-            equally_full = [block for block in blocks if block["room"] == left]
-            if equally_full:
-                block = max(equally_full, key=lambda block: block["clock"])
-                if block["teacher_room"] >= teacher_need:
-                    break
+    for clock, segment in enumerate(sorted(range(len(lengths)), key=lambda i: -needs[i])):
+        with_room = [block for block in blocks if block["room"] >= needs[segment]]
+        if with_room:
+            block = min(with_room, key=lambda block: (block["room"], -block["clock"]))
         else:
-            block = {"room": room, "teacher_room": teacher_room, "segments": []}
+            block = {"segments": []}
             blocks.append(block)
         block["segments"].append(segment)
-        block["room"] -= need
-        block["teacher_room"] -= teacher_need
+        left = room - sum(lengths[i][0] for i in block["segments"])
+        teacher_left = teacher_room - sum(lengths[i][1] for i in block["segments"])
+        block["room"] = min(left, math.floor(teacher_left * share))
         block["clock"] = clock
     return [sorted(block["segments"]) for block in blocks]
 
@@ -93,7 +94,7 @@ def test_pack_equals_slow_best_fit_decreasing_when_lengths_are_any(
     ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
     assert pack(ours, theirs, ROOM, TEACHER_ROOM) == slow_best_fit(lengths, ROOM, TEACHER_ROOM)
     unlimited = [(a, 0) for a in ours]
-    assert pack(ours, theirs, ROOM, 10**9) == slow_best_fit(unlimited, ROOM, 0)
+    assert pack(ours, theirs, ROOM, 10**9) == slow_best_fit(unlimited, ROOM, 1)
 
 
 @given(st.lists(st.integers(1, ROOM), min_size=1, max_size=80))
@@ -114,10 +115,19 @@ def test_pack_leaves_no_two_blocks_that_fit_together_when_the_teacher_has_room(
     assert len(sums) < 2 or sums[0] + sums[1] > ROOM
 
 
-def test_pack_is_fast_and_full_when_there_are_many_segments() -> None:
+def test_pack_fills_blocks_when_there_are_many_segments() -> None:
     lengths = np.random.default_rng(0).integers(10, 2049, 20_000)
     blocks = pack(lengths, lengths, 2048, 4096)
     assert len(blocks) * 2048 < 1.01 * lengths.sum()
+
+
+@pytest.mark.parametrize("ratio", [0.95, 1.0, 1.05, 1.2])
+def test_pack_fills_blocks_when_the_teachers_row_is_the_tight_limit(ratio: float) -> None:
+    random = np.random.default_rng(0)
+    ours = np.clip(random.lognormal(6.5, 1, 20_000).astype(int), 4, 2048)
+    theirs = np.clip((ours * ratio * random.uniform(0.7, 1.3, len(ours))).astype(int), 1, 2048)
+    lowest = np.maximum(ours, theirs).sum() / 2048  # if no two segments make up for each other
+    assert len(pack(ours, theirs, 2048, 2048)) < 1.02 * lowest
 
 
 # Blocks
@@ -319,3 +329,20 @@ def test_collator_gives_the_teacher_no_columns_when_there_is_none(plain: Segment
     assert (batch["teacher_ranges"] == -1).all()
     assert sum(batch["mapped_tokens"]) == 0
     assert batch["unmapped_tokens"] == (batch["labels"] != -100).sum(-1).tolist()
+
+
+@pytest.mark.parametrize("attend_across_documents", [False, True])
+@pytest.mark.parametrize(("tokens", "limit", "width"), [(65, 100, 100), (60, 100, 64), (7, 7, 7)])
+def test_collator_stops_padding_at_the_teachers_limit_when_it_is_given(
+    tokens: int, limit: int, width: int, attend_across_documents: bool
+) -> None:
+    """A learned table of positions ends there: one more position would be read outside of it."""
+    ids = np.arange(tokens)
+    none = np.full(3, -1)
+    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids]}
+    block |= {"first": [none], "last": [none]}
+    batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
+    for name in ("input_ids", "labels", "position_ids"):
+        assert batch[f"teacher_{name}"].shape == (1, width)
+    assert batch["teacher_position_ids"].max() < limit
+    assert PackedCollator(8)([block])["teacher_input_ids"].shape[1] % 64 == 0

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
 
+import train
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.token_loss import IGNORED_LABEL, NonFiniteLoss, add_token_losses
@@ -171,13 +173,14 @@ def worker_parameters(tmp_path: Path, jobs: list[dict[str, Any]]) -> list[dict[s
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
     done = subprocess.run(
         [*command, str(here / "trainer_worker.py"), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)},
         capture_output=True,
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return [torch.load(tmp_path / f"{i}.pt", weights_only=True) for i in range(len(jobs))]
+    assert done.returncode == 0, done.stderr[-8000:]
+    saved = [tmp_path / f"{i}.pt" for i, job in enumerate(jobs) if "argv" not in job]
+    return [torch.load(path, weights_only=True) for path in saved]
 
 
 def test_update_is_the_same_for_every_split(
@@ -193,7 +196,8 @@ def test_update_is_the_same_for_every_split(
         {"method": "random", "divisor": "selected"},
         {"method": "vocagnolm", "divisor": "all"},
     ]
-    optimizers = [{}, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}]
+    epoch = {"max_steps": -1, "num_train_epochs": 1}  # 60 blocks: 4 are left over
+    optimizers = [epoch, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}]
     results: list[list[dict[str, torch.Tensor]]] = []
     for options, optimizer in zip(variants, optimizers, strict=True):
         results.append([])
@@ -222,7 +226,7 @@ def test_update_is_the_same_for_every_split(
         for options, optimizer in zip(variants, optimizers, strict=True)
     ]
     jobs.append({**jobs[0], "fsdp": True})
-    jobs.append({**jobs[0], "fsdp": True, "training": {"bf16": True}})  # checked by the worker
+    jobs.append({**jobs[1], "fsdp": True, "training": {"bf16": True}})  # checked by the worker
     two_processes = worker_parameters(tmp_path, jobs)
     for same, distributed in zip(results, two_processes, strict=False):
         same.append(distributed)
@@ -233,6 +237,51 @@ def test_update_is_the_same_for_every_split(
         for other in same[1:]:
             assert largest_difference(same[0], other) < PARAMETER_TOLERANCE
     assert largest_difference(results[0][0], results[1][0]) > PARAMETER_TOLERANCE
+
+
+@pytest.mark.parametrize("config", ["fsdp2", "fsdp2_32xh100"])
+def test_sharded_run_saves_a_whole_model_when_it_ends(
+    config: str,
+    tiny_llama: Callable[..., Any],
+    tokenizer_dirs: dict[str, Path],
+    training_texts: list[str],
+    tmp_path: Path,
+) -> None:
+    for seed, (role, family) in enumerate((("student", "metaspace"), ("teacher", "nfc_digits"))):
+        shutil.copytree(tokenizer_dirs[family], tmp_path / role)
+        tied = {"tie_word_embeddings": True}
+        tiny_llama(700, seed=seed, **tied).save_pretrained(tmp_path / role)
+    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:60])
+    (tmp_path / "pages.jsonl").write_text("".join(lines))
+
+    def arguments(name: str) -> list[str]:
+        options = {
+            "student": tmp_path / "student",
+            "teacher": tmp_path / "teacher",
+            "dataset": tmp_path / "pages.jsonl",
+            "max_length": 64,
+            "global_batch_tokens": 512,
+            "max_steps": 3,
+            "save_steps": 2,
+            "learning_rate": 1e-3,
+            "optim": "sgd",
+            "output_dir": tmp_path / name,
+        }
+        return [f"--{option}={value}" for option, value in options.items()]
+
+    accelerate_config = Path(__file__).parents[1] / "accelerate_configs" / f"{config}.yaml"
+    job = {"argv": arguments("sharded"), "fsdp": True, "accelerate_config": str(accelerate_config)}
+    worker_parameters(tmp_path, [job])
+    assert train.main([*arguments("whole"), "--use_cpu"]) == 0
+    assert (tmp_path / "sharded" / "checkpoint-2" / "pytorch_model_fsdp_0").is_dir()
+    sharded, whole, start = (
+        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+        for name in ("sharded", "whole", "student")
+    )
+    assert AutoTokenizer.from_pretrained(tmp_path / "sharded").eos_token == "</s>"
+    states = [dict(model.named_parameters()) for model in (start, whole, sharded)]
+    assert largest_difference(states[0], states[1]) > 1e-5, "nothing was trained"
+    assert largest_difference(states[1], states[2]) < PARAMETER_TOLERANCE
 
 
 def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_is_1(
@@ -344,6 +393,48 @@ def test_run_stops_before_the_update_when_the_student_turns_nan(
     assert (tmp_path / "checkpoint-0").is_dir()
 
 
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_run_stops_before_the_update_when_a_gradient_turns_infinite(
+    max_grad_norm: float, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair, max_grad_norm=max_grad_norm)
+    calls: list[torch.Tensor] = []
+
+    def break_second(gradient: torch.Tensor) -> torch.Tensor:
+        calls.append(gradient)
+        return gradient * torch.inf if len(calls) == 2 else gradient
+
+    pair[0].model.norm.weight.register_hook(break_second)
+    with pytest.raises(NonFiniteLoss, match=r"step 2: the student's gradient is NaN or infinite"):
+        trainer.train()
+    saved = type(pair[0]).from_pretrained(tmp_path / "checkpoint-1", dtype=torch.float64)
+    for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert a.isfinite().all()
+
+
+def test_model_made_by_model_init_is_trained(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    direct = make_trainer(tmp_path, blocks, copy.deepcopy(pair[0]), copy.deepcopy(pair[1]))
+    options = {"model_init": lambda: copy.deepcopy(pair[0])}
+    made = make_trainer(tmp_path, blocks, None, pair[1], options=options)
+    for trainer in (direct, made):
+        trainer.train()
+    assert largest_difference(parameters(direct), parameters(made)) == 0.0
+
+
+def test_epoch_ends_with_its_last_whole_global_batch(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    whole = len(blocks) // 8
+    assert len(blocks) % 8, "blocks must be left over"
+    trainer = make_trainer(tmp_path, blocks, *pair, max_steps=-1, num_train_epochs=2)
+    trainer.train()
+    assert trainer.state.global_step == 2 * whole
+    assert len(set(trainer._get_train_sampler())) == 8 * whole
+
+
 def test_resumed_run_equals_uninterrupted_run(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -445,6 +536,9 @@ def test_log_reports_what_a_slow_count_finds(
         ({"method": "kld"}, {}, True, "--method must be one of vocagnolm, cpt, random"),
         ({"divisor": "some"}, {}, True, "--loss_divisor must be one of all, selected"),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
+        ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
+        ({"data_collator": None}, {}, True, "data_collator=vocagnolm.packing.PackedCollator"),
+        ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor has no effect"),
     ],
 )
 def test_trainer_refuses_contradictions(

@@ -12,10 +12,13 @@ from pathlib import Path
 
 import torch
 import transformers
+import yaml
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
+
+import train
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:
@@ -55,6 +58,13 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         torch.save(state, directory / f"{number}.pt")
 
 
+def fsdp_environment(path: str) -> dict[str, str]:
+    """What `accelerate launch --config_file` tells its processes."""
+    settings = yaml.safe_load(Path(path).read_text())["fsdp_config"]
+    environment = {name.upper(): str(value) for name, value in settings.items()}
+    return {"ACCELERATE_USE_FSDP": "true", **environment}
+
+
 def main() -> None:
     directory = Path(sys.argv[1])
     jobs = json.loads((directory / "jobs.json").read_text())
@@ -68,7 +78,11 @@ def main() -> None:
                 "gloo",
                 DistributedType.MULTI_GPU,
             )
-        run_job(directory, number, job)
+        if "argv" in job:
+            os.environ |= fsdp_environment(job["accelerate_config"])
+            assert train.main(job["argv"]) == 0
+        else:
+            run_job(directory, number, job)
     torch.distributed.destroy_process_group()
 
 

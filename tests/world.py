@@ -82,6 +82,5 @@ def make_trainer(
         teacher=teacher,
         args=TrainingArguments(output_dir=str(output_dir), **settings),
         train_dataset=blocks,
-        data_collator=PackedCollator(MAX_LENGTH),
-        **(options or {}),
+        **{"data_collator": PackedCollator(MAX_LENGTH), **(options or {})},
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.token_loss import NonFiniteLoss
@@ -16,7 +19,8 @@ class StepGuard(TrainerCallback):
     """Starts the step's clock, and stops the run before an update that rests on a NaN.
 
     A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
-    on training on the wrong ones, silently. The check costs one wait for the device per optimizer
+    on training on the wrong ones, silently. One in the gradient would be saved with the student.
+    The check costs one wait for the device per optimizer
     step, none per micro-batch. The student's last good state is saved first.
     """
 
@@ -32,20 +36,38 @@ class StepGuard(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stop if a loss of this optimizer step was not finite, on any process."""
+        """Stop if a loss or a gradient of this optimizer step is not finite, on any process."""
         trainer = self._trainer
-        student, teacher = trainer.metrics.bad_blocks(trainer.reduce_max)
-        if student is None and teacher is None:
+        found = torch.cat([trainer.metrics.bad_blocks, self._gradient_fault()[None]])
+        student, teacher, gradient = trainer.reduce_max(found).tolist()
+        if teacher >= 0:
+            what = f"the teacher's losses are NaN or infinite in block {teacher}"
+            advice = "load it in another precision (--teacher_dtype float32) or use another one"
+        elif student >= 0:
+            what = f"the student's losses are NaN or infinite in block {student}"
+            advice = "lower --learning_rate, or look at the text of this block"
+        elif gradient >= 0:
+            what = "the student's gradient is NaN or infinite, though all losses are finite"
+            advice = (
+                "lower --learning_rate, or train without bf16 and fp16 to see where it comes from"
+            )
+        else:
             return
         saved = trainer.save_progress()
-        what = "the teacher's" if teacher is not None else "the student's"
-        advice = (
-            "load the teacher in another precision (--teacher_dtype float32) or use another one"
-            if teacher is not None
-            else "lower --learning_rate, or look at the text of this block"
-        )
-        block = teacher if teacher is not None else student
         raise NonFiniteLoss(
-            f"step {state.global_step + 1}: {what} losses are NaN or infinite in block {block}; "
-            f"no update was made, the state before it is in {saved}; {advice}"
+            f"step {state.global_step + 1}: {what}; no update was made, the state before it is in "
+            f"{saved}; {advice}"
         )
+
+    def _gradient_fault(self) -> Tensor:
+        """0 if this process's gradients are not finite, else -1; waits for nothing."""
+        parameters = self._trainer.model.parameters()
+        gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+        if not gradients or self._trainer.accelerator.scaler is not None:
+            # float16's scaler meets infinities as a matter of course, and skips the step itself.
+            return torch.full((), -1, device=self._trainer.args.device)
+        return torch.nn.utils.get_total_norm(gradients).isfinite().long().neg()
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 import zipfile
@@ -49,10 +50,17 @@ def find_checkpoint(output_dir: str | Path) -> str | None:
     return None
 
 
-def is_finished(checkpoint: str | Path) -> bool:
-    """Whether the run that wrote a checkpoint had no further step to take."""
-    state = _read_json(Path(checkpoint) / "trainer_state.json")
-    return bool(state["global_step"] >= state.get("max_steps", sys.maxsize))
+def is_finished(output_dir: str | Path) -> bool:
+    """Whether a run has taken its last step and saved its model: the card is written last."""
+    directory = Path(output_dir)
+    state = _read_json(directory / "trainer_state.json")
+    weights = list(directory.glob("*.safetensors"))
+    return (
+        state.get("global_step", 0) >= state.get("max_steps", sys.maxsize)
+        and bool(weights)
+        and all(map(_is_readable, weights))
+        and (directory / "README.md").exists()
+    )
 
 
 def checkpoint_fault(path: str | Path) -> str | None:
@@ -109,12 +117,15 @@ def _is_readable(weights: Path) -> bool:
 def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
     """Refuse to go on with a run under other settings than it was started with.
 
+    Args:
+        output_dir: where the run keeps everything.
+        settings: what is known so far of what defines the run; the rest is not compared.
+
     Raises:
-        ValueError: `output_dir` belongs to another run; the message lists what differs.
+        ValueError: `output_dir` cannot be used, or belongs to another run; the message lists what
+            differs.
     """
-    for place in (Path(output_dir), *Path(output_dir).parents):
-        if place.exists() and not place.is_dir():
-            raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
+    _check_writable(Path(output_dir))
     path = Path(output_dir) / SETTINGS_FILE
     has_progress = any(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
         Path(output_dir).glob("*.safetensors")
@@ -127,7 +138,7 @@ def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
     now = json.loads(json.dumps(settings))
     changed = [
         f"--{name} was {before.get(name)}, now {now.get(name)}"
-        for name in sorted(before.keys() | now.keys())
+        for name in sorted(now)
         if before.get(name) != now.get(name)
     ]
     if changed:
@@ -135,6 +146,14 @@ def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
             f"{output_dir} holds a run with other settings ({'; '.join(changed)}): "
             "give another --output_dir"
         )
+
+
+def _check_writable(output_dir: Path) -> None:
+    place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
+    if not place.is_dir():
+        raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"--output_dir {output_dir}: {place} cannot be written to")
 
 
 def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:

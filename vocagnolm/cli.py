@@ -1,4 +1,4 @@
-"""The `vocagnolm` command; `train.py` and `evaluate_math.py` are scripts of their own."""
+"""The `vocagnolm` command; `train.py` is a script of its own."""
 
 from __future__ import annotations
 

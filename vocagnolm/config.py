@@ -15,19 +15,29 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import torch
-import yaml
-from transformers import HfArgumentParser, TrainingArguments
+from transformers import HfArgumentParser, SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
+from transformers.training_args import OptimizerNames
 
 from vocagnolm.checkpoints import AUTO
+from vocagnolm.global_batch import split_global_batch
 from vocagnolm.guidance import Guidance
+from vocagnolm.recipe import read_recipe
 
 _WITHOUT_EFFECT = {  # what a method does not look at
     "vocagnolm": (),
     "random": ("aggregation", "unmapped"),
     "cpt": ("top_k", "aggregation", "unmapped", "selection_scope", "loss_divisor"),
 }
-_MAX_DERIVED_BATCH = 8  # sequences per device; with a 7B teacher in bf16 this fits 80 GB
+_MANY_DOCUMENTS = 10_000  # below this, starting processes takes longer than they save
+_DAYS_S = 24 * 3600
+_CHECK_STEPS = 1000  # of a run that is never made, to see whether its schedule can be
+_REFUSED = {  # options of TrainingArguments: why they cannot be
+    "label_smoothing_factor": "has no effect here",
+    "auto_find_batch_size": "has no effect here",
+    "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
+    "use_liger_kernel": "is not supported (its loss would replace the weighted one)",
+}
 
 
 @dataclass
@@ -83,7 +93,8 @@ class DataArguments:
         default=False, metadata={"help": "Let attention cross the documents of a block."}
     )
     num_proc: int | None = field(
-        default=None, metadata={"help": "Processes that tokenize and align."}
+        default=None,
+        metadata={"help": "Processes that tokenize and align; by default one for each core."},
     )
 
     def __post_init__(self) -> None:
@@ -95,6 +106,20 @@ class DataArguments:
             raise ValueError("--eval_dataset and --eval_fraction exclude each other: give one")
         if self.num_proc is not None and self.num_proc < 1:
             raise ValueError(f"--num_proc must be at least 1, got {self.num_proc}")
+
+    def processes(self, documents: int) -> int | None:
+        """How many processes should share the work on a corpus; None: this one does it."""
+        if documents < _MANY_DOCUMENTS:
+            return None
+        count = self.num_proc or _cores()
+        return count if count > 1 else None
+
+
+def _cores() -> int:
+    """Cores that this process may use, which on a shared machine are not all there are."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass
@@ -147,6 +172,9 @@ class RunArguments(TrainingArguments):
     per_device_train_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
         default=None, metadata={"help": "Sequences per device; derived from the world size."}
     )
+    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
+        default=None, metadata={"help": "Sequences per device; as in training if not given."}
+    )
     gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]  # None: derived
         default=None, metadata={"help": "Micro-batches of a step; derived from the world size."}
     )
@@ -162,6 +190,13 @@ class RunArguments(TrainingArguments):
     bf16: bool | None = field(  # type: ignore[assignment]  # None: wherever there is a GPU for it
         default=None, metadata={"help": "bfloat16 compute; by default on GPUs that have it."}
     )
+    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]  # None: derived
+        default=None,
+        metadata={
+            "help": "By default steps if there are documents to evaluate on, and no if not.",
+            "choices": [strategy.value for strategy in IntervalStrategy],
+        },
+    )
     save_steps: float = 250
     save_total_limit: int | None = 2
     logging_steps: float = 10
@@ -169,6 +204,7 @@ class RunArguments(TrainingArguments):
     logging_nan_inf_filter: bool = False  # it hides NaNs, at a wait per micro-batch
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
+    ddp_timeout: int = 7 * _DAYS_S  # the other processes wait while the first aligns the corpus
     resume_from_checkpoint: str | None = field(
         default=AUTO,
         metadata={"help": "auto (the newest good checkpoint of --output_dir) or a path."},
@@ -176,19 +212,12 @@ class RunArguments(TrainingArguments):
     dry_run: bool = field(default=False, metadata={"help": "Print the plan and exit."})
 
     def __post_init__(self) -> None:
-        for name in ("label_smoothing_factor", "auto_find_batch_size"):
-            if getattr(self, name):
-                raise ValueError(f"--{name} has no effect here: leave it out")
-        if self.deepspeed:
-            raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
-        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
-        if not self.num_train_epochs > 0:
-            raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
+        self._refuse()
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         _check_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
+        if isinstance(self.lr_scheduler_kwargs, str):
+            self.lr_scheduler_kwargs = self.lr_scheduler_kwargs.strip()
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()  # a log file wants no progress bar
         if self.bf16 is None:
@@ -197,17 +226,72 @@ class RunArguments(TrainingArguments):
                 and torch.cuda.is_bf16_supported()
                 and not (self.use_cpu or self.fp16)
             )
+        if self.eval_strategy is None:
+            self.eval_strategy = IntervalStrategy.NO
         # Placeholders that the parent class can work with, until the block length is known.
         self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
+        self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
+        self.per_device_eval_batch_size = 1
         super().__post_init__()  # type: ignore[no-untyped-call]
+        self._check_schedule()
+        self._check_optimizer()
+
+    def _refuse(self) -> None:
+        for name, reason in _REFUSED.items():
+            if getattr(self, name):
+                raise ValueError(f"--{name} {reason}: leave it out")
+        if not self.eval_do_concat_batches:
+            raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
+        sampling = getattr(self, "train_sampling_strategy", "random")  # newer transformers have it
+        if sampling in ("group_by_length", "batch_rebalance"):
+            raise ValueError(
+                f"--train_sampling_strategy {sampling} is not supported (all blocks are equally "
+                "long): leave it out"
+            )
+        if self.per_device_eval_batch_size is not None and self.per_device_eval_batch_size < 1:
+            raise ValueError(
+                "--per_device_eval_batch_size must be at least 1, got "
+                f"{self.per_device_eval_batch_size}"
+            )
+        if self.deepspeed:
+            raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
+        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+        if not self.num_train_epochs > 0:
+            raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
+
+    def _check_schedule(self) -> None:
+        """Make the learning rate's schedule once, as long as an error costs nothing."""
+        kwargs = self.lr_scheduler_kwargs or {}
+        assert isinstance(kwargs, dict)  # the parent class has read the JSON
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
+        try:  # the first step, of warm-up, is made with the schedule
+            schedule = get_scheduler(self.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
+            for factor in getattr(schedule, "lr_lambdas", ()):
+                factor(_CHECK_STEPS - 1)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(
+                f"--lr_scheduler_kwargs {json.dumps(kwargs)} does not suit "
+                f"--lr_scheduler_type {SchedulerType(self.lr_scheduler_type).value}: {error}"
+            ) from error
+
+    def _check_optimizer(self) -> None:
+        """Refuse an optimizer whose package is missing; some are checked later, with the model."""
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(self)
+        except (ImportError, ValueError) as error:
+            if isinstance(error, ImportError) or "install" in str(error) or "import" in str(error):
+                name = OptimizerNames(self.optim).value
+                raise ValueError(f"--optim {name} cannot be used: {error}") from error
 
     def set_batch(self, max_length: int) -> None:
         """Derive batch size and accumulation from the global batch and the world size."""
         self.per_device_train_batch_size, self.gradient_accumulation_steps = split_global_batch(
             self.global_batch_tokens, max_length, self.world_size, *self._given
         )
-        self.per_device_eval_batch_size = self.per_device_train_batch_size
+        self.per_device_eval_batch_size = self._given_eval or self.per_device_train_batch_size
 
     def batch_arithmetic(self, max_length: int) -> str:
         """The global batch, spelled out."""
@@ -223,58 +307,8 @@ def _check_json(option: str, value: object) -> None:
         mapping = json.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise ValueError(f"--{option} {value} is not JSON: {error}") from error
-    if mapping is not None and not isinstance(mapping, dict):
+    if value is not None and not isinstance(mapping, dict):
         raise ValueError(f"--{option} {value} must be a JSON object")
-
-
-def split_global_batch(
-    global_batch_tokens: int,
-    max_length: int,
-    world_size: int,
-    batch_size: int | None = None,
-    accumulation: int | None = None,
-) -> tuple[int, int]:
-    """Sequences per device and accumulation steps that make exactly the global batch.
-
-    What is not given is chosen: the largest batch size up to 8 that divides.
-
-    Raises:
-        ValueError: they cannot make it; the message is the arithmetic.
-
-    >>> split_global_batch(2**21, 2048, world_size=32)
-    (8, 4)
-    >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
-    (16, 64)
-    """
-    for option, value in (
-        ("global_batch_tokens", global_batch_tokens),
-        ("per_device_train_batch_size", batch_size),
-        ("gradient_accumulation_steps", accumulation),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"--{option} must be at least 1, got {value}")
-    sequences, rest = divmod(global_batch_tokens, max_length)
-    if rest:
-        raise ValueError(
-            f"--global_batch_tokens {global_batch_tokens} is not a multiple of --max_length "
-            f"{max_length}: {global_batch_tokens} / {max_length} = "
-            f"{global_batch_tokens / max_length:.2f} sequences"
-        )
-    per_device, rest = divmod(sequences, world_size)
-    if batch_size is None and accumulation is None and not rest:
-        batch_size = max(n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0)
-    if batch_size is None:
-        batch_size = max(sequences // (world_size * (accumulation or 1)), 1)
-    if accumulation is None:
-        accumulation = max(sequences // (world_size * batch_size), 1)
-    if world_size * batch_size * accumulation != sequences:
-        raise ValueError(
-            f"{world_size} processes x {batch_size} sequences x {accumulation} accumulation steps "
-            f"x {max_length} tokens = {world_size * batch_size * accumulation * max_length:,} "
-            f"tokens, not --global_batch_tokens {global_batch_tokens:,} ({sequences} sequences): "
-            "change --global_batch_tokens, --per_device_train_batch_size or the number of processes"
-        )
-    return batch_size, accumulation
 
 
 Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
@@ -308,37 +342,18 @@ def parse(argv: Sequence[str]) -> Arguments:
     first = _OneLineErrors(add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     config = first.parse_known_args(argv)[0].config
-    values = vars(parser.parse_args([*(_read_recipe(config) if config else ()), *argv]))
+    values = vars(parser.parse_args([*(read_recipe(config) if config else ()), *argv]))
     del values["config"]
     if not values["output_dir"]:
         values["output_dir"] = _default_output_dir(values)
+    _set_evaluation(values)
     try:
         model, data, guidance, run = parser.parse_dict(values)
-    except (OSError, ImportError) as error:  # a file or package that an option needs
+    except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
-    _check_together(model, data, guidance, run)
+    _check_together(model, data, guidance)
     run.set_batch(data.max_length)
     return model, data, guidance, run
-
-
-def _read_recipe(path: str) -> list[str]:
-    """A YAML mapping as the flags it stands for, so that one parser checks both."""
-    try:
-        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"--config {path} cannot be read: {reason}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"--config {path} must be a mapping of options to values")
-    if "config" in recipe:
-        raise ValueError(f"--config {path} names another config: give one recipe")
-    flags: list[str] = []
-    for name, value in recipe.items():
-        if isinstance(value, list):
-            flags += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    return flags
 
 
 def _default_output_dir(values: dict[str, Any]) -> str:
@@ -350,8 +365,20 @@ def _default_output_dir(values: dict[str, Any]) -> str:
     return os.path.join("runs", "__".join(Path(name).name for name in names))
 
 
+def _set_evaluation(values: dict[str, Any]) -> None:
+    """Evaluate where there is something to evaluate on, as often as checkpoints are saved."""
+    evaluates = bool(values["eval_fraction"] or values["eval_dataset"])
+    strategy = values["eval_strategy"]
+    if strategy not in (None, "no") and not evaluates:
+        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
+    if strategy is None and evaluates:
+        values["eval_strategy"] = strategy = "steps"
+    if strategy == "steps":
+        values["eval_steps"] = values["eval_steps"] or values["save_steps"]
+
+
 def _check_together(
-    model: ModelArguments, data: DataArguments, guidance: GuidanceArguments, run: RunArguments
+    model: ModelArguments, data: DataArguments, guidance: GuidanceArguments
 ) -> None:
     if guidance.method == "vocagnolm" and not model.teacher:
         raise ValueError("--teacher is required: name the causal LM that guides the student")
@@ -361,9 +388,3 @@ def _check_together(
                 raise ValueError(
                     f"--{name} has no effect with --method {guidance.method}: leave it out"
                 )
-    evaluates = bool(data.eval_fraction or data.eval_dataset)
-    if run.eval_strategy != IntervalStrategy.NO and not evaluates:
-        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    if evaluates and run.eval_strategy == IntervalStrategy.NO:
-        run.eval_strategy = IntervalStrategy.STEPS
-        run.eval_steps = run.eval_steps or run.save_steps

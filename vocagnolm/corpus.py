@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import glob
 import logging
+import lzma
+import zlib
 from pathlib import Path
 
 import datasets
+import zstandard
 from datasets.exceptions import DatasetsError
 
 TEXT = "text"
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _HUB = "{} {} (no file or directory here, so a hub dataset)"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-# What `datasets` raises on bad data; StopIteration on a file without documents.
-_LIBRARY_ERRORS = (DatasetsError, OSError, ValueError, TypeError, StopIteration)
+# What `datasets` raises on bad data; StopIteration on a file without documents. It passes on what
+# decompression raises; of that, only a bad .bz2 or a .gz with a bad checksum is an OSError.
+_LIBRARY_ERRORS = (
+    *(DatasetsError, OSError, ValueError, TypeError, StopIteration),
+    *(EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError),
+)
 
 
 def load_corpus(
@@ -139,7 +146,8 @@ def _load(builder: str, shown: str, split: str, **options: object) -> datasets.D
         # The library wraps what went wrong; its cause is what helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
-            reason = "it holds no documents"
+            compressed = shown.endswith(_COMPRESSIONS)
+            reason = "it is empty or cut off" if compressed else "it holds no documents"
         raise ValueError(f"{shown} cannot be read: {reason}") from error
 
 

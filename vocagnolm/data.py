@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -116,10 +117,18 @@ class Segments:
         )
         return rest, held
 
-    def write_skipped(self, directory: str | Path) -> None:
-        """List the documents that were left out, with the reasons, in `skipped.jsonl`."""
+    def digest(self) -> str:
+        """A short name for the lengths of all segments in order: another corpus has another."""
+        columns = self.rows.with_format("numpy")
+        digest = hashlib.sha256()
+        for name in ("document", "student_tokens", "teacher_tokens"):
+            digest.update(np.ascontiguousarray(columns[name][:]).tobytes())
+        return digest.hexdigest()[:16]
+
+    def write_skipped(self, path: str | Path) -> None:
+        """List the documents that were left out, with the reasons, in a JSON lines file."""
         if self.skipped:
-            with open(Path(directory) / "skipped.jsonl", "w", encoding="utf-8") as file:
+            with open(path, "w", encoding="utf-8") as file:
                 for document, reason in self.skipped:
                     file.write(json.dumps({"document": document, "reason": reason}) + "\n")
 
@@ -151,6 +160,8 @@ def align_corpus(
     """
     if not len(corpus):  # map would return it as it is
         return Segments(datasets.Dataset.from_dict({c: [] for c in _FEATURES}, _FEATURES), [])
+    if num_proc is not None:  # threads inside of each process would fight over the cores
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{FORMAT}|{corpus._fingerprint}|{readers}"
     if corpus.features[TEXT] == datasets.Value("string"):

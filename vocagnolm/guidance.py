@@ -36,7 +36,8 @@ class Guidance:
         unmapped: Student tokens without a teacher loss (Section 6.2) are trained, dropped, or
             compete with the mean teacher loss of the batch.
         scope: Whether the fraction is taken of every packed sequence or of the micro-batch (not
-            specified in the paper, see DESIGN.md). A sequence's does not depend on the batch.
+            specified in the paper, see docs/decisions.md, decision 1). A sequence's does not depend
+            on the batch.
     """
 
     top_k: float = 0.4
@@ -224,7 +225,7 @@ def random_scores(block_B: Tensor, positions: int, seed: int) -> Tensor:
     Args:
         block_B: Numbers of the blocks in the data set, int64.
         positions: Student positions S of a block.
-        seed: Any int; add the epoch to choose anew in every epoch.
+        seed: Any int.
     """
     seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
     block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])

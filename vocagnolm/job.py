@@ -6,8 +6,10 @@ Besides the scripts, the only reader of `vocagnolm.config`; what it calls takes 
 from __future__ import annotations
 
 import math
+import os
 import sys
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -50,27 +52,28 @@ def load_pair(model: config.ModelArguments, max_length: int) -> Pair:
     student_config = student.config()
     if max_length > (context := models.context_length(student_config)):
         raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
-    tokenizer = load_tokenizer(
-        model.student_tokenizer or model.student,
-        "student",
-        revision=None if model.student_tokenizer else model.student_revision,
-        trust_remote_code=model.trust_remote_code,
-    )
-    models.check_vocabulary(student_config, tokenizer, "student")
+    tokenizer = _load_tokenizer(student, student_config, model.student_tokenizer)
     pair = Pair(student, student_config, student_reader(tokenizer, max_length))
     if model.teacher is None:
         return pair
     teacher = models.ModelSource(model.teacher, "teacher", model.teacher_revision, **common)
     teacher_config = teacher.config()
-    tokenizer = load_tokenizer(
-        model.teacher_tokenizer or model.teacher,
-        "teacher",
-        revision=None if model.teacher_tokenizer else model.teacher_revision,
-        trust_remote_code=model.trust_remote_code,
-    )
-    models.check_vocabulary(teacher_config, tokenizer, "teacher")
+    tokenizer = _load_tokenizer(teacher, teacher_config, model.teacher_tokenizer)
     reader = teacher_reader(tokenizer, models.context_length(teacher_config))
     return replace(pair, teacher=teacher, teacher_config=teacher_config, teacher_reader=reader)
+
+
+def _load_tokenizer(
+    source: models.ModelSource, model_config: PreTrainedConfig, elsewhere: str | None
+) -> Any:
+    tokenizer = load_tokenizer(
+        elsewhere or source.name,
+        source.role,
+        revision=None if elsewhere else source.revision,
+        trust_remote_code=source.trust_remote_code,
+    )
+    models.check_vocabulary(model_config, tokenizer, source.role)
+    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -79,13 +82,21 @@ class Documents:
 
     Attributes:
         corpus: the documents.
-        segments: what became of them.
+        segments: what became of them; without those that are held out.
         total: how many the whole dataset has; None if the hub does not say.
+        held_out: what to evaluate on, if anything.
     """
 
     corpus: datasets.Dataset
     segments: Segments
     total: int | None
+    held_out: Segments | None = None
+
+    def write_skipped(self, output_dir: str | Path) -> None:
+        """List the documents that were left out, with the reasons."""
+        self.segments.write_skipped(Path(output_dir) / "skipped.jsonl")
+        if self.held_out is not None:
+            self.held_out.write_skipped(Path(output_dir) / "eval_skipped.jsonl")
 
 
 def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArguments) -> Documents:
@@ -102,42 +113,52 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
             corpus = load_corpus(data.dataset, **where)
             total = len(corpus)
         segments = align_corpus(
-            corpus, pair.student_reader, pair.teacher_reader, num_proc=data.num_proc
+            corpus, pair.student_reader, pair.teacher_reader, num_proc=data.processes(len(corpus))
         )
     if not len(segments.rows):
         raise ValueError(
             f"--dataset {data.dataset} has no usable document: {len(corpus):,} read, "
             f"{len(segments.skipped):,} skipped ({plan.skip_reasons(segments)})"
         )
-    return Documents(corpus, segments, total)
+    return _hold_out(Documents(corpus, segments, total), pair, data, run)
 
 
-def load_blocks(
-    pair: Pair, data: config.DataArguments, run: config.RunArguments, segments: Segments
-) -> tuple[Blocks, Blocks | None]:
-    """Pack the segments to train on, and those to evaluate on if there are any."""
-    held_out = None
+def _hold_out(
+    documents: Documents, pair: Pair, data: config.DataArguments, run: config.RunArguments
+) -> Documents:
+    """Add what to evaluate on."""
     if data.eval_dataset:
         with run.main_process_first(desc="aligning the evaluation documents"):
             corpus = load_corpus(
                 data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
             )
+            count = data.processes(len(corpus))
             held_out = align_corpus(
-                corpus, pair.student_reader, pair.teacher_reader, num_proc=data.num_proc
+                corpus, pair.student_reader, pair.teacher_reader, num_proc=count
             )
         if not len(held_out.rows):
             raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
-    elif data.eval_fraction:
-        segments, held_out = segments.split(data.eval_fraction, run.data_seed or run.seed)
-        if not len(segments.rows):
-            raise ValueError(
-                f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to "
-                "train on: lower it"
-            )
-    blocks = Blocks(segments.rows, data.max_length, pair.teacher_row)
-    eval_blocks = (
-        Blocks(held_out.rows, data.max_length, pair.teacher_row) if held_out is not None else None
+        return replace(documents, held_out=held_out)
+    if not data.eval_fraction:
+        return documents
+    rest, held_out = documents.segments.split(data.eval_fraction, run.data_seed or run.seed)
+    if not len(rest.rows):
+        raise ValueError(
+            f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to "
+            "train on: lower it"
+        )
+    return replace(documents, segments=rest, held_out=held_out)
+
+
+def load_blocks(
+    pair: Pair, data: config.DataArguments, run: config.RunArguments, documents: Documents
+) -> tuple[Blocks, Blocks | None]:
+    """Pack the segments to train on, and those to evaluate on if there are any."""
+    blocks, eval_blocks = (
+        Blocks(segments.rows, data.max_length, pair.teacher_row) if segments is not None else None
+        for segments in (documents.segments, documents.held_out)
     )
+    assert blocks is not None
     per_step = run.global_batch_tokens // data.max_length
     if len(blocks) < per_step and not run.dry_run:
         raise ValueError(
@@ -167,15 +188,17 @@ def load_models(
 def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
     """The plan of a run."""
     model, data, guidance, run = arguments
-    parameters = models.count_parameters(pair.student_config)
+    parameters = pair.student.count_parameters(pair.student_config)
+    is_sharded = bool(run.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
+    devices = run.world_size if is_sharded else 1
     micro_batch = (run.per_device_train_batch_size or 1) * data.max_length
     memory: dict[str, float] = {
-        "student with AdamW": models.training_bytes(parameters),
+        "student with AdamW": models.training_bytes(parameters) / devices,
         "activations": micro_batch * models.student_bytes_per_token(pair.student_config),
     }
     lines = [f"student    {model.student}: {parameters:,} parameters"]
-    if pair.teacher_config is not None:
-        teacher_parameters = models.count_parameters(pair.teacher_config)
+    if pair.teacher is not None and pair.teacher_config is not None:
+        teacher_parameters = pair.teacher.count_parameters(pair.teacher_config)
         lines.append(f"teacher    {model.teacher}: {teacher_parameters:,} parameters, frozen")
         wide = model.teacher_dtype == "float32" or (
             model.teacher_dtype == "auto" and run.device.type == "cpu"
@@ -185,6 +208,7 @@ def describe(pair: Pair, arguments: config.Arguments, documents: Documents, bloc
     lines.append(f"guidance   {settings}")
     lines += [
         *plan.describe_corpus(documents.segments, blocks, pair.teacher is not None),
+        *(plan.describe_skipped(documents.held_out, "held out") if documents.held_out else ()),
         f"batch      {run.batch_arithmetic(data.max_length)}",
         f"steps      {_steps(data, run, documents, blocks)}, learning rate {run.learning_rate:g}",
         *plan.describe_memory(memory),
@@ -201,8 +225,8 @@ def _steps(
         return f"{run.max_steps:,}"
     if total is None:
         return "known when the whole corpus is read"
-    tokens = run.num_train_epochs * len(blocks) * data.max_length * total / read
-    steps = f"{math.ceil(tokens / run.global_batch_tokens):,}"
+    steps_of_epoch = len(blocks) * data.max_length * total // (read * run.global_batch_tokens)
+    steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
     note = f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
     return steps if total == read else note
 
@@ -219,14 +243,27 @@ def example(pair: Pair, documents: Documents) -> str:
 _RUN_IDENTITY = (
     *("global_batch_tokens", "num_train_epochs", "max_steps", "seed", "data_seed", "bf16", "fp16"),
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "optim"),
-    *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm"),
+    *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "optim_args"),
+    "neftune_noise_alpha",
 )
 _WITHOUT_EFFECT_ON_NUMBERS = {"num_proc", "trust_remote_code"}
 
 
 def settings(arguments: config.Arguments) -> dict[str, Any]:
-    """What defines a run: a checkpoint may only be resumed under the same."""
+    """What defines a run: a checkpoint may only be resumed under the same.
+
+    The number of processes does not, and neither does the batch of each, unless tokens compete
+    within it.
+    """
     model, data, guidance, run = arguments
     values = asdict(model) | asdict(data) | asdict(guidance)
     values = {k: v for k, v in values.items() if k not in _WITHOUT_EFFECT_ON_NUMBERS}
-    return values | {name: getattr(run, name) for name in _RUN_IDENTITY}
+    names = list(_RUN_IDENTITY)
+    if guidance.selection_scope == "batch" or guidance.unmapped == "mean":
+        names.append("per_device_train_batch_size")
+    return values | {name: getattr(run, name) for name in names}
+
+
+def corpus_settings(documents: Documents, blocks: Blocks) -> dict[str, Any]:
+    """What the corpus adds to `settings` once it is read: a checkpoint's place is a block's."""
+    return {"corpus_digest": documents.segments.digest(), "blocks": len(blocks)}

@@ -12,7 +12,7 @@ from torch import Tensor
 _BIN_NATS = 0.01
 _BINS = 4001  # excess losses from -20 to 20 nats; those beyond count in the outermost bins
 _QUANTILES = (0.1, 0.5, 0.9)
-_NONE = -1  # no bad block
+_NONE = -1
 _SUMS = (
     "label_tokens",
     "student_loss",
@@ -30,6 +30,10 @@ class GuidanceMetrics:
 
     Args:
         device: where the losses live.
+
+    Attributes:
+        bad_blocks: int64 [2], on the device: a block on which the student's, and the teacher's,
+            losses were not finite; -1 while there is none.
     """
 
     def __init__(self, device: torch.device):
@@ -39,7 +43,7 @@ class GuidanceMetrics:
         self._teacher_clock = Stopwatch(device)
         self._clear()
 
-        self._bad = torch.full((2,), _NONE, device=device)
+        self.bad_blocks = torch.full((2,), _NONE, device=device)
 
     def _clear(self) -> None:
         self._sums = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
@@ -47,7 +51,11 @@ class GuidanceMetrics:
         self._since: float | None = None
 
     def start(self) -> None:
-        """Mark the beginning of an optimizer step; the first one after a log starts the clock."""
+        """Mark the beginning of an optimizer step; the first one after a log starts the clock.
+
+        So evaluation and saving count where they fall between two logs, and not where they follow
+        one.
+        """
         if self._since is None:
             self._since = time.perf_counter()
 
@@ -84,14 +92,8 @@ class GuidanceMetrics:
 
     def _note_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
-        self._bad[model] = self._bad[model].maximum(block_B.where(is_bad_B, _NONE).max())
-
-    def bad_blocks(self, reduce_max: Callable[[Tensor], Tensor]) -> tuple[int | None, int | None]:
-        """A block on which the student's, and the teacher's, losses were not finite. Waits once."""
-        student, teacher = (
-            None if block == _NONE else block for block in reduce_max(self._bad).tolist()
-        )
-        return student, teacher
+        worst = block_B.where(is_bad_B, _NONE).max()
+        self.bad_blocks[model] = self.bad_blocks[model].maximum(worst)
 
     def _add(self, **values: Tensor) -> None:
         for name, value in values.items():

@@ -89,6 +89,24 @@ class ModelSource:
             )
         return model
 
+    def count_parameters(self, config: PreTrainedConfig) -> int:
+        """Parameters of the model that `load` will give, without reading or making its weights.
+
+        Args:
+            config: what `config` returned.
+
+        Raises:
+            ValueError: the model cannot be made, such as for a package that its attention needs.
+        """
+        options = self._options()
+        options.pop("revision", None)  # `from_config` takes none
+        try:
+            with torch.device("meta"):
+                model: Any = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+            raise self._unreadable(error) from error
+        return sum(parameter.numel() for parameter in model.parameters())
+
     def _unreadable(self, error: Exception) -> ValueError:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[0] if lines else type(error).__name__
@@ -104,13 +122,6 @@ def context_length(config: PreTrainedConfig) -> int:
     """The most tokens a model was made for; no limit where its configuration names none."""
     length = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(length) if length else sys.maxsize
-
-
-def count_parameters(config: PreTrainedConfig) -> int:
-    """Parameters of the causal LM of a configuration, without making its weights."""
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def check_vocabulary(config: PreTrainedConfig, tokenizer: Any, role: Role) -> None:

@@ -31,6 +31,10 @@ def pack(
 ) -> list[list[int]]:
     """Fill blocks with whole segments: longest first, each into the fullest block that has room.
 
+    One number stands for both limits, so that the first block found has room in both: a segment
+    needs, and a block has left, what the tighter of its two limits says, in student tokens. Where
+    the teacher's row is tight, that fills more than asking for both rooms one after the other.
+
     Args:
         student_tokens: student tokens of each segment, each at most `max_length`.
         teacher_tokens: teacher tokens of each segment, each at most `teacher_max_length`.
@@ -38,34 +42,38 @@ def pack(
         teacher_max_length: room of a block, in teacher tokens (the teacher's context).
 
     Returns:
-        The segment numbers of each block, in the order of the segments. O(N log N).
+        The segment numbers of each block, in the order of the segments. O(N log N) for N segments,
+        besides N operations on a bit set of `max_length` bits.
 
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
+    ours, theirs = np.asarray(student_tokens, np.int64), np.asarray(teacher_tokens, np.int64)
+    needs = np.maximum(ours, -(-theirs * max_length // teacher_max_length))  # rounded up
     blocks: list[list[int]] = []
+    student_room: list[int] = []
     teacher_room: list[int] = []
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]  # by room left
     rooms = 0  # bit r is set where a block with room r is open
-    for segment in np.argsort(-np.asarray(student_tokens), kind="stable").tolist():
-        need, teacher_need = int(student_tokens[segment]), int(teacher_tokens[segment])
+    for segment in np.argsort(-needs, kind="stable").tolist():
+        need = int(needs[segment])
         fitting = rooms >> need << need
-        while fitting:
+        if fitting:
             room = (fitting & -fitting).bit_length() - 1
-            if teacher_room[open_blocks[room][-1]] >= teacher_need:
-                block = open_blocks[room].pop()
-                break
-            fitting &= fitting - 1  # the teacher's row is full there: try the next room
+            block = open_blocks[room].pop()
+            if not open_blocks[room]:
+                rooms &= ~(1 << room)
         else:
-            block, room = len(blocks), max_length
+            block = len(blocks)
             blocks.append([])
+            student_room.append(max_length)
             teacher_room.append(teacher_max_length)
-        if not open_blocks[room]:
-            rooms &= ~(1 << room)
         blocks[block].append(segment)
-        teacher_room[block] -= teacher_need
-        open_blocks[room - need].append(block)
-        rooms |= 1 << (room - need)
+        student_room[block] -= int(ours[segment])
+        teacher_room[block] -= int(theirs[segment])
+        room = min(student_room[block], teacher_room[block] * max_length // teacher_max_length)
+        open_blocks[room].append(block)
+        rooms |= 1 << room
     return [sorted(block) for block in blocks]
 
 
@@ -112,12 +120,15 @@ class PackedCollator:
 
     Position ids restart at every segment, which is how the models of `transformers` know that
     attention must not cross; no attention mask may be passed. Padding is a segment of its own.
-    The teacher's rows are padded to a multiple of 64 of the longest one, so that their shapes are
-    few.
+    The teacher's rows are padded to the next multiple of 64 after the longest one, so that their
+    shapes are few.
 
     Attributes:
         max_length: S, student positions of a row.
         attend_across_documents: let position ids, and so attention, run through the whole block.
+        teacher_max_length: the most teacher positions of a row, where padding ends; give what the
+            blocks were packed with. Without it padding may exceed a context that is no multiple
+            of 64, and so a learned table of positions.
 
     A batch holds (B rows, S student and T teacher positions, every label and range indexed by the
     token it belongs to):
@@ -133,11 +144,15 @@ class PackedCollator:
 
     max_length: int
     attend_across_documents: bool = False
+    teacher_max_length: int | None = None
 
     def __call__(self, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the batch of some blocks."""
         longest = max(sum(map(len, block["teacher_ids"])) for block in blocks)
         teacher_length = -(-longest // 64) * 64
+        if self.teacher_max_length is not None:
+            assert longest <= self.teacher_max_length, "packed for a longer row of the teacher"
+            teacher_length = min(teacher_length, self.teacher_max_length)
         student = [self._row(block["student_ids"], self.max_length) for block in blocks]
         teacher = [self._row(block["teacher_ids"], teacher_length) for block in blocks]
         ranges = np.stack([_row_ranges(block, self.max_length) for block in blocks])

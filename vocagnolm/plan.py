@@ -29,10 +29,14 @@ def describe_corpus(segments: Segments, blocks: Blocks, with_teacher: bool) -> l
             f"alignment  {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
-    if segments.skipped:
-        count = f"{len(segments.skipped):,} documents"
-        lines.append(f"skipped    {count} ({skip_reasons(segments)}), listed in skipped.jsonl")
-    return lines
+    return lines + describe_skipped(segments, "skipped")
+
+
+def describe_skipped(segments: Segments, label: str) -> list[str]:
+    """One line, if documents were left out."""
+    if not segments.skipped:
+        return []
+    return [f"{label:10} {len(segments.skipped):,} documents ({skip_reasons(segments)})"]
 
 
 def skip_reasons(segments: Segments) -> str:

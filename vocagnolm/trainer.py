@@ -5,6 +5,7 @@ Enters: models and packed batches (`vocagnolm.packing`). Knows no tokenizer.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
@@ -15,6 +16,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -31,6 +33,8 @@ from vocagnolm.metrics import GuidanceMetrics
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
 
+logger = logging.getLogger(__name__)
+
 Method = Literal["vocagnolm", "cpt", "random"]
 Divisor = Literal["all", "selected"]
 
@@ -41,7 +45,8 @@ class VocAgnoTrainer(Trainer):
     `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
     `vocagnolm.packing`'s `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is
     the same for every split of a global batch into processes, accumulation steps and micro-batches
-    (with `Guidance.scope="sequence"`, the default).
+    (with `Guidance.scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with
+    its last whole global batch.
 
     Args:
         teacher: a causal LM with any vocabulary. It is frozen, moved to the student's device, and
@@ -75,14 +80,29 @@ class VocAgnoTrainer(Trainer):
         if (teacher is not None) != (method == "vocagnolm"):
             needs = "needs a teacher" if teacher is None else "has no use for a teacher"
             raise ValueError(f"--method {method} {needs}")
-        if kwargs.get("compute_metrics") is not None:
-            raise ValueError("compute_metrics has no effect: logits are never made in evaluation")
+        for name in ("compute_metrics", "compute_loss_func"):
+            if kwargs.get(name) is not None:
+                raise ValueError(
+                    f"{name} has no effect: the loss is Eq. 3, and logits are not made"
+                )
+        if kwargs.get("data_collator") is None:
+            raise ValueError(
+                "blocks need data_collator=vocagnolm.packing.PackedCollator(max_length)"
+            )
         super().__init__(*args, **kwargs | {"compute_metrics": _mean_token_loss})
         self.model: PreTrainedModel
         if teacher is not None and teacher is self.model:
             raise ValueError(
                 "model and teacher are one object, and freezing the teacher would freeze the "
                 "student; pass copy.deepcopy(model)"
+            )
+        if self.args.label_smoothing_factor:
+            raise ValueError("label_smoothing_factor has no effect: losses are those of the labels")
+        if self.model.dtype in (torch.bfloat16, torch.float16):
+            logger.warning(
+                "the student's weights are %s, on which small updates are lost: load it in float32 "
+                "and set bf16=True for bfloat16 compute",
+                self.model.dtype,
             )
         _keep_losses_float32(self.accelerator)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
@@ -98,6 +118,25 @@ class VocAgnoTrainer(Trainer):
         self.teacher = ResidentTeacher(teacher, self.args.device) if teacher is not None else None
         self.metrics = GuidanceMetrics(self.args.device)
         self.add_callback(StepGuard(self))
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Make a new student, for `model_init`, that gives token losses."""
+        return add_token_losses(super().call_model_init(trial))
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """End an epoch where the last whole global batch ends.
+
+        Accelerate would repeat the first blocks until every process has a batch, and an epoch's
+        last step would depend on how many processes there are. What is left out differs by epoch.
+        """
+        sampler = super()._get_train_sampler(train_dataset)
+        if not isinstance(sampler, RandomSampler):
+            return sampler
+        args = self.args
+        blocks_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        blocks = len(sampler.data_source)
+        kept = blocks - blocks % blocks_per_step if blocks > blocks_per_step else blocks
+        return RandomSampler(sampler.data_source, num_samples=kept, generator=sampler.generator)
 
     # -- Eq. 3: the divisor ------------------------------------------------------------------
 
@@ -261,7 +300,8 @@ class VocAgnoTrainer(Trainer):
         """Save a checkpoint of the last completed step, if it has none, and return its path."""
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         path = os.path.join(str(self.args.output_dir), name)
-        if not os.path.isdir(path):
+        exists = torch.tensor(int(os.path.isdir(path)), device=self.args.device)
+        if not self.reduce_max(exists).item():  # all processes save, or none
             self._save_checkpoint(self.model, trial=None)
         return path
 

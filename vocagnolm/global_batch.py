@@ -1,0 +1,55 @@
+"""How a global batch is split into processes, sequences and accumulation steps."""
+
+from __future__ import annotations
+
+_MAX_DERIVED_BATCH = 8  # sequences per device; with a 7B teacher in bf16 this fits 80 GB
+
+
+def split_global_batch(
+    global_batch_tokens: int,
+    max_length: int,
+    world_size: int,
+    batch_size: int | None = None,
+    accumulation: int | None = None,
+) -> tuple[int, int]:
+    """Sequences per device and accumulation steps that make exactly the global batch.
+
+    What is not given is chosen: the largest batch size up to 8 that divides.
+
+    Raises:
+        ValueError: they cannot make it; the message is the arithmetic.
+
+    >>> split_global_batch(2**21, 2048, world_size=32)
+    (8, 4)
+    >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
+    (16, 64)
+    """
+    for option, value in (
+        ("global_batch_tokens", global_batch_tokens),
+        ("per_device_train_batch_size", batch_size),
+        ("gradient_accumulation_steps", accumulation),
+    ):
+        if value is not None and value < 1:
+            raise ValueError(f"--{option} must be at least 1, got {value}")
+    sequences, rest = divmod(global_batch_tokens, max_length)
+    if rest:
+        raise ValueError(
+            f"--global_batch_tokens {global_batch_tokens} is not a multiple of --max_length "
+            f"{max_length}: {global_batch_tokens} / {max_length} = "
+            f"{global_batch_tokens / max_length:.2f} sequences"
+        )
+    per_device, rest = divmod(sequences, world_size)
+    if batch_size is None and accumulation is None and not rest:
+        batch_size = max(n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0)
+    if batch_size is None:
+        batch_size = max(sequences // (world_size * (accumulation or 1)), 1)
+    if accumulation is None:
+        accumulation = max(sequences // (world_size * batch_size), 1)
+    if world_size * batch_size * accumulation != sequences:
+        raise ValueError(
+            f"{world_size} processes x {batch_size} sequences x {accumulation} accumulation steps "
+            f"x {max_length} tokens = {world_size * batch_size * accumulation * max_length:,} "
+            f"tokens, not --global_batch_tokens {global_batch_tokens:,} ({sequences} sequences): "
+            "change --global_batch_tokens, --per_device_train_batch_size or the number of processes"
+        )
+    return batch_size, accumulation
