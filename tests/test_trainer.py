@@ -60,7 +60,7 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
 
 def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+    return max((a[name] - b[name]).detach().abs().max().item() for name in a)
 
 
 def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor):
