@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 
 import datasets
+import torch
 from transformers.utils import logging as transformers_logging
 
 from vocagnolm import checkpoints, config, job
@@ -125,4 +126,7 @@ def stop(error: Exception, status: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    sys.exit(status)
