@@ -231,9 +231,12 @@ def test_train_stops_when_the_dataset_path_is_wrong(fail: Callable[..., str]) ->
     assert line == "--dataset no/such/pages.jsonl: no such file or directory"
 
 
-def test_train_stops_when_the_evaluation_path_is_wrong(fail: Callable[..., str]) -> None:
-    line = fail(eval_dataset="no/such/pages.jsonl")
-    assert line == "--eval_dataset no/such/pages.jsonl: no such file or directory"
+def test_train_stops_when_the_evaluation_path_is_wrong(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(world.argv(tmp_path / "new", eval_dataset="no/such/pages.jsonl")) == 2
+    line = "--eval_dataset no/such/pages.jsonl: no such file or directory"
+    assert capfd.readouterr().err == f"train.py: error: {line}\n"
 
 
 def test_train_stops_when_the_text_column_is_missing(
@@ -266,7 +269,8 @@ def test_train_stops_when_no_document_is_left_to_train_on(
     path = tmp_path / "pages.jsonl"
     path.write_text('{"text": "only one"}\n')
     assert fail(dataset=str(path), eval_fraction="0.5") == (
-        f"--eval_fraction 0.5 leaves no document of {path} to train on: lower it"
+        f"--eval_fraction 0.5 leaves no document of {path} to train on: lower it, or evaluate on "
+        "other documents with --eval_dataset"
     )
 
 

@@ -449,11 +449,19 @@ OPTIONS = {option.name for option in fields(vocagnolm.config.RunArguments)}
 
 
 @pytest.mark.skipif("train_sampling_strategy" not in OPTIONS, reason="not in this transformers")
-@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance"])
-def test_parse_refuses_sampling_by_length_when_blocks_are_equally_long(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance", "sequential"])
+def test_parse_refuses_an_order_that_is_not_random(strategy: str) -> None:
     assert error_of(*TEACHER, "--train_sampling_strategy", strategy) == (
-        f"--train_sampling_strategy {strategy} is not supported (all blocks are equally long): "
-        "leave it out"
+        f"--train_sampling_strategy {strategy} is not supported (blocks are equally long, and "
+        "packing has put similar ones side by side): leave it out"
+    )
+
+
+def test_parse_refuses_a_sampler_that_does_not_resume() -> None:
+    options = ("--accelerator_config", '{"use_seedable_sampler": false}')
+    assert "makes resuming inexact" in error_of(*TEACHER, *options)
+    assert error_of(*TEACHER, "--save_only_model") == (
+        "--save_only_model leaves nothing to resume from: leave it out"
     )
 
 

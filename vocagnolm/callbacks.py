@@ -20,8 +20,8 @@ class StepGuard(TrainerCallback):
 
     A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
     on training on the wrong ones, silently. One in the gradient would be saved with the student.
-    The check costs one wait for the device per optimizer
-    step, none per micro-batch. The student's last good state is saved first.
+    The check costs one wait for the device per optimizer step, none per micro-batch. The student's
+    last good state is saved first.
     """
 
     def __init__(self, trainer: VocAgnoTrainer):
@@ -66,7 +66,8 @@ class StepGuard(TrainerCallback):
         if not gradients or self._trainer.accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
             return torch.full((), -1, device=self._trainer.args.device)
-        return torch.nn.utils.get_total_norm(gradients).isfinite().long().neg()
+        is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
+        return is_finite.long().neg().to(self._trainer.args.device)  # offloaded gradients are not
 
 
 def _local(gradient: Tensor) -> Tensor:

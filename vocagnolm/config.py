@@ -33,6 +33,7 @@ _MANY_DOCUMENTS = 10_000  # below this, starting processes takes longer than the
 _DAYS_S = 24 * 3600
 _CHECK_STEPS = 1000  # of a run that is never made, to see whether its schedule can be
 _REFUSED = {  # options of TrainingArguments: why they cannot be
+    "save_only_model": "leaves nothing to resume from",
     "label_smoothing_factor": "has no effect here",
     "auto_find_batch_size": "has no effect here",
     "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
@@ -153,6 +154,11 @@ class GuidanceArguments:
                     f"--{name} has no effect with --method {self.method}: leave it out"
                 )
 
+    def in_effect(self) -> dict[str, Any]:
+        """The options that the method looks at."""
+        idle = _WITHOUT_EFFECT[self.method]
+        return {name: value for name, value in vars(self).items() if name not in idle}
+
     def guidance(self) -> Guidance:
         """The settings as the trainer takes them."""
         return Guidance(self.top_k, self.aggregation, self.unmapped, self.selection_scope)
@@ -226,6 +232,7 @@ class RunArguments(TrainingArguments):
                 and torch.cuda.is_bf16_supported()
                 and not (self.use_cpu or self.fp16)
             )
+        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         if self.eval_strategy is None:
             self.eval_strategy = IntervalStrategy.NO
         # Placeholders that the parent class can work with, until the block length is known.
@@ -234,6 +241,8 @@ class RunArguments(TrainingArguments):
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
         super().__post_init__()  # type: ignore[no-untyped-call]
+        if not getattr(self.accelerator_config, "use_seedable_sampler", True):
+            raise ValueError("use_seedable_sampler false makes resuming inexact: leave it out")
         self._check_schedule()
         self._check_optimizer()
 
@@ -244,10 +253,10 @@ class RunArguments(TrainingArguments):
         if not self.eval_do_concat_batches:
             raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
         sampling = getattr(self, "train_sampling_strategy", "random")  # newer transformers have it
-        if sampling in ("group_by_length", "batch_rebalance"):
+        if sampling != "random":
             raise ValueError(
-                f"--train_sampling_strategy {sampling} is not supported (all blocks are equally "
-                "long): leave it out"
+                f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
+                "and packing has put similar ones side by side): leave it out"
             )
         if self.per_device_eval_batch_size is not None and self.per_device_eval_batch_size < 1:
             raise ValueError(

@@ -141,11 +141,12 @@ def _hold_out(
         return replace(documents, held_out=held_out)
     if not data.eval_fraction:
         return documents
-    rest, held_out = documents.segments.split(data.eval_fraction, run.data_seed or run.seed)
+    seed = run.seed if run.data_seed is None else run.data_seed
+    rest, held_out = documents.segments.split(data.eval_fraction, seed)
     if not len(rest.rows):
         raise ValueError(
-            f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to "
-            "train on: lower it"
+            f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to train "
+            "on: lower it, or evaluate on other documents with --eval_dataset"
         )
     return replace(documents, segments=rest, held_out=held_out)
 
@@ -204,7 +205,7 @@ def describe(pair: Pair, arguments: config.Arguments, documents: Documents, bloc
             model.teacher_dtype == "auto" and run.device.type == "cpu"
         )
         memory["teacher"] = teacher_parameters * (4 if wide else 2)
-    settings = ", ".join(f"{name} {value}" for name, value in asdict(guidance).items())
+    settings = ", ".join(f"{name} {value}" for name, value in guidance.in_effect().items())
     lines.append(f"guidance   {settings}")
     lines += [
         *plan.describe_corpus(documents.segments, blocks, pair.teacher is not None),
@@ -246,7 +247,7 @@ _RUN_IDENTITY = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "optim_args"),
     "neftune_noise_alpha",
 )
-_WITHOUT_EFFECT_ON_NUMBERS = {"num_proc", "trust_remote_code"}
+_WITHOUT_EFFECT_ON_NUMBERS = {"num_proc", "trust_remote_code", "eval_dataset"}
 
 
 def settings(arguments: config.Arguments) -> dict[str, Any]:
@@ -258,6 +259,9 @@ def settings(arguments: config.Arguments) -> dict[str, Any]:
     model, data, guidance, run = arguments
     values = asdict(model) | asdict(data) | asdict(guidance)
     values = {k: v for k, v in values.items() if k not in _WITHOUT_EFFECT_ON_NUMBERS}
+    for name in ("student", "teacher", "dataset"):
+        if values[name] and Path(values[name]).exists():  # one place has many names
+            values[name] = str(Path(values[name]).resolve())
     names = list(_RUN_IDENTITY)
     if guidance.selection_scope == "batch" or guidance.unmapped == "mean":
         names.append("per_device_train_batch_size")

@@ -32,8 +32,7 @@ def write_model_card(
     lines = [
         "---",
         "library_name: transformers",
-        f"base_model: {json.dumps(settings['student'])}",
-        f"datasets: [{json.dumps(settings['dataset'])}]",
+        *_hub_entries(settings),
         "---",
         "",
         f"# {name}",
@@ -59,3 +58,14 @@ def write_model_card(
         "",
     ]
     (Path(output_dir) / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _hub_entries(settings: Mapping[str, Any]) -> list[str]:
+    """Links to what lies on the hub; a directory is not there."""
+    entries = {"base_model": "{}", "datasets": "[{}]"}
+    names = {"base_model": settings["student"], "datasets": settings["dataset"]}
+    return [
+        f"{key}: {form.format(json.dumps(names[key]))}"
+        for key, form in entries.items()
+        if not Path(names[key]).exists()
+    ]

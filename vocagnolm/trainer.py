@@ -285,7 +285,7 @@ class VocAgnoTrainer(Trainer):
     @property
     def evaluated_last_step(self) -> bool:
         """Whether the model as it is now has been evaluated already."""
-        return any(
+        return not self.args.load_best_model_at_end and any(
             "eval_loss" in entry and entry["step"] == self.state.global_step
             for entry in self.state.log_history
         )
