@@ -39,7 +39,8 @@ ALLOWED = {
     "global_batch": set(),
     "recipe": set(),
     "plan": {"alignment", "data", "packing", "spans"},
-    "evaluation": {"evaluation"},
+    "evaluation": {"demo_world", "evaluation"},
+    "comparison": {"comparison_report", "evaluation", "paired_tests"},
 }
 READERS_OF_CONFIG = {"job", "cli", *SCRIPTS}
 TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data"}

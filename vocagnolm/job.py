@@ -52,27 +52,30 @@ def load_pair(model: config.ModelArguments, max_length: int) -> Pair:
     student_config = student.config()
     if max_length > (context := models.context_length(student_config)):
         raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
-    tokenizer = _load_tokenizer(student, student_config, model.student_tokenizer)
+    tokenizer = _load_tokenizer(student, "student", student_config, model.student_tokenizer)
     pair = Pair(student, student_config, student_reader(tokenizer, max_length))
     if model.teacher is None:
         return pair
     teacher = models.ModelSource(model.teacher, "teacher", model.teacher_revision, **common)
     teacher_config = teacher.config()
-    tokenizer = _load_tokenizer(teacher, teacher_config, model.teacher_tokenizer)
+    tokenizer = _load_tokenizer(teacher, "teacher", teacher_config, model.teacher_tokenizer)
     reader = teacher_reader(tokenizer, models.context_length(teacher_config))
     return replace(pair, teacher=teacher, teacher_config=teacher_config, teacher_reader=reader)
 
 
 def _load_tokenizer(
-    source: models.ModelSource, model_config: PreTrainedConfig, elsewhere: str | None
+    source: models.ModelSource,
+    role: models.Role,
+    model_config: PreTrainedConfig,
+    elsewhere: str | None,
 ) -> Any:
     tokenizer = load_tokenizer(
         elsewhere or source.name,
-        source.role,
+        role,
         revision=None if elsewhere else source.revision,
         trust_remote_code=source.trust_remote_code,
     )
-    models.check_vocabulary(model_config, tokenizer, source.role)
+    models.check_vocabulary(model_config, tokenizer, role)
     return tokenizer
 
 

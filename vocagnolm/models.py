@@ -1,4 +1,4 @@
-"""Load the student and the teacher, and refuse pairs that cannot work."""
+"""Load models, and refuse those, or pairs of them, that cannot work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ModelSource:
     """Where a model comes from and how it is to be loaded."""
 
     name: str
-    role: Role
+    role: Role | Literal["model"]  # the option that names it
     revision: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False

@@ -1,0 +1,46 @@
+"""What an output answers and whether that is right, by the rules of the published numbers."""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+
+from vocagnolm.evaluation.benchmarks import BENCHMARKS
+from vocagnolm.evaluation.equality import decide
+from vocagnolm.evaluation.extraction import extract
+from vocagnolm.evaluation.grading import Grader
+
+
+def extract_answer(benchmark: str, output: str) -> str | None:
+    """The normalised answer of an output; None where there is no output.
+
+    >>> extract_answer("gsm8k", "5 + 3 = 8 eggs. The answer is 8."), extract_answer("gsm8k", "")
+    ('8', None)
+
+    Raises:
+        ValueError: no such benchmark.
+    """
+    if benchmark not in BENCHMARKS:
+        raise ValueError(f"expected a benchmark of {', '.join(BENCHMARKS)}, found {benchmark!r}")
+    return extract(BENCHMARKS[benchmark].answer_kind, output)
+
+
+def answers_equal(prediction: str | None, gold: str) -> bool:
+    r"""Whether two normalised answers are equal, whatever they hold, within seconds.
+
+    What is neither the same string nor the same number is compared with sympy, in a process that is
+    killed after three seconds; the answer is then False.
+
+    >>> answers_equal("3.50", "3.5"), answers_equal("7", "8")
+    (True, False)
+    """
+    if verdict := decide(prediction, gold):
+        return verdict[0]
+    return next(_shared_grader().grade(None, [(str(prediction), gold)])).correct
+
+
+@cache
+def _shared_grader() -> Grader:
+    grader = Grader(workers=1).__enter__()
+    atexit.register(grader.__exit__, None, None, None)
+    return grader

@@ -1,0 +1,87 @@
+"""Grades outputs that are stored in a file, without a model."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from vocagnolm.evaluation.benchmarks import BENCHMARKS
+from vocagnolm.evaluation.grading import Grader
+from vocagnolm.evaluation.normalization import strip_string
+from vocagnolm.evaluation.records import Record, read_lines, to_line, write_whole
+from vocagnolm.evaluation.report import GRADER, second_opinion
+from vocagnolm.evaluation.scoring import summarize
+
+_FIELDS = ("idx", "gold", "raw_output")
+
+
+def regrade(file: Path, benchmark: str, output: Path | None) -> None:
+    """Grade stored outputs and write every line again, with what the graders say.
+
+    Args:
+        file: JSON lines, gzipped if the name ends in .gz, each with `idx`, `gold` (already parsed)
+            and `raw_output`; an item file of ours is one.
+        benchmark: whose rules find the answer.
+        output: where the lines go, all or none; None for the standard output.
+
+    Raises:
+        ValueError: the file cannot be read, or a line is not of this form; nothing is written.
+    """
+    records = list(_read(file))
+    if not records:
+        raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")
+    answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
+    with Grader() as grader:
+        verdicts = grader.grade(BENCHMARKS[benchmark].answer_kind, answers)
+        shown = tqdm(verdicts, total=len(records), unit="output", disable=None)
+        graded = [record | asdict(verdict) for record, verdict in zip(records, shown, strict=True)]
+    text = "".join(map(to_line, graded))
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(output, text)
+    stream = sys.stderr if output is None else sys.stdout
+    stream.write(_summary(file, benchmark, summarize(graded)))
+
+
+def _read(file: Path) -> Iterator[Record]:
+    try:
+        open_bytes: Any = gzip.open if file.suffix == ".gz" else open
+        with open_bytes(file, "rb") as lines:
+            for number, record in enumerate(read_lines(file, lines), 1):
+                yield _checked(record, f"{file}, line {number}")
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"--regrade {file} cannot be read: {error}") from error
+
+
+def _checked(record: Record, where: str) -> Record:
+    if missing := [field for field in _FIELDS if field not in record]:
+        raise ValueError(
+            f"{where}: expected the fields {', '.join(_FIELDS)}, found no {', '.join(missing)}"
+        )
+    if not isinstance(record["raw_output"], str):
+        kind = type(record["raw_output"]).__name__
+        raise ValueError(f"{where}: expected `raw_output` to be a string, found {kind}")
+    return record
+
+
+def _summary(file: Path, benchmark: str, summary: dict[str, Any]) -> str:
+    low, high = summary["interval"]
+    text = (
+        f"{file} as {benchmark}: {summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f}), "
+        f"{summary['correct']} of {summary['n']} right, "
+        f"{summary['unanswered']:.1%} without an answer, graded by {GRADER}\n"
+    )
+    if opinion := summary["math_verify"]:
+        text += (
+            f"{second_opinion()}, stricter: {opinion['rounded']:.1f} on {opinion['n']} outputs, "
+            f"the same verdict on {opinion['agreement']:.1%}\n"
+        )
+    return text

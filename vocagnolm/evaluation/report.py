@@ -1,0 +1,135 @@
+"""The results of an evaluation as data, and as a row of a table in Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from vocagnolm.evaluation.benchmarks import HARNESS_COMMIT
+from vocagnolm.evaluation.records import Record, RunDirectory, write_whole
+from vocagnolm.evaluation.scoring import Accuracy, averages, summarize
+from vocagnolm.evaluation.tasks import Task
+
+GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
+_PACKAGES = ("vocagnolm", "torch", "transformers", "vllm", "sympy", "antlr4-python3-runtime")
+
+
+def second_opinion() -> str:
+    """The other grader, with its version."""
+    return f"math-verify {importlib.metadata.version('math-verify')}"
+
+
+def build_results(
+    tasks: Sequence[Task], directory: RunDirectory, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Everything that is known at the end; percentages are in [0, 100], intervals of 95 %."""
+    benchmarks = {task.benchmark.id: _column(task, directory) for task in tasks}
+    accuracies = {
+        name: Accuracy.of(column["correct"], column["n"]) for name, column in benchmarks.items()
+    }
+    partial = any(task.is_partial for task in tasks)
+    marks = {mark: None for task in tasks for mark in task.marks()}  # each once, in order
+    return {
+        "model": settings["model"],
+        "grader": GRADER,
+        "second_opinion": second_opinion(),
+        "benchmarks": benchmarks,
+        "averages": {
+            name: value | {"partial": partial} for name, value in averages(accuracies).items()
+        },
+        "marks": list(marks),
+        "settings": dict(settings),
+        "environment": environment(),
+    }
+
+
+def _column(task: Task, directory: RunDirectory) -> dict[str, Any]:
+    finished = directory.finished(task.benchmark.id)
+    records: list[Record] = [finished[item.idx] for item in task.items]
+    prompts = task.prompt_set
+    return {
+        "column": task.benchmark.column,
+        "version": task.benchmark.version,
+        "item_count": task.benchmark.item_count,
+        "partial": task.is_partial,
+        **summarize(records),
+        "prompts": prompts
+        and {"name": prompts.name, "origin": prompts.origin, "sha256": prompts.sha256},
+        "data": {
+            "origin": task.loaded.origin,
+            "digest": task.loaded.digest,
+            "verified": task.loaded.verified,
+        },
+        "marks": task.marks(),
+    }
+
+
+def environment() -> dict[str, str]:
+    """Versions that may change a number."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """A table with the accuracies, their intervals and the second opinion, and what marks them."""
+    rows = [
+        ["model", *_headings(results)],
+        [results["model"]["name"], *(_cell(part) for part in _parts(results))],
+        ["95 % interval", *("{:.1f} to {:.1f}".format(*p["interval"]) for p in _parts(results))],
+        [f"{results['second_opinion']} (stricter)", *_opinions(results)],
+    ]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    lines.insert(1, "|" + "---|" * len(rows[0]))
+    notes = [f"- {note}" for note in _notes(results)]
+    return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def latex(results: Mapping[str, Any]) -> str:
+    """The accuracies as a row of a LaTeX table; comments say what they are."""
+    cells = [results["model"]["name"].replace("_", r"\_"), *map(_cell, _parts(results))]
+    comments = [f"% {' & '.join(['model', *_headings(results)])}"]
+    comments += [f"% {note}" for note in _notes(results)]
+    return "\n".join([*comments, " & ".join(cells) + r" \\"]) + "\n"
+
+
+def _headings(results: Mapping[str, Any]) -> list[str]:
+    columns = [column["column"] for column in results["benchmarks"].values()]
+    return [*columns, *results["averages"]]
+
+
+def _parts(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*results["benchmarks"].values(), *results["averages"].values()]
+
+
+def _cell(part: Mapping[str, Any]) -> str:
+    return f"{part['rounded']:.1f}" + ("*" if part["partial"] else "")
+
+
+def _opinions(results: Mapping[str, Any]) -> list[str]:
+    """The second grader's numbers; it is not asked about letters, and has no averages."""
+    opinions = [column["math_verify"] for column in results["benchmarks"].values()]
+    cells = [f"{opinion['rounded']:.1f}" if opinion else "-" for opinion in opinions]
+    return cells + ["-"] * len(results["averages"])
+
+
+def _notes(results: Mapping[str, Any]) -> list[str]:
+    notes = [f"graded by {results['grader']}"]
+    for mark in results["marks"]:
+        marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
+        star = "* " if mark.startswith("partial") else ""
+        notes.append(f"{star}{mark} ({', '.join(marked)})")
+    return notes
+
+
+def write_results(results: Mapping[str, Any], directory: RunDirectory) -> None:
+    """Write `results.json`, `row.md` and `row.tex`."""
+    write_whole(directory.path / "results.json", json.dumps(results, indent=2) + "\n")
+    write_whole(directory.path / "row.md", markdown(results))
+    write_whole(directory.path / "row.tex", latex(results))

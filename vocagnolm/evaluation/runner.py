@@ -1,0 +1,107 @@
+"""Asks a model all items of some benchmarks, grades what it says, and survives being killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from vocagnolm.evaluation.benchmarks import Item
+from vocagnolm.evaluation.generation import Completion, Engine
+from vocagnolm.evaluation.grading import Grader, Verdict
+from vocagnolm.evaluation.records import Record, RunDirectory, to_line
+from vocagnolm.evaluation.tasks import Task, prompt_sha256
+
+
+def run(
+    tasks: Sequence[Task], engine: Engine, grader: Grader, directory: RunDirectory, state: Any
+) -> None:
+    """Complete the records of all tasks.
+
+    Items that have a record are not asked again. Records are written as completions come; a
+    benchmark's file is put in order when all processes are done with it.
+
+    Args:
+        tasks: what is asked.
+        engine: prompts in, completions out.
+        grader: entered.
+        directory: where records are.
+        state: Accelerate's `PartialState`: several processes share the items.
+
+    Raises:
+        ValueError: a prompt leaves no room in the context; nothing has been generated then.
+    """
+    shares = [_share(task, directory, state) for task in tasks]
+    state.wait_for_everyone()  # every process has read what is there before one writes more
+    streams = [  # all are checked before the first one runs
+        engine.generate(
+            [task.prompts[item.idx] for item in share],
+            task.benchmark.stops,
+            task.benchmark.max_new_tokens,
+        )
+        for task, share in zip(tasks, shares, strict=True)
+    ]
+    for task, share, stream in zip(tasks, shares, streams, strict=True):
+        _ask(task, share, stream, grader, directory, state.process_index)
+        state.wait_for_everyone()
+        if state.is_main_process:
+            directory.complete(task.benchmark.id, [item.idx for item in task.items])
+        state.wait_for_everyone()
+
+
+def _share(task: Task, directory: RunDirectory, state: Any) -> list[Item]:
+    """The items that this process is to ask: every so manieth by length, for equal work."""
+    finished = directory.finished(task.benchmark.id)
+    left = [item for item in task.items if item.idx not in finished]
+    left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
+    return left[state.process_index :: state.num_processes]
+
+
+def _ask(
+    task: Task,
+    share: Sequence[Item],
+    stream: Iterator[list[Completion]],
+    grader: Grader,
+    directory: RunDirectory,
+    process: int,
+) -> None:
+    benchmark = task.benchmark
+    with directory.appending(benchmark.id, process) as file, _progress(task, share) as bar:
+        for completions in stream:
+            items = [share[completion.index] for completion in completions]
+            answers = [
+                (completion.text, item.gold)
+                for completion, item in zip(completions, items, strict=True)
+            ]
+            verdicts = grader.grade(benchmark.answer_kind, answers)
+            for item, completion, verdict in zip(items, completions, verdicts, strict=True):
+                file.write(to_line(_record(task, item, completion, verdict)))
+            file.flush()
+            bar.update(len(items))
+
+
+@contextmanager
+def _progress(task: Task, share: Sequence[Item]) -> Iterator[Any]:
+    """A bar with the remaining time, on a terminal."""
+    with tqdm(total=len(share), desc=task.benchmark.id, unit="item", disable=None) as bar:
+        yield bar
+
+
+def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:
+    graded: Mapping[str, Any] = asdict(verdict)
+    return {
+        "idx": item.idx,
+        "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
+        "n_prompt_tokens": completion.n_prompt_tokens,
+        "n_new_tokens": completion.n_new_tokens,
+        "finish_reason": completion.finish_reason,
+        "raw_output": completion.text,
+        "prediction": graded["prediction"],
+        "gold": item.gold,
+        "correct": graded["correct"],
+        "decided_by": graded["decided_by"],
+        "math_verify": graded["math_verify"],
+    }
