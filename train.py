@@ -107,6 +107,7 @@ def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arg
     trainer.save_model()
     trainer.save_state()
     if IS_MAIN:
+        checkpoints.write_tracker(arguments[-1].output_dir, arguments[-1].report_to)
         write_model_card(arguments[-1].output_dir, job.settings(arguments), trainer.state)
     say(f"saved {arguments[-1].output_dir}")
 

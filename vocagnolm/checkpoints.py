@@ -8,7 +8,7 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 SETTINGS_FILE = "run.json"
+TRACKER_FILE = "wandb_run.json"
 _INCOMPLETE = "checkpoint-is-incomplete.txt"  # left behind by transformers when a save is cut off
 
 
@@ -158,8 +159,22 @@ def _check_writable(output_dir: Path) -> None:
 
 def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
     """Record what defines the run, for `check_settings`."""
-    path = Path(output_dir) / SETTINGS_FILE
+    _write_json(Path(output_dir) / SETTINGS_FILE, settings)
+
+
+def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None) -> None:
+    """Record the run's name in Weights & Biases, where `evaluate_math.py` adds its columns."""
+    if "wandb" not in (report_to or ()):
+        return
+    import wandb
+
+    if wandb.run is not None:
+        place = {name: getattr(wandb.run, name) for name in ("id", "project", "entity")}
+        _write_json(Path(output_dir) / TRACKER_FILE, place)
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     aside.replace(path)

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from transformers import PreTrainedModel
 
+from vocagnolm import demo_world
 from vocagnolm.demo_world import Problem, render
+from vocagnolm.evaluation.extraction import extract
+from vocagnolm.evaluation.hf_engine import HFEngine
+from vocagnolm.evaluation.tasks import load_tasks
 from vocagnolm.spans import encode, start_id
 from vocagnolm.token_loss import IGNORED_LABEL
-
-MAX_NEW_TOKENS = 28  # two steps and the final number, one token per digit, take 26
 
 
 @dataclass(frozen=True)
@@ -33,45 +34,29 @@ class Verdict:
     answer_loss: float
 
 
-def judge(model: PreTrainedModel, tokenizer: Any, problems: Sequence[Problem]) -> Verdict:
-    """Let a model answer problems, and read it their right solutions."""
+def judge(model: PreTrainedModel, tokenizer: Any, limit: int | None = None) -> Verdict:
+    """Let a model answer the first `limit` held-out problems, and read it their right solutions."""
     model.eval()  # type: ignore[no-untyped-call]
     start = start_id(tokenizer, "student")
-    clean_loss, answer_loss = _losses(model, tokenizer, start, problems)
-    answers = answer(model, tokenizer, problems)
-    right = [final_number(text) == str(p.answer) for text, p in zip(answers, problems, strict=True)]
-    return Verdict(sum(right) / len(right), clean_loss, answer_loss)
-
-
-@torch.no_grad()
-def answer(model: PreTrainedModel, tokenizer: Any, problems: Sequence[Problem]) -> list[str]:
-    """What a model says greedily after each question."""
-    start, end = start_id(tokenizer, "student"), tokenizer.eos_token_id
-    prompts = [[start, *encode(tokenizer, render(p)[0]).ids.tolist()] for p in problems]
-    width = max(map(len, prompts))
-    input_ids = torch.tensor([[end] * (width - len(ids)) + ids for ids in prompts])
-    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
-    written: Tensor = model.generate(  # type: ignore[operator]
-        input_ids=input_ids,
-        attention_mask=mask,
-        max_new_tokens=MAX_NEW_TOKENS,
-        do_sample=False,
-        eos_token_id=end,
-        pad_token_id=end,
+    clean_loss, answer_loss = _losses(
+        model, tokenizer, start, demo_world.held_out_problems()[:limit]
     )
-    texts: list[str] = tokenizer.batch_decode(written[:, width:], skip_special_tokens=True)
-    return texts
+    return Verdict(_accuracy(model, tokenizer, limit), clean_loss, answer_loss)
 
 
-def final_number(text: str) -> str | None:
-    """The number behind `####` in the first line of an answer.
-
-    >>> final_number(" 5 + 7 = 12. #### 12")
-    '12'
-    """
-    _, found, rest = text.split("\n")[0].partition("####")
-    words = rest.split()
-    return words[0] if found and words else None
+def _accuracy(model: PreTrainedModel, tokenizer: Any, limit: int | None) -> float:
+    """What `evaluate_math.py --benchmarks demo` gives, as a share."""
+    (task,) = load_tasks(["demo"], data_dir=None, prompts_dir=None, limit=limit)
+    benchmark, items = task.benchmark, task.items
+    prompts = [task.prompts[item.idx] for item in items]
+    engine = HFEngine(model, tokenizer, batch_size=len(prompts))
+    groups = engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens)
+    right = [
+        extract(benchmark.answer_kind, completion.text) == items[completion.index].gold
+        for group in groups
+        for completion in group
+    ]
+    return sum(right) / len(items)
 
 
 @torch.no_grad()

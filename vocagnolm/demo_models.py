@@ -47,6 +47,7 @@ def student_tokenizer() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         bos_token="<s>",
         eos_token="</s>",
+        add_bos_token=True,
     )
 
 

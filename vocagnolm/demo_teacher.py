@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from vocagnolm import demo_models, demo_world
 from vocagnolm.demo_judge import Verdict, judge
-from vocagnolm.demo_world import Problem
 
 SEED = 1
 ASSETS = Path(__file__).parent / "assets"
@@ -67,13 +65,13 @@ def make(output_dir: Path, scratch: Path) -> Verdict:
     model = AutoModelForCausalLM.from_pretrained(newest, dtype=torch.float16)
     model.save_pretrained(output_dir / TEACHER)
     tokenizer.save_pretrained(output_dir / TEACHER)
-    return verdict(output_dir / TEACHER, demo_world.held_out_problems())
+    return verdict(output_dir / TEACHER)
 
 
-def verdict(teacher: Path, problems: Sequence[Problem]) -> Verdict:
+def verdict(teacher: Path, limit: int | None = None) -> Verdict:
     """Judge a saved teacher."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
-    return judge(model, AutoTokenizer.from_pretrained(teacher), problems)
+    return judge(model, AutoTokenizer.from_pretrained(teacher), limit)
 
 
 def _lessons(stage: str, scratch: Path) -> Path:

@@ -112,7 +112,7 @@ def continue_training(output_dir: Path, plan: Plan, seed: int, method: str) -> N
     seconds = time.perf_counter() - started
     model = AutoModelForCausalLM.from_pretrained(directory / method, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(directory / method)
-    verdict = judge(model, tokenizer, demo_world.held_out_problems())
+    verdict = judge(model, tokenizer)
     result = asdict(verdict) | {"seconds": seconds}
     partial = directory / f"{method}.result"
     partial.write_text(json.dumps(result))
