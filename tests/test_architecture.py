@@ -40,7 +40,10 @@ ALLOWED = {
     "recipe": set(),
     "plan": {"alignment", "data", "packing", "spans"},
     "evaluation": {"demo_world", "evaluation"},
-    "comparison": {"comparison_report", "evaluation", "paired_tests"},
+    "paired_tests": set(),
+    "evaluated_runs": {"evaluation"},
+    "differences": {"evaluated_runs", "evaluation", "paired_tests"},
+    "comparison": {"differences", "evaluated_runs", "evaluation"},
 }
 READERS_OF_CONFIG = {"job", "cli", *SCRIPTS}
 TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data"}

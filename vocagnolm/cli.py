@@ -6,9 +6,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from vocagnolm import demo
+from vocagnolm import comparison, demo
 
-COMMANDS = {"demo": demo.main}
+COMMANDS = {"compare": comparison.main, "demo": demo.main}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
