@@ -5,20 +5,23 @@
     python evaluate_math.py --model M --dry_run                           # prompts and token counts
     python evaluate_math.py --regrade FILE.jsonl.gz --benchmark gsm8k     # grade stored outputs
 
-Killed at any moment, the same command continues. Exit status: 0 done, 2 a wrong argument or file.
+Killed at any moment, the same command continues. Exit status: 0 done, 2 a wrong argument or file,
+130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import gather_object, parse_flag_from_env
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -34,6 +37,7 @@ from vocagnolm.evaluation.runner import run
 from vocagnolm.evaluation.tasks import Task, load_tasks
 from vocagnolm.models import ModelSource
 
+_ONLY_HF = {"batch_size", "attn_implementation"}
 LONGEST_WAIT = timedelta(days=7)  # of a process for the others
 
 
@@ -71,7 +75,8 @@ def _benchmark_names(text: str) -> list[str]:
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown or not names:
         raise ValueError(
-            f"--benchmarks: expected a list of {', '.join(BENCHMARKS)}, found {text!r}"
+            f"--benchmarks: expected some of {','.join(BENCHMARKS)}, found {text!r}: "
+            "separate them with commas"
         )
     return names
 
@@ -89,7 +94,7 @@ def _check_combination(arguments: argparse.Namespace, parser: argparse.ArgumentP
         raise ValueError(f"--{min(useless)} belongs to --regrade: leave it out")
     elif not arguments.model:
         raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
-    elif arguments.engine == "vllm" and (useless := given & {"batch_size", "attn_implementation"}):
+    elif arguments.engine == "vllm" and (useless := given & _ONLY_HF):
         raise ValueError(f"--{min(useless)} has no effect with --engine vllm: leave it out")
     elif arguments.benchmarks == ["demo"] and (useless := given & {"data_dir", "prompts_dir"}):
         raise ValueError(f"--{min(useless)} has no effect on the demo: leave it out")
@@ -104,7 +109,7 @@ def _check_values(arguments: argparse.Namespace) -> None:
     for name in ("data_dir", "prompts_dir"):
         path = getattr(arguments, name)
         if path is not None and not path.is_dir():
-            raise ValueError(f"--{name} {path}: expected a directory, found none")
+            raise ValueError(f"--{name} {path}: expected a directory, found none: give another")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,13 +123,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             evaluate(arguments)
     except (ValueError, ImportError, OSError) as error:
-        print("evaluate_math.py: error:", " ".join(str(error).split()), file=sys.stderr)
+        if not isinstance(error, SharedError) or PartialState().is_main_process:
+            say(f"evaluate_math.py: error: {' '.join(str(error).split())}")
         return 2
+    except KeyboardInterrupt:
+        say("evaluate_math.py: interrupted: give the same command again to continue")
+        return 130
     return 0
+
+
+def say(text: str) -> None:
+    """Print what is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class SharedError(ValueError):
+    """An error in all processes, of which one tells it."""
+
+
+@contextmanager
+def in_agreement() -> Iterator[None]:
+    """What one process refuses, all refuse in its words, so that none is left waiting for it."""
+    why = None
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        why = str(error)
+    if reasons := list(filter(None, gather_object([why]))):
+        raise SharedError(reasons[0])
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
     """Ask a model the benchmarks, and report."""
+    # Without being told, it takes processes on a CPU for so many runs of one process.
+    state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
     source = ModelSource(
         arguments.model,
         "model",
@@ -132,27 +164,43 @@ def evaluate(arguments: argparse.Namespace) -> None:
         arguments.attn_implementation,
         arguments.trust_remote_code,
     )
-    config = source.config()
-    tokenizer = load_tokenizer(source)
-    tasks = load_tasks(
-        arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit
-    )
+    directory = RunDirectory(output_dir(arguments))
+    with in_agreement():
+        tracker = tracking.Tracker(arguments.model) if arguments.report_to == "wandb" else None
+        config = source.config()
+        tokenizer = load_tokenizer(source)
+        tasks = load_tasks(
+            arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit
+        )
     if arguments.dry_run:
+        show(tasks, tokenizer, config, state)
+        return
+    with in_agreement():
+        settings = describe(arguments, config, tasks, state) if state.is_main_process else {}
+        if state.is_main_process:
+            directory.check_settings(settings)
+    with in_agreement():
+        engine = load_engine(arguments, source, tokenizer, state)
+        if state.is_main_process:
+            directory.write_settings(settings)
+    with Grader(None if state.num_processes == 1 else 1) as grader:
+        for task in run(tasks, engine, grader, directory, state):
+            if state.is_main_process:
+                say(report.progress(task, directory))
+    if state.is_main_process:
+        finish(tasks, directory, settings, tracker)
+
+
+def show(tasks: Sequence[Task], tokenizer: Any, config: PreTrainedConfig, state: Any) -> None:
+    """Print what would be asked."""
+    if state.is_main_process:
         for task in tasks:
             print(preview(task, tokenizer, context_length(config)))
-        return
-    state = PartialState(timeout=LONGEST_WAIT)
-    directory = RunDirectory(output_dir(arguments))
-    settings = describe(arguments, config, tasks)
-    if state.is_main_process:
-        directory.check_settings(settings)
-    engine = load_engine(arguments, source, tokenizer, state)
-    if state.is_main_process:
-        directory.write_settings(settings)
-    with Grader(None if state.num_processes == 1 else 1) as grader:
-        run(tasks, engine, grader, directory, state)
-    if state.is_main_process:
-        finish(arguments, tasks, directory, settings)
+
+
+def is_on_cpu() -> bool:
+    """Whether there is nothing else, or `accelerate launch --cpu` says so."""
+    return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -162,7 +210,7 @@ def load_tokenizer(source: ModelSource) -> Any:
             source.name, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
     except (OSError, ValueError, KeyError) as error:
-        why = str(error).strip().splitlines()[0]
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"the tokenizer of --model {source.name} cannot be loaded: {why}"
         ) from error
@@ -172,6 +220,7 @@ def load_engine(
     arguments: argparse.Namespace, source: ModelSource, tokenizer: Any, state: Any
 ) -> Engine:
     """The model, ready to answer, on this process's device."""
+    dtype_name = dtype(arguments, state.device)
     if arguments.engine == "vllm":
         from vocagnolm.evaluation.vllm_engine import VLLMEngine
 
@@ -179,17 +228,19 @@ def load_engine(
             raise ValueError(
                 "--engine vllm spreads a model over the GPUs itself: start it with python"
             )
-        return VLLMEngine(source.name, tokenizer, dtype(arguments), source.revision)
-    model = source.load(getattr(torch, dtype(arguments))).to(state.device)
+        return VLLMEngine(
+            source.name, tokenizer, dtype_name, source.revision, source.trust_remote_code
+        )
+    model = source.load(getattr(torch, dtype_name)).to(state.device)
     default = 64 if state.device.type == "cuda" else 16
     return HFEngine(model, tokenizer, arguments.batch_size or default)
 
 
-def dtype(arguments: argparse.Namespace) -> str:
+def dtype(arguments: argparse.Namespace, device: torch.device) -> str:
     """The type that `--dtype auto` means: bfloat16 on a GPU, float32 on a CPU."""
     if arguments.dtype != "auto":
         return str(arguments.dtype)
-    return "bfloat16" if torch.cuda.is_available() else "float32"
+    return "bfloat16" if device.type == "cuda" else "float32"
 
 
 def output_dir(arguments: argparse.Namespace) -> Path:
@@ -201,7 +252,7 @@ def output_dir(arguments: argparse.Namespace) -> Path:
 
 
 def describe(
-    arguments: argparse.Namespace, config: PreTrainedConfig, tasks: Sequence[Task]
+    arguments: argparse.Namespace, config: PreTrainedConfig, tasks: Sequence[Task], state: Any
 ) -> dict[str, Any]:
     """What must be the same for items to belong to one evaluation."""
     return {
@@ -210,7 +261,7 @@ def describe(
             "revision": revision_of(arguments.model, config),
         },
         "engine": arguments.engine,
-        "dtype": dtype(arguments),
+        "dtype": dtype(arguments, state.device),
         "attn_implementation": arguments.attn_implementation,
         "context": context_length(config),
         "limit": arguments.limit,
@@ -220,26 +271,19 @@ def describe(
 
 
 def finish(
-    arguments: argparse.Namespace,
     tasks: Sequence[Task],
     directory: RunDirectory,
     settings: dict[str, Any],
+    tracker: tracking.Tracker | None,
 ) -> None:
     """Write and print the row, and report it."""
     results = report.build_results(tasks, directory, settings)
     report.write_results(results, directory)
     print(report.markdown(results))
     print(f"written: {directory.path}/results.json, row.md, row.tex and an item file per benchmark")
-    if arguments.report_to == "wandb":
-        wrong = {
-            task.benchmark.id: [
-                record
-                for record in directory.finished(task.benchmark.id).values()
-                if not record["correct"]
-            ]
-            for task in tasks
-        }
-        tracking.report_to_wandb(results, wrong, arguments.model)
+    if tracker:
+        names = [task.benchmark.id for task in tasks]
+        tracker.report(results, {name: directory.finished(name).values() for name in names})
 
 
 if __name__ == "__main__":

@@ -9,8 +9,14 @@ from typing import Any
 # What a model is made of; a directory of a run holds much else.
 _PATTERNS = (
     *("config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
-    *("pytorch_model*.bin", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.*", "merges.txt", "*.model"),
+    *(
+        "pytorch_model*.bin",
+        "adapter_model.bin",
+        "tokenizer*",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
+    *("vocab.*", "merges.txt", "*.model", "*.py"),
 )
 
 
@@ -29,7 +35,8 @@ def revision_of(model: str, config: Any) -> str:
     if not directory.is_dir():
         return str(getattr(config, "_commit_hash", None) or "unknown")
     digest = hashlib.sha256()
-    for path in sorted({path for pattern in _PATTERNS for path in directory.glob(pattern)}):
+    paths = {path for pattern in _PATTERNS for path in directory.glob(pattern) if path.is_file()}
+    for path in sorted(paths):
         digest.update(f"{path.name} {_file_sha256(path)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 

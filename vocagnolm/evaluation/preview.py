@@ -24,7 +24,7 @@ def preview(task: Task, tokenizer: Any, context: int | None) -> str:
     lines = [
         f"=== {task.benchmark.id} ({task.benchmark.column}): {len(prompts)} items, "
         f"{task.benchmark.shots} shots, data {task.loaded.origin}",
-        *(f"--- {mark}" for mark in task.marks()),
+        *(f"--- {mark}" for mark in task.marks().values()),
         f"--- prompt tokens: {min(lengths)} to {max(lengths)}, mean {sum(lengths) / len(ids):.0f}; "
         f"the first {shared} are shared",
         f"--- new tokens: at most {task.benchmark.max_new_tokens}{_left(lengths, context)}",

@@ -27,7 +27,7 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError as error:  # bad UTF-8 too
+        except (ValueError, RecursionError) as error:  # bad UTF-8 too
             raise ValueError(f"{path}, line {number}: expected JSON, found {error}") from error
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, found {line[:40]!r}")
@@ -67,16 +67,23 @@ class RunDirectory:
             settings: by name; those under "benchmarks" by benchmark, compared where both have it.
 
         Raises:
-            ValueError: something differs; the message says what was, and what is now.
+            ValueError: something differs, and the message says what was and what is now; items are
+                there without settings; or the path is no directory.
         """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"{self.path}: expected a directory, found a file: give another --output_dir"
+            )
         before = self._settings()
+        if not before and any(map(self.finished, settings["benchmarks"])):
+            raise ValueError(
+                f"{self.path}: expected {SETTINGS_FILE} beside the items, found none, so nobody "
+                "knows what they belong to: give another --output_dir"
+            )
         if not before:
             return
         now = json.loads(json.dumps(settings))
-        changed = _differences(
-            {name: value for name, value in before.items() if name != "benchmarks"},
-            {name: value for name, value in now.items() if name != "benchmarks"},
-        )
+        changed = _differences(_binding(before), _binding(now))
         for name in before["benchmarks"].keys() & now["benchmarks"].keys():
             pair = before["benchmarks"][name], now["benchmarks"][name]
             changed += [f"{name} {change}" for change in _differences(*pair)]
@@ -93,19 +100,34 @@ class RunDirectory:
         write_whole(self.path / SETTINGS_FILE, whole + "\n")
 
     def _settings(self) -> Record:
+        """Those of the items that are there; settings without items bind nobody."""
         path = self.path / SETTINGS_FILE
-        if not path.exists() or not any(self.path.glob("*.jsonl")):
-            return {}  # settings without items bind nobody
+        if not path.exists():
+            return {}
         (settings,) = read_lines(path, [path.read_bytes()])
-        return settings
+        if not isinstance(settings.get("benchmarks"), dict):
+            raise ValueError(
+                f"{path}: expected the settings of an evaluation, found no benchmarks: "
+                "give another --output_dir"
+            )
+        return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
-        """The records so far, by `idx`. A last line that was cut off counts as not written."""
+        """The records so far, by `idx`. A last line that was cut off counts as not written.
+
+        Raises:
+            ValueError: another line is no record; the message names it.
+        """
         records: dict[int, Record] = {}
         for path in self._files(benchmark):
             lines = path.read_bytes().split(b"\n")[:-1]
-            for record in read_lines(path, lines):
-                records.setdefault(record["idx"], record)
+            try:
+                for number, record in enumerate(read_lines(path, lines), 1):
+                    if type(record.get("idx")) is not int:
+                        raise ValueError(f"{path}, line {number}: expected an `idx`, found none")
+                    records.setdefault(record["idx"], record)
+            except ValueError as error:
+                raise ValueError(f"{error}: delete the line to ask its item again") from error
         return records
 
     def _files(self, benchmark: str) -> list[Path]:
@@ -126,12 +148,30 @@ class RunDirectory:
             yield text
 
     def complete(self, benchmark: str, indices: Sequence[int]) -> None:
-        """Put the records of a finished benchmark in order, into one file."""
+        """Put the records of a finished benchmark in order, into one file.
+
+        Raises:
+            ValueError: one of them is not there.
+        """
         records = self.finished(benchmark)
+        if missing := [idx for idx in indices if idx not in records]:
+            raise ValueError(
+                f"{self.path}: expected {len(indices)} items of {benchmark}, found "
+                f"{len(indices) - len(missing)}: give an --output_dir that all processes share"
+            )
         lines = "".join(to_line(records[idx]) for idx in indices)
         write_whole(self.path / f"{benchmark}.jsonl", lines)
         for part in self.path.glob(f"{benchmark}.part*.jsonl"):
             part.unlink()
+
+
+def _binding(settings: Mapping[str, Any]) -> Record:
+    """What all items share. The name of a model whose content is known does not matter."""
+    shared = {name: value for name, value in settings.items() if name != "benchmarks"}
+    model = shared.get("model", {})
+    if str(model.get("revision")).startswith("sha256:"):
+        shared["model"] = model["revision"]
+    return shared
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from vocagnolm.evaluation.report import GRADER, second_opinion
 from vocagnolm.evaluation.scoring import summarize
 
 _FIELDS = ("idx", "gold", "raw_output")
+_TYPES: Mapping[str, tuple[type, ...]] = {"gold": (str, int, float), "raw_output": (str,)}
 
 
 def regrade(file: Path, benchmark: str, output: Path | None) -> None:
@@ -34,21 +35,24 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
     Raises:
         ValueError: the file cannot be read, or a line is not of this form; nothing is written.
     """
+    if output is not None and output.exists() and not output.is_file():
+        raise ValueError(f"--output {output}: expected a file, found something else: give another")
     records = list(_read(file))
     if not records:
         raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
     with Grader() as grader:
-        verdicts = grader.grade(BENCHMARKS[benchmark].answer_kind, answers)
-        shown = tqdm(verdicts, total=len(records), unit="output", disable=None)
-        graded = [record | asdict(verdict) for record, verdict in zip(records, shown, strict=True)]
-    text = "".join(map(to_line, graded))
+        graded = grader.grade(BENCHMARKS[benchmark].answer_kind, answers)
+        shown = tqdm(graded, total=len(records), unit="output", disable=None)
+        verdicts = [asdict(verdict) for verdict in shown]
+    pairs = zip(records, verdicts, strict=True)
+    text = "".join(to_line(record | verdict) for record, verdict in pairs)
     if output is None:
         sys.stdout.write(text)
     else:
         write_whole(output, text)
     stream = sys.stderr if output is None else sys.stdout
-    stream.write(_summary(file, benchmark, summarize(graded)))
+    stream.write(_summary(file, benchmark, summarize(verdicts)))
 
 
 def _read(file: Path) -> Iterator[Record]:
@@ -66,9 +70,11 @@ def _checked(record: Record, where: str) -> Record:
         raise ValueError(
             f"{where}: expected the fields {', '.join(_FIELDS)}, found no {', '.join(missing)}"
         )
-    if not isinstance(record["raw_output"], str):
-        kind = type(record["raw_output"]).__name__
-        raise ValueError(f"{where}: expected `raw_output` to be a string, found {kind}")
+    for field, types in _TYPES.items():
+        if not isinstance(record[field], types):
+            kind = type(record[field]).__name__
+            expected = " or ".join(each.__name__ for each in types)
+            raise ValueError(f"{where}: expected `{field}` to be {expected}, found {kind}")
     return record
 
 

@@ -9,12 +9,16 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vocagnolm.evaluation.benchmarks import HARNESS_COMMIT
+from vocagnolm.evaluation.benchmarks import AVERAGES, HARNESS_COMMIT
 from vocagnolm.evaluation.records import Record, RunDirectory, write_whole
 from vocagnolm.evaluation.scoring import Accuracy, averages, summarize
 from vocagnolm.evaluation.tasks import Task
 
 GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
+_LATEX = str.maketrans(
+    {mark: rf"\{mark}" for mark in "&%$#_{}"}
+    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
+)
 _PACKAGES = ("vocagnolm", "torch", "transformers", "vllm", "sympy", "antlr4-python3-runtime")
 
 
@@ -31,15 +35,15 @@ def build_results(
     accuracies = {
         name: Accuracy.of(column["correct"], column["n"]) for name, column in benchmarks.items()
     }
-    partial = any(task.is_partial for task in tasks)
-    marks = {mark: None for task in tasks for mark in task.marks()}  # each once, in order
+    marks = {mark: None for task in tasks for mark in task.marks().values()}  # each once, in order
     return {
         "model": settings["model"],
         "grader": GRADER,
         "second_opinion": second_opinion(),
         "benchmarks": benchmarks,
         "averages": {
-            name: value | {"partial": partial} for name, value in averages(accuracies).items()
+            name: value | _marks_of_average([benchmarks[member] for member in AVERAGES[name]])
+            for name, value in averages(accuracies).items()
         },
         "marks": list(marks),
         "settings": dict(settings),
@@ -64,7 +68,16 @@ def _column(task: Task, directory: RunDirectory) -> dict[str, Any]:
             "digest": task.loaded.digest,
             "verified": task.loaded.verified,
         },
-        "marks": task.marks(),
+        "marked": list(task.marks()),
+        "marks": list(task.marks().values()),
+    }
+
+
+def _marks_of_average(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An average is marked as its columns are."""
+    return {
+        "partial": any(column["partial"] for column in columns),
+        "marked": list(dict.fromkeys(name for column in columns for name in column["marked"])),
     }
 
 
@@ -91,9 +104,20 @@ def markdown(results: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", *notes]) + "\n"
 
 
+def progress(task: Task, directory: RunDirectory) -> str:
+    """A line for the log when a benchmark is done."""
+    column = _column(task, directory)
+    low, high = column["interval"]
+    marks = "".join(f"; {mark}" for mark in column["marks"])
+    return (
+        f"{task.benchmark.id}: {_cell(column)} (95 % interval {low:.1f} to {high:.1f}), "
+        f"{column['correct']} of {column['n']} right{marks}"
+    )
+
+
 def latex(results: Mapping[str, Any]) -> str:
     """The accuracies as a row of a LaTeX table; comments say what they are."""
-    cells = [results["model"]["name"].replace("_", r"\_"), *map(_cell, _parts(results))]
+    cells = [results["model"]["name"].translate(_LATEX), *map(_cell, _parts(results))]
     comments = [f"% {' & '.join(['model', *_headings(results)])}"]
     comments += [f"% {note}" for note in _notes(results)]
     return "\n".join([*comments, " & ".join(cells) + r" \\"]) + "\n"
@@ -109,13 +133,18 @@ def _parts(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _cell(part: Mapping[str, Any]) -> str:
-    return f"{part['rounded']:.1f}" + ("*" if part["partial"] else "")
+    """The number, with a star if it may not be put beside a published one."""
+    return f"{part['rounded']:.1f}" + ("*" if part["marked"] else "")
 
 
 def _opinions(results: Mapping[str, Any]) -> list[str]:
     """The second grader's numbers; it is not asked about letters, and has no averages."""
     opinions = [column["math_verify"] for column in results["benchmarks"].values()]
-    cells = [f"{opinion['rounded']:.1f}" if opinion else "-" for opinion in opinions]
+    stars = ["*" if column["marked"] else "" for column in results["benchmarks"].values()]
+    cells = [
+        f"{opinion['rounded']:.1f}{star}" if opinion else "-"
+        for opinion, star in zip(opinions, stars, strict=True)
+    ]
     return cells + ["-"] * len(results["averages"])
 
 
@@ -123,8 +152,7 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     notes = [f"graded by {results['grader']}"]
     for mark in results["marks"]:
         marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
-        star = "* " if mark.startswith("partial") else ""
-        notes.append(f"{star}{mark} ({', '.join(marked)})")
+        notes.append(f"* {mark} ({', '.join(marked)})")
     return notes
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -18,8 +17,8 @@ from vocagnolm.evaluation.tasks import Task, prompt_sha256
 
 def run(
     tasks: Sequence[Task], engine: Engine, grader: Grader, directory: RunDirectory, state: Any
-) -> None:
-    """Complete the records of all tasks.
+) -> Iterator[Task]:
+    """Complete the records of all tasks, and give each task when they are.
 
     Items that have a record are not asked again. Records are written as completions come; a
     benchmark's file is put in order when all processes are done with it.
@@ -35,7 +34,6 @@ def run(
         ValueError: a prompt leaves no room in the context; nothing has been generated then.
     """
     shares = [_share(task, directory, state) for task in tasks]
-    state.wait_for_everyone()  # every process has read what is there before one writes more
     streams = [  # all are checked before the first one runs
         engine.generate(
             [task.prompts[item.idx] for item in share],
@@ -44,12 +42,15 @@ def run(
         )
         for task, share in zip(tasks, shares, strict=True)
     ]
+    # Every process has read what is there, and found its prompts to fit, before one writes more.
+    state.wait_for_everyone()
     for task, share, stream in zip(tasks, shares, streams, strict=True):
-        _ask(task, share, stream, grader, directory, state.process_index)
+        _ask(task, share, stream, grader, directory, state)
         state.wait_for_everyone()
         if state.is_main_process:
             directory.complete(task.benchmark.id, [item.idx for item in task.items])
         state.wait_for_everyone()
+        yield task
 
 
 def _share(task: Task, directory: RunDirectory, state: Any) -> list[Item]:
@@ -66,10 +67,14 @@ def _ask(
     stream: Iterator[list[Completion]],
     grader: Grader,
     directory: RunDirectory,
-    process: int,
+    state: Any,
 ) -> None:
     benchmark = task.benchmark
-    with directory.appending(benchmark.id, process) as file, _progress(task, share) as bar:
+    disable = None if state.is_main_process else True  # None: shown on a terminal
+    with (
+        directory.appending(benchmark.id, state.process_index) as file,
+        tqdm(total=len(share), desc=benchmark.id, unit="item", disable=disable) as bar,
+    ):
         for completions in stream:
             items = [share[completion.index] for completion in completions]
             answers = [
@@ -81,13 +86,6 @@ def _ask(
                 file.write(to_line(_record(task, item, completion, verdict)))
             file.flush()
             bar.update(len(items))
-
-
-@contextmanager
-def _progress(task: Task, share: Sequence[Item]) -> Iterator[Any]:
-    """A bar with the remaining time, on a terminal."""
-    with tqdm(total=len(share), desc=task.benchmark.id, unit="item", disable=None) as bar:
-        yield bar
 
 
 def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:

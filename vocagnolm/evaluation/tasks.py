@@ -57,16 +57,20 @@ class Task:
             "max_new_tokens": self.benchmark.max_new_tokens,
         }
 
-    def marks(self) -> list[str]:
-        """Why the accuracy may not be put beside a published one."""
-        marks = []
+    def marks(self) -> dict[str, str]:
+        """Why the accuracy may not be put beside a published one: in a word, and in a sentence."""
+        marks = {}
         if self.is_partial:
-            marks.append(f"partial: {len(self.items)} of {len(self.loaded.items)} items")
+            marks["partial"] = f"partial: {len(self.items)} of {len(self.loaded.items)} items"
         if self.prompt_set and self.prompt_set.origin != "harness":
-            whose = "VocAgnoLM's own" if self.prompt_set.origin == "vocagnolm" else "others"
-            marks.append(f"prompts: {whose}, not the harness's")
+            is_own = self.prompt_set.origin == "vocagnolm"
+            whose = "VocAgnoLM's own" if is_own else "others"
+            name = "own_prompts" if is_own else "other_prompts"
+            marks[name] = f"prompts: {whose}, not the harness's"
         if not self.loaded.verified:
-            marks.append(f"data: {self.loaded.origin} is not verified to be the harness's")
+            marks["unverified_data"] = (
+                f"data: {self.loaded.origin} is not verified to be the harness's"
+            )
         return marks
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +15,62 @@ TRACKER_FILE = "wandb_run.json"  # written by train.py into the model's director
 _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reason", "math_verify")
 
 
-def report_to_wandb(
-    results: Mapping[str, Any], wrong: Mapping[str, list[Record]], model: str
-) -> None:
-    """Put the columns into the summary of the model's training run, or of a run of its own.
+class Tracker:
+    """The run that takes the columns: the one that trained the model, or one of its own.
 
     Without a key, or with WANDB_MODE=offline, the run is written to disk for `wandb sync`.
 
     Args:
-        results: of `report.build_results`.
-        wrong: the records of wrong answers, by benchmark.
         model: as given to `--model`.
-    """
-    import wandb
 
-    file = Path(model) / TRACKER_FILE
-    training = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    with wandb.init(
-        project=training.get("project") or os.environ.get("WANDB_PROJECT", "vocagnolm"),
-        entity=training.get("entity"),
-        id=training.get("id"),
-        resume="allow" if training else None,
-        name=None if training else f"evaluation of {results['model']['name']}",
-        mode="offline" if _is_offline() else None,
-    ) as run:
-        run.summary.update(dict(summary(results)))
-        for name, records in wrong.items():
-            rows = [[record[field] for field in _SHOWN] for record in records]
-            table = wandb.Table(columns=list(_SHOWN), data=rows)
-            run.log({f"evaluation/{name}/wrong_answers": table})
+    Raises:
+        ValueError: wandb is not installed, or what the training left is damaged.
+    """
+
+    def __init__(self, model: str):
+        self._wandb = _import_wandb()
+        self._training = _training_run(Path(model) / TRACKER_FILE)
+
+    def report(self, results: Mapping[str, Any], records: Mapping[str, Iterable[Record]]) -> None:
+        """Put the columns into the summary, and the wrong answers into tables.
+
+        Args:
+            results: of `report.build_results`.
+            records: all of each benchmark.
+
+        Raises:
+            ValueError: wandb failed; it says why.
+        """
+        try:
+            with self._start(f"evaluation of {results['model']['name']}") as run:
+                run.summary.update(dict(summary(results)))
+                for name, graded in records.items():
+                    rows = [_row(record) for record in graded if not record["correct"]]
+                    table = self._wandb.Table(columns=list(_SHOWN), data=rows)
+                    run.log({f"{_place(name, results['benchmarks'][name])}/wrong_answers": table})
+        except self._wandb.Error as error:
+            raise ValueError(
+                f"--report_to wandb: the results are written, but wandb says: {error}; the same "
+                "command tries again"
+            ) from error
+
+    def _start(self, name: str) -> Any:
+        training = self._training
+        is_offline = "WANDB_MODE" not in os.environ and not self._wandb.api.api_key
+        return self._wandb.init(
+            project=training.get("project") or os.environ.get("WANDB_PROJECT", "vocagnolm"),
+            entity=training.get("entity") or None,
+            id=training.get("id"),
+            resume="allow" if training else None,
+            name=None if training else name,
+            mode="offline" if is_offline else None,
+        )
 
 
 def summary(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Names and values of the summary; what is marked says so in its name."""
     for name, column in results["benchmarks"].items():
-        place = f"evaluation/{name}" + ("/partial" if column["partial"] else "")
+        place = _place(name, column)
         yield f"{place}/accuracy", column["rounded"]
         yield f"{place}/interval_low", column["interval"][0]
         yield f"{place}/interval_high", column["interval"][1]
@@ -57,13 +79,46 @@ def summary(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if column["math_verify"]:
             yield f"{place}/math_verify_accuracy", column["math_verify"]["rounded"]
     for name, value in results["averages"].items():
-        place = f"evaluation/{name}" + ("/partial" if value["partial"] else "")
-        yield place, value["rounded"]
+        yield _place(name, value), value["rounded"]
     yield "evaluation/marks", "; ".join(results["marks"])
     yield "evaluation/grader", results["grader"]
 
 
-def _is_offline() -> bool:
-    import wandb
+def _place(name: str, part: Mapping[str, Any]) -> str:
+    return "/".join(["evaluation", name, *part["marked"]])
 
-    return "WANDB_MODE" not in os.environ and not wandb.api.api_key
+
+def _row(record: Record) -> list[Any]:
+    """The cells of a wrong answer; what is no valid Unicode is shown escaped."""
+    cells = [record[field] for field in _SHOWN]
+    return [
+        cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
+        for cell in cells
+    ]
+
+
+def _import_wandb() -> Any:
+    """The package; a directory of that name, which wandb makes for its files, is not it."""
+    try:
+        wandb = importlib.import_module("wandb")
+    except ImportError:
+        wandb = None
+    if not hasattr(wandb, "init"):
+        raise ValueError(
+            "--report_to wandb needs the package wandb, which is not installed: "
+            "`pip install wandb`, or leave --report_to out"
+        )
+    return wandb
+
+
+def _training_run(path: Path) -> dict[str, Any]:
+    """Id, project and entity; empty where no training left them."""
+    if not path.is_file():
+        return {}
+    try:
+        place = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, found {error}: delete the file") from error
+    if not isinstance(place, dict) or not isinstance(place.get("id"), str):
+        raise ValueError(f"{path}: expected the id of a run, found none: delete the file")
+    return place

@@ -1,0 +1,255 @@
+"""What is on disk after a kill, a full disk, or under other settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.evaluation.records import RunDirectory, read_lines, to_line, write_whole
+
+SETTINGS: dict[str, Any] = {
+    "model": {"name": "runs/student", "revision": "sha256:aa"},
+    "engine": "hf",
+    "dtype": "float32",
+    "limit": None,
+    "benchmarks": {
+        "gsm8k": {"version": 1, "data_sha256": "d", "prompts_sha256": "p", "max_new_tokens": 9}
+    },
+}
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    """The settings with another value at a path such as "model.revision"."""
+    settings: dict[str, Any] = json.loads(json.dumps(SETTINGS))
+    *parents, name = path.split(".")
+    place = settings
+    for parent in parents:
+        place = place[parent]
+    place[name] = value
+    return settings
+
+
+def append(directory: RunDirectory, benchmark: str, process: int, *indices: int) -> None:
+    with directory.appending(benchmark, process) as file:
+        for idx in indices:
+            file.write(to_line({"idx": idx, "by": process}))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    """With settings and two items of gsm8k."""
+    directory = RunDirectory(tmp_path / "evaluation")
+    directory.write_settings(SETTINGS)
+    append(directory, "gsm8k", 0, 4, 1)
+    return directory
+
+
+# Items
+
+
+def test_finished_is_empty_when_there_is_no_directory(tmp_path: Path) -> None:
+    assert RunDirectory(tmp_path / "none").finished("gsm8k") == {}
+
+
+@pytest.mark.parametrize("torn", [b'{"idx": 7, "by', b'{"idx": 7}', b"\xe2\x82", b"\x00\x00"])
+def test_torn_last_line_is_ignored_and_cut_off_when_appending(
+    directory: RunDirectory, torn: bytes
+) -> None:
+    path = directory.path / "gsm8k.part0.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + torn)
+    assert list(directory.finished("gsm8k")) == [4, 1]
+    append(directory, "gsm8k", 0, 7)
+    assert list(directory.finished("gsm8k")) == [4, 1, 7]
+    assert path.read_bytes() == whole + b'{"idx": 7, "by": 0}\n'
+
+
+def test_file_is_emptied_when_all_that_is_there_is_a_torn_line(directory: RunDirectory) -> None:
+    (directory.path / "gsm8k.part3.jsonl").write_bytes(b'{"idx"')
+    append(directory, "gsm8k", 3)
+    assert (directory.path / "gsm8k.part3.jsonl").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"3", b'{"by": 0}', b'{"idx": "4"}', b"\xff", b"", b"[" * 9**5]
+)
+def test_damaged_line_is_named_when_it_is_in_the_middle(
+    directory: RunDirectory, line: bytes
+) -> None:
+    path = directory.path / "gsm8k.part0.jsonl"
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + line + b"\n" + second)
+    with pytest.raises(ValueError, match=r"gsm8k\.part0\.jsonl, line 2: expected .*: delete the"):
+        directory.finished("gsm8k")
+
+
+def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDirectory) -> None:
+    append(directory, "gsm8k", 11, 3)
+    append(directory, "gsm8k", 2, 0)
+    append(directory, "gsm_hard", 0, 9)
+    assert sorted(directory.finished("gsm8k")) == [0, 1, 3, 4]
+    assert sorted(directory.finished("gsm_hard")) == [9]
+
+
+def test_complete_sorts_and_removes_parts_when_all_items_are_there(
+    directory: RunDirectory,
+) -> None:
+    append(directory, "gsm8k", 1, 3, 0)
+    directory.complete("gsm8k", [0, 1, 3, 4])
+    lines = (directory.path / "gsm8k.jsonl").read_text().splitlines()
+    assert [json.loads(line)["idx"] for line in lines] == [0, 1, 3, 4]
+    assert {path.name for path in directory.path.iterdir()} == {"gsm8k.jsonl", "settings.json"}
+
+
+def test_complete_refuses_when_an_item_is_missing(directory: RunDirectory) -> None:
+    with pytest.raises(ValueError, match=r"expected 3 items of gsm8k, found 2: give an --output_"):
+        directory.complete("gsm8k", [1, 2, 4])
+    assert list(directory.finished("gsm8k")) == [4, 1]
+
+
+def test_complete_ends_the_same_when_it_was_killed_before_removing_parts(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(directory, "gsm8k", 1, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            directory.complete("gsm8k", [0, 1, 4])
+    killed = (directory.path / "gsm8k.jsonl").read_bytes()
+    assert (directory.path / "gsm8k.part1.jsonl").exists()
+    assert sorted(directory.finished("gsm8k")) == [0, 1, 4]
+    directory.complete("gsm8k", [0, 1, 4])
+    assert (directory.path / "gsm8k.jsonl").read_bytes() == killed
+    assert not list(directory.path.glob("*.part*"))
+
+
+def test_whole_file_stays_as_it_was_when_writing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "new" / "results.json"
+    write_whole(path, "before")
+
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "after")
+    assert path.read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    "text", ["naïve 数学 😀", "\ud83d", "a\udc80b", "\x00\x1b\x7f", "\u2028\r\n"]
+)
+def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) -> None:
+    line = to_line({"idx": 0, "raw_output": text})
+    assert line.isascii()
+    assert line.count("\n") == 1
+    directory = RunDirectory(tmp_path)
+    with directory.appending("demo", 0) as file:
+        file.write(line)
+    directory.complete("demo", [0])
+    assert directory.finished("demo")[0]["raw_output"] == text
+
+
+def test_lines_are_numbered_from_one_when_the_first_is_bad(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1: expected a JSON object, found b'\[\]"):
+        list(read_lines(tmp_path / "x.jsonl", [b"[]"]))
+
+
+# Settings
+
+
+def test_settings_are_accepted_when_nothing_differs(directory: RunDirectory) -> None:
+    directory.check_settings(SETTINGS)
+    directory.check_settings({**SETTINGS, "benchmarks": {}})
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("model.revision", "sha256:bb", "model: was sha256:aa, now sha256:bb"),
+        ("engine", "vllm", "engine: was hf, now vllm"),
+        ("dtype", "bfloat16", "dtype: was float32, now bfloat16"),
+        ("limit", 8, "limit: was None, now 8"),
+        ("more", True, "more: was None, now True"),
+        ("benchmarks.gsm8k.version", 2, "gsm8k version: was 1, now 2"),
+        ("benchmarks.gsm8k.data_sha256", "e", "gsm8k data_sha256: was d, now e"),
+        ("benchmarks.gsm8k.prompts_sha256", None, "gsm8k prompts_sha256: was p, now None"),
+        ("benchmarks.gsm8k.max_new_tokens", 8, "gsm8k max_new_tokens: was 9, now 8"),
+    ],
+)
+def test_settings_are_refused_by_name_when_one_differs(
+    directory: RunDirectory, path: str, value: Any, said: str
+) -> None:
+    with pytest.raises(ValueError, match=r"another evaluation \(.*\): give another --out") as error:
+        directory.check_settings(changed(path, value))
+    assert f"({said})" in str(error.value)
+
+
+def test_settings_are_all_named_when_several_differ(directory: RunDirectory) -> None:
+    settings = changed("dtype", "float16") | {"engine": "vllm"}
+    with pytest.raises(ValueError, match=r"\(dtype: .*; engine: .*\)"):
+        directory.check_settings(settings)
+
+
+def test_model_may_be_moved_when_its_content_is_known(directory: RunDirectory) -> None:
+    directory.check_settings(changed("model.name", "/elsewhere/student"))
+
+
+def test_model_name_binds_when_its_content_is_not_known(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_settings(changed("model.revision", "unknown"))
+    append(directory, "gsm8k", 0, 1)
+    other = changed("model.revision", "unknown")
+    other["model"]["name"] = "org/other"
+    with pytest.raises(ValueError, match="org/other"):
+        directory.check_settings(other)
+
+
+def test_another_benchmark_joins_when_the_rest_is_the_same(directory: RunDirectory) -> None:
+    other = {**SETTINGS, "benchmarks": {"math": {"version": 3}}}
+    directory.check_settings(other)
+    directory.write_settings(other)
+    append(directory, "math", 0, 0)
+    directory.check_settings(SETTINGS)
+    with pytest.raises(ValueError, match="math version: was 3, now 4"):
+        directory.check_settings({**SETTINGS, "benchmarks": {"math": {"version": 4}}})
+    with pytest.raises(ValueError, match="gsm8k version: was 1, now 2"):
+        directory.check_settings(changed("benchmarks.gsm8k.version", 2))
+    with pytest.raises(ValueError, match="dtype"):
+        directory.check_settings({**other, "dtype": "float16"})
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"idx": 3'])
+def test_settings_bind_nobody_when_there_is_no_item(tmp_path: Path, content: bytes | None) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.write_settings(SETTINGS)
+    if content is not None:
+        (tmp_path / "gsm8k.part0.jsonl").write_bytes(content)
+    (tmp_path / "notes.jsonl").write_text("not ours\n")
+    directory.check_settings(changed("dtype", "float16"))
+    directory.write_settings(changed("benchmarks", {"math": {"version": 1}}))
+    assert list(json.loads((tmp_path / "settings.json").read_text())["benchmarks"]) == ["math"]
+
+
+def test_items_are_refused_when_their_settings_are_gone(directory: RunDirectory) -> None:
+    (directory.path / "settings.json").unlink()
+    with pytest.raises(ValueError, match=r"expected settings\.json beside the items.*: give anoth"):
+        directory.check_settings(SETTINGS)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"benchmarks": 3}'])
+def test_settings_file_is_named_when_it_is_damaged(directory: RunDirectory, content: str) -> None:
+    (directory.path / "settings.json").write_text(content)
+    with pytest.raises(ValueError, match=r"settings\.json"):
+        directory.check_settings(SETTINGS)
+
+
+def test_directory_is_refused_when_it_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="expected a directory, found a file: give another"):
+        RunDirectory(tmp_path / "file").check_settings(SETTINGS)
