@@ -109,9 +109,9 @@ class _Worker:
         try:
             self._send(json.dumps([kind, output, gold]).encode() + b"\n")
             while len(replies) < 3:
-                replies.append(self._receive())
-        except _WorkerDiedError:
-            ended = self._replace()
+                replies.append(self._receive(WALL_LIMIT_S))
+        except _WorkerDiedError as error:
+            ended = "timeout" if self._replace() == -signal.SIGPROF else str(error)
         missing: list[Any] = [None, (False, ended), None]
         prediction, (correct, decided_by), math_verify = replies + missing[len(replies) :]
         return Verdict(prediction, correct, decided_by, math_verify)
@@ -123,20 +123,20 @@ class _Worker:
             while rest:  # a signal may end a write in the middle
                 rest = rest[self._process.stdin.write(rest) :]
         except BrokenPipeError as error:
-            raise _WorkerDiedError from error
+            raise _WorkerDiedError("crash") from error
 
-    def _receive(self, limit: float = WALL_LIMIT_S) -> Any:
+    def _receive(self, limit: float) -> Any:
         """The next reply, in at most `limit` seconds."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + limit
         while b"\n" not in self._received:
             left = max(0.0, deadline - time.monotonic())
             if not select.select([self._process.stdout], [], [], left)[0]:
-                self._process.send_signal(signal.SIGPROF)  # the worker's own limit, from outside
-                raise _WorkerDiedError
+                self._process.kill()
+                raise _WorkerDiedError("timeout")
             received = self._process.stdout.read(1 << 20)
             if not received:
-                raise _WorkerDiedError
+                raise _WorkerDiedError("crash")
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
         return json.loads(line)
@@ -151,12 +151,12 @@ class _Worker:
             ) from None
         self._ready = True
 
-    def _replace(self) -> str:
-        """Start another process; why the last one ended."""
+    def _replace(self) -> int:
+        """Start another process; the status of the last one, which its limit ends by SIGPROF."""
         status = self._process.wait()
         self._process.communicate()
         self._start()
-        return "timeout" if status == -signal.SIGPROF else "crash"
+        return status
 
 
 class _WorkerDiedError(Exception):

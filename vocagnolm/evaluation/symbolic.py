@@ -105,7 +105,7 @@ def _equations_equal(prediction: str, gold: str) -> bool:
 
 def _expressions_equal(prediction: str, gold: str) -> bool:
     a, b = parse(prediction), parse(gold)
-    if str(a) == str(b):
+    if _holds(lambda a, b: str(a) == str(b), a, b):
         return True
     if isinstance(a, str) or isinstance(b, str):
         return False
