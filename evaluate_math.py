@@ -12,16 +12,15 @@ Killed at any moment, the same command continues. Exit status: 0 done, 2 a wrong
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, parse_flag_from_env
 from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
@@ -30,15 +29,16 @@ from vocagnolm.evaluation.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.generation import Engine, context_length
 from vocagnolm.evaluation.grading import Grader
 from vocagnolm.evaluation.hf_engine import HFEngine
-from vocagnolm.evaluation.identity import revision_of
 from vocagnolm.evaluation.preview import preview
 from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.runner import run
 from vocagnolm.evaluation.tasks import Task, load_tasks
+from vocagnolm.identity import revision_of
 from vocagnolm.models import ModelSource
+from vocagnolm.processes import LONGEST_WAIT, SharedError, in_agreement, is_on_cpu
 
+_HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 _ONLY_HF = {"batch_size", "attn_implementation"}
-LONGEST_WAIT = timedelta(days=7)  # of a process for the others
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -62,7 +62,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--report_to", choices=("none", "wandb"), default="none")
     add("--dry_run", action="store_true", help="Print one prompt per benchmark and token counts.")
     add("--regrade", type=Path, metavar="FILE", help="Grade stored outputs; needs --benchmark.")
-    add("--benchmark", choices=BENCHMARKS, help="Of the outputs in --regrade FILE.")
+    add("--benchmark", type=_our_name, choices=BENCHMARKS, help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
     arguments.benchmarks = _benchmark_names(arguments.benchmarks)
@@ -70,8 +70,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
+def _our_name(name: str) -> str:
+    return _HARNESS_NAMES.get(name.strip(), name.strip())
+
+
 def _benchmark_names(text: str) -> list[str]:
-    names = list(dict.fromkeys(filter(None, map(str.strip, text.split(",")))))
+    names = list(dict.fromkeys(filter(None, map(_our_name, text.split(",")))))
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown or not names:
         raise ValueError(
@@ -106,6 +110,8 @@ def _check_values(arguments: argparse.Namespace) -> None:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name}: expected 1 or more, found {value}")
+    if arguments.revision and Path(arguments.model).is_dir():
+        raise ValueError("--revision has no effect on a directory: leave it out")
     for name in ("data_dir", "prompts_dir"):
         path = getattr(arguments, name)
         if path is not None and not path.is_dir():
@@ -137,25 +143,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class SharedError(ValueError):
-    """An error in all processes, of which one tells it."""
-
-
-@contextmanager
-def in_agreement() -> Iterator[None]:
-    """What one process refuses, all refuse in its words, so that none is left waiting for it."""
-    why = None
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        why = str(error)
-    if reasons := list(filter(None, gather_object([why]))):
-        raise SharedError(reasons[0])
-
-
 def evaluate(arguments: argparse.Namespace) -> None:
     """Ask a model the benchmarks, and report."""
-    # Without being told, it takes processes on a CPU for so many runs of one process.
     state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
     source = ModelSource(
         arguments.model,
@@ -175,20 +164,33 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         show(tasks, tokenizer, config, state)
         return
-    with in_agreement():
-        settings = describe(arguments, config, tasks, state) if state.is_main_process else {}
-        if state.is_main_process:
-            directory.check_settings(settings)
-    with in_agreement():
-        engine = load_engine(arguments, source, tokenizer, state)
-        if state.is_main_process:
-            directory.write_settings(settings)
-    with Grader(None if state.num_processes == 1 else 1) as grader:
-        for task in run(tasks, engine, grader, directory, state):
+    with ExitStack() as held:
+        with in_agreement():
+            settings = describe(arguments, config, tasks, state) if state.is_main_process else {}
             if state.is_main_process:
-                say(report.progress(task, directory))
-    if state.is_main_process:
-        finish(tasks, directory, settings, tracker)
+                held.enter_context(directory.lock())
+                directory.check_settings(settings)
+        with in_agreement():
+            engine = load_engine(arguments, source, tokenizer, state)
+            if state.is_main_process:
+                directory.write_settings(settings)
+        workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
+        with Grader(workers) as grader:
+            for task in run(tasks, engine, grader, directory, state):
+                if state.is_main_process:
+                    say(report.progress(task, directory))
+        if state.is_main_process:
+            finish(tasks, directory, settings, environment(arguments, state), tracker)
+
+
+def environment(arguments: argparse.Namespace, state: Any) -> dict[str, Any]:
+    """What may change a number in bfloat16 without being a setting."""
+    device = state.device.type
+    return {
+        "batch_size": batch_size(arguments, state) if arguments.engine == "hf" else None,
+        "processes": state.num_processes,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    }
 
 
 def show(tasks: Sequence[Task], tokenizer: Any, config: PreTrainedConfig, state: Any) -> None:
@@ -196,11 +198,6 @@ def show(tasks: Sequence[Task], tokenizer: Any, config: PreTrainedConfig, state:
     if state.is_main_process:
         for task in tasks:
             print(preview(task, tokenizer, context_length(config)))
-
-
-def is_on_cpu() -> bool:
-    """Whether there is nothing else, or `accelerate launch --cpu` says so."""
-    return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 
 
 def load_tokenizer(source: ModelSource) -> Any:
@@ -231,9 +228,19 @@ def load_engine(
         return VLLMEngine(
             source.name, tokenizer, dtype_name, source.revision, source.trust_remote_code
         )
-    model = source.load(getattr(torch, dtype_name)).to(state.device)
-    default = 64 if state.device.type == "cuda" else 16
-    return HFEngine(model, tokenizer, arguments.batch_size or default)
+    try:
+        model = source.load(getattr(torch, dtype_name)).to(state.device)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"--model {source.name} does not fit into the memory of {state.device}: give a "
+            "narrower --dtype, or --engine vllm, which spreads it over the GPUs"
+        ) from error
+    return HFEngine(model, tokenizer, batch_size(arguments, state))
+
+
+def batch_size(arguments: argparse.Namespace, state: Any) -> int:
+    """Prompts of a batch."""
+    return int(arguments.batch_size or (64 if state.device.type == "cuda" else 16))
 
 
 def dtype(arguments: argparse.Namespace, device: torch.device) -> str:
@@ -266,6 +273,7 @@ def describe(
         "context": context_length(config),
         "limit": arguments.limit,
         "grader": report.GRADER,
+        "second_opinion": report.second_opinion(),
         "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
     }
 
@@ -274,10 +282,11 @@ def finish(
     tasks: Sequence[Task],
     directory: RunDirectory,
     settings: dict[str, Any],
+    environment: dict[str, Any],
     tracker: tracking.Tracker | None,
 ) -> None:
     """Write and print the row, and report it."""
-    results = report.build_results(tasks, directory, settings)
+    results = report.build_results(tasks, directory, settings, environment)
     report.write_results(results, directory)
     print(report.markdown(results))
     print(f"written: {directory.path}/results.json, row.md, row.tex and an item file per benchmark")
@@ -290,4 +299,6 @@ if __name__ == "__main__":
     status = main()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(status)  # gloo's threads may abort a process that takes its time to end
     sys.exit(status)

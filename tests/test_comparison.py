@@ -563,7 +563,6 @@ def test_command_fails_when_reported_row_shares_no_column(
 # The rest of the project
 
 
-
 def test_comparison_reads_what_an_evaluation_writes_when_it_is_of_the_demo(tmp_path: Path) -> None:
     demo = BENCHMARKS["demo"]
     task = Task(demo, load_items(demo, None), None, limit=len(FIRST))

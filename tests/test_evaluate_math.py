@@ -23,8 +23,9 @@ import evaluate_math
 from vocagnolm.evaluation import tasks
 from vocagnolm.evaluation.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.hf_engine import HFEngine
-from vocagnolm.evaluation.identity import revision_of
+from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.tasks import load_tasks, prompt_sha256
+from vocagnolm.identity import revision_of
 
 N_ITEMS = 16
 
@@ -255,6 +256,7 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     "no model": ("", "expected --model, a directory or a name on the hub, or --regrade FILE"),
     "unknown benchmark": ("--model M --benchmarks gsm8k,gsm9k", "expected some of gsm8k,math,"),
     "no benchmark": ("--model M --benchmarks ,", "found ',': separate them with commas"),
+    "revision": ("--model . --revision main", "--revision has no effect on a directory"),
     "no item": ("--model M --limit 0", "--limit: expected 1 or more, found 0"),
     "no row": ("--model M --batch_size -1", "--batch_size: expected 1 or more, found -1"),
     "no data": ("--model M --data_dir /no/such", "--data_dir /no/such: expected a directory"),
@@ -473,3 +475,21 @@ def test_revision_changes_when_another_token_ends_a_text(own_model: Path) -> Non
 def test_revision_is_the_commit_when_the_model_is_on_the_hub() -> None:
     assert revision_of("org/name", SimpleNamespace(_commit_hash="c0ffee")) == "c0ffee"
     assert revision_of("org/name", SimpleNamespace(_commit_hash=None)) == "unknown"
+
+
+def test_names_of_the_harness_are_known_when_benchmarks_are_named() -> None:
+    arguments = evaluate_math.parse(["--model", "M", "--benchmarks", "minerva_math, sat_math,math"])
+    assert arguments.benchmarks == ["math", "sat"]
+    regrade = ["--regrade", "F", "--benchmark", "minerva_math"]
+    assert evaluate_math.parse(regrade).benchmark == "math"
+
+
+def test_second_evaluation_is_refused_when_one_is_at_work_in_the_directory(
+    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "1"]
+    path = tmp_path / "evaluation"
+    with RunDirectory(path).lock():
+        assert evaluate_math.main([*argv, "--output_dir", str(path)]) == 2
+    assert "another evaluation is at work here" in capsys.readouterr().err
+    assert not any(path.iterdir())

@@ -717,3 +717,12 @@ def test_engine_says_what_to_do_when_one_row_does_not_fit_into_memory(
         engine = HFEngine(limit_rows(lively_llama(tokenizer), 0), tokenizer, 4)
         with pytest.raises(ValueError, match=r"one prompt does not fit into memory: use a smaller"):
             list(engine.generate(prompts_of(3, shared=shared), STOPS, NEW_TOKENS))
+
+
+def test_engine_is_refused_before_anything_runs_when_the_tokenizer_is_another_models(
+    tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    engine = HFEngine(tiny_llama(5), tokenizer, 4)
+    with pytest.raises(ValueError, match="has embeddings for 5: it belongs to another model"):
+        engine.generate(["1 + 1 ="], (), NEW_TOKENS)

@@ -285,7 +285,7 @@ def test_grader_says_what_to_run_when_a_worker_cannot_start(
     monkeypatch.setattr(grading.sys, "executable", "false")
     with (
         Grader(workers=1) as grader,
-        pytest.raises(RuntimeError, match=r"python -m vocagnolm\.evaluation\.worker"),
+        pytest.raises(ValueError, match=r"python -m vocagnolm\.evaluation\.worker"),
     ):
         next(grader.grade("free", [("The answer is 7.", "7")]))
 
@@ -331,3 +331,14 @@ def running(process: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_worker_is_of_this_package_when_the_directory_has_files_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vocagnolm" / "evaluation").mkdir(parents=True)
+    for name in ("vocagnolm/__init__.py", "vocagnolm/evaluation/worker.py", "sympy.py"):
+        (tmp_path / name).write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with Grader(workers=1) as grader:
+        assert next(grader.grade("free", [("The answer is 7.", "7")])).correct

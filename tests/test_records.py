@@ -73,9 +73,20 @@ def test_file_is_emptied_when_all_that_is_there_is_a_torn_line(directory: RunDir
     assert (directory.path / "gsm8k.part3.jsonl").read_bytes() == b""
 
 
-@pytest.mark.parametrize(
-    "line", [b"{", b"3", b'{"by": 0}', b'{"idx": "4"}', b"\xff", b"", b"[" * 9**5]
-)
+def test_directory_is_refused_when_another_evaluation_is_at_work_there(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "new")
+    with directory.lock():
+        with (
+            pytest.raises(ValueError, match="another evaluation is at work here"),
+            RunDirectory(tmp_path / "new").lock(),
+        ):
+            pass
+        assert list((tmp_path / "new").iterdir()) == []
+    with RunDirectory(tmp_path / "new").lock():
+        pass
+
+
+@pytest.mark.parametrize("line", [b"{", b"3", b'{"by": 0}', b'{"idx": "4"}', b"\xff", b"[" * 9**5])
 def test_damaged_line_is_named_when_it_is_in_the_middle(
     directory: RunDirectory, line: bytes
 ) -> None:

@@ -176,3 +176,16 @@ def test_packaged_prompts_are_marked_when_the_harness_has_others(shared_dir: Pat
     (theirs,) = load_tasks(["sat"], data, prompts, None)
     assert (list(own.marks()), list(theirs.marks())) == (["own_prompts"], [])
     assert own.settings()["prompts_sha256"] != theirs.settings()["prompts_sha256"]
+
+
+def test_row_grows_when_benchmarks_are_asked_one_after_the_other(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
+    report.write_results(build(tmp_path, first), directory)
+    assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}  # svamp is not complete
+    directory.complete("svamp", range(4))
+    results = build(tmp_path, second)
+    assert list(results["benchmarks"]) == ["gsm8k", "svamp"]
+    assert len(results["marks"]) == 1
+    report.write_results(results | {"grader": "another"}, directory)
+    assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}

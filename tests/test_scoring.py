@@ -134,7 +134,8 @@ def test_summary_counts_what_the_graders_say_when_items_differ() -> None:
     assert (found["correct"], found["n"], found["rounded"]) == (2, 5, 40.0)
     assert found["unanswered"] == pytest.approx(3 / 5)
     assert found["decided_by"] == {"choice": 1, "empty": 2, "numeric": 1, "string": 1}
-    assert (found["math_verify"]["correct"], found["math_verify"]["n"]) == (1, 3)
+    assert (found["math_verify"]["correct"], found["math_verify"]["n"]) == (1, 5)
+    assert found["math_verify"]["without_opinion"] == 2
     assert found["math_verify"]["agreement"] == pytest.approx(2 / 3)
     assert "finish_reasons" not in found
 

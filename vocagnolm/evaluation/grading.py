@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from vocagnolm.evaluation.extraction import AnswerKind
 
+_ROOT = Path(__file__).resolve().parents[2]
 WALL_LIMIT_S = 20.0  # for a worker that waits instead of working; processor time ends it sooner
 START_LIMIT_S = 120.0  # a cold disk
 
@@ -31,7 +33,7 @@ class Verdict:
         correct: the harness's verdict.
         decided_by: "choice" (letters), "string", "numeric", "empty", "symbolic", or what kept it
             from an answer: "timeout", "crash" (of the worker, for lack of memory for example).
-        math_verify: the second opinion; None for letters, and where it had no answer in time.
+        math_verify: the second opinion; None for letters, and where there was none in time.
     """
 
     prediction: str | None
@@ -90,6 +92,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
+            cwd=_ROOT,  # where `-m` looks first: for this very package
             start_new_session=True,  # an interrupt is for us
         )
         self._received = b""
@@ -145,7 +148,7 @@ class _Worker:
         try:
             self._receive(START_LIMIT_S)
         except _WorkerDiedError:
-            raise RuntimeError(
+            raise ValueError(
                 "expected a grading worker, found that it does not start: "
                 "`python -m vocagnolm.evaluation.worker` says why"
             ) from None

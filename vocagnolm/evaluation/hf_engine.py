@@ -106,16 +106,27 @@ class HFEngine:
         """Give completions as they finish; see `vocagnolm.evaluation.generation.Engine`.
 
         Raises:
-            ValueError: at once, if a prompt does not fit into the context; later, if one row does
-                not fit into memory.
+            ValueError: at once, if a prompt does not fit into the context, or the tokenizer is
+                another model's; later, if one row does not fit into memory.
         """
         context = context_length(self._model.config)
         decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, self._eos_ids)
+        encoded = decoding.encode(prompts)
+        self._check_ids(encoded)
         rows = [
             _Row(index, ids, decoding.cap(len(ids)), GeneratedTokens(decoding))
-            for index, ids in enumerate(decoding.encode(prompts))
+            for index, ids in enumerate(encoded)
         ]
         return self._run(rows, decoding)
+
+    def _check_ids(self, encoded: list[list[int]]) -> None:
+        known = self._model.get_input_embeddings().weight.shape[0]
+        largest = max((max(ids) for ids in encoded), default=0)
+        if largest >= known:
+            raise ValueError(
+                f"the tokenizer gives the id {largest}, and the model has embeddings for {known}: "
+                "it belongs to another model"
+            )
 
     def _run(self, rows: list[_Row], decoding: Decoding) -> Iterator[list[Completion]]:
         if not rows:

@@ -7,6 +7,8 @@ item, in the order of `idx`. Until a benchmark is complete its items lie in `ID.
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +27,8 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
         ValueError: a line is no JSON object; the message names it.
     """
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:  # bad UTF-8 too
@@ -35,11 +39,12 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there completely or not at all."""
+    """Write a file that is there completely or not at all, compressed if its name ends in .gz."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(path.name + ".tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
+    content = text.encode()
+    with aside.open("wb") as file:
+        file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
@@ -59,6 +64,25 @@ class RunDirectory:
 
     def __init__(self, path: Path):
         self.path = path
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other evaluation out, for as long as this process lives at most.
+
+        Raises:
+            ValueError: another one is at work here, or the path is no directory.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(
+                f"{self.path}: expected a directory, found a file: give another --output_dir"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            _lock(descriptor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse to continue under other settings than those of the items that are there.
@@ -130,6 +154,10 @@ class RunDirectory:
                 raise ValueError(f"{error}: delete the line to ask its item again") from error
         return records
 
+    def is_complete(self, benchmark: str) -> bool:
+        """Whether all items of a benchmark have been asked."""
+        return (self.path / f"{benchmark}.jsonl").exists()
+
     def _files(self, benchmark: str) -> list[Path]:
         parts = self.path.glob(f"{benchmark}.part*.jsonl")
         return [
@@ -163,6 +191,15 @@ class RunDirectory:
         write_whole(self.path / f"{benchmark}.jsonl", lines)
         for part in self.path.glob(f"{benchmark}.part*.jsonl"):
             part.unlink()
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ValueError(
+            f"{path}: another evaluation is at work here: wait for it, or give another --output_dir"
+        ) from error
 
 
 def _binding(settings: Mapping[str, Any]) -> Record:

@@ -80,14 +80,16 @@ def _checked(record: Record, where: str) -> Record:
 
 def _summary(file: Path, benchmark: str, summary: dict[str, Any]) -> str:
     low, high = summary["interval"]
+    expected = BENCHMARKS[benchmark].item_count
+    partial = f" (partial: {summary['n']} of {expected} items)" if summary["n"] < expected else ""
     text = (
-        f"{file} as {benchmark}: {summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f}), "
-        f"{summary['correct']} of {summary['n']} right, "
+        f"{file} as {benchmark}{partial}: {summary['rounded']:.1f} "
+        f"(95 % interval {low:.1f} to {high:.1f}), {summary['correct']} of {summary['n']} right, "
         f"{summary['unanswered']:.1%} without an answer, graded by {GRADER}\n"
     )
     if opinion := summary["math_verify"]:
         text += (
-            f"{second_opinion()}, stricter: {opinion['rounded']:.1f} on {opinion['n']} outputs, "
-            f"the same verdict on {opinion['agreement']:.1%}\n"
+            f"{second_opinion()}, stricter: {opinion['rounded']:.1f}, the same verdict on "
+            f"{opinion['agreement']:.1%}, none in time on {opinion['without_opinion']} outputs\n"
         )
     return text

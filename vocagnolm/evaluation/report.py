@@ -7,10 +7,11 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
-from vocagnolm.evaluation.benchmarks import AVERAGES, HARNESS_COMMIT
-from vocagnolm.evaluation.records import Record, RunDirectory, write_whole
+from vocagnolm.evaluation.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
+from vocagnolm.evaluation.records import Record, RunDirectory, read_lines, write_whole
 from vocagnolm.evaluation.scoring import Accuracy, averages, summarize
 from vocagnolm.evaluation.tasks import Task
 
@@ -19,7 +20,11 @@ _LATEX = str.maketrans(
     {mark: rf"\{mark}" for mark in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
-_PACKAGES = ("vocagnolm", "torch", "transformers", "vllm", "sympy", "antlr4-python3-runtime")
+_PACKAGES = (
+    *("vocagnolm", "torch", "transformers", "tokenizers", "accelerate", "vllm"),
+    *("sympy", "antlr4-python3-runtime", "word2number", "math-verify"),
+)
+RESULTS_FILE = "results.json"
 
 
 def second_opinion() -> str:
@@ -28,14 +33,21 @@ def second_opinion() -> str:
 
 
 def build_results(
-    tasks: Sequence[Task], directory: RunDirectory, settings: Mapping[str, Any]
+    tasks: Sequence[Task],
+    directory: RunDirectory,
+    settings: Mapping[str, Any],
+    environment: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Everything that is known at the end; percentages are in [0, 100], intervals of 95 %."""
-    benchmarks = {task.benchmark.id: _column(task, directory) for task in tasks}
+    """Everything that is known at the end; percentages are in [0, 100], intervals of 95 %.
+
+    Benchmarks that were asked before, under the same settings, keep their columns.
+    """
+    columns = _earlier(directory) | {t.benchmark.id: _column(t, directory) for t in tasks}
+    benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
     accuracies = {
         name: Accuracy.of(column["correct"], column["n"]) for name, column in benchmarks.items()
     }
-    marks = {mark: None for task in tasks for mark in task.marks().values()}  # each once, in order
+    marks = {mark: None for column in benchmarks.values() for mark in column["marks"]}  # each once
     return {
         "model": settings["model"],
         "grader": GRADER,
@@ -47,8 +59,19 @@ def build_results(
         },
         "marks": list(marks),
         "settings": dict(settings),
-        "environment": environment(),
+        "environment": versions() | dict(environment),
     }
+
+
+def _earlier(directory: RunDirectory) -> dict[str, Any]:
+    """The columns of other benchmarks that were asked here before, under the same settings."""
+    path = directory.path / RESULTS_FILE
+    if not path.exists():
+        return {}
+    (results,) = read_lines(path, [path.read_bytes()])
+    columns: dict[str, Any] = results.get("benchmarks", {})
+    is_same = results.get("grader") == GRADER
+    return {name: c for name, c in columns.items() if is_same and directory.is_complete(name)}
 
 
 def _column(task: Task, directory: RunDirectory) -> dict[str, Any]:
@@ -81,13 +104,13 @@ def _marks_of_average(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, str]:
+def versions() -> dict[str, Any]:
     """Versions that may change a number."""
-    versions = {"python": platform.python_version()}
+    found = {"python": platform.python_version()}
     for package in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    return versions
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -158,6 +181,6 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
 
 def write_results(results: Mapping[str, Any], directory: RunDirectory) -> None:
     """Write `results.json`, `row.md` and `row.tex`."""
-    write_whole(directory.path / "results.json", json.dumps(results, indent=2) + "\n")
+    write_whole(directory.path / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
     write_whole(directory.path / "row.md", markdown(results))
     write_whole(directory.path / "row.tex", latex(results))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -76,20 +75,16 @@ def _ask(
         tqdm(total=len(share), desc=benchmark.id, unit="item", disable=disable) as bar,
     ):
         for completions in stream:
-            items = [share[completion.index] for completion in completions]
-            answers = [
-                (completion.text, item.gold)
-                for completion, item in zip(completions, items, strict=True)
-            ]
+            answers = [(done.text, share[done.index].gold) for done in completions]
             verdicts = grader.grade(benchmark.answer_kind, answers)
-            for item, completion, verdict in zip(items, completions, verdicts, strict=True):
-                file.write(to_line(_record(task, item, completion, verdict)))
+            for completion, verdict in zip(completions, verdicts, strict=True):
+                record = _record(task, share[completion.index], completion, verdict)
+                file.write(to_line(record))
             file.flush()
-            bar.update(len(items))
+            bar.update(len(completions))
 
 
 def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:
-    graded: Mapping[str, Any] = asdict(verdict)
     return {
         "idx": item.idx,
         "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
@@ -97,9 +92,9 @@ def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) ->
         "n_new_tokens": completion.n_new_tokens,
         "finish_reason": completion.finish_reason,
         "raw_output": completion.text,
-        "prediction": graded["prediction"],
+        "prediction": verdict.prediction,
         "gold": item.gold,
-        "correct": graded["correct"],
-        "decided_by": graded["decided_by"],
-        "math_verify": graded["math_verify"],
+        "correct": verdict.correct,
+        "decided_by": verdict.decided_by,
+        "math_verify": verdict.math_verify,
     }

@@ -15,6 +15,7 @@ import numpy as np
 from vocagnolm.evaluation.benchmarks import AVERAGES, BENCHMARKS
 from vocagnolm.evaluation.extraction import NO_LETTER
 from vocagnolm.evaluation.grading import Grader, Verdict
+from vocagnolm.evaluation.normalization import strip_string
 
 Z_95 = 1.959963984540054  # of the standard normal distribution
 
@@ -99,13 +100,14 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 
 
 def _second_opinion(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """math-verify's accuracy on the items it has an opinion on; None where it has none."""
+    """math-verify's accuracy on all items; no opinion in time is wrong. None for letters."""
     judged = [record for record in records if record["math_verify"] is not None]
     if not judged:
         return None
-    accuracy = Accuracy.of(sum(record["math_verify"] for record in judged), len(judged))
+    accuracy = Accuracy.of(sum(record["math_verify"] for record in judged), len(records))
     agreed = sum(record["math_verify"] == record["correct"] for record in judged)
-    return asdict(accuracy) | {"agreement": agreed / len(judged)}
+    missing = len(records) - len(judged)
+    return asdict(accuracy) | {"agreement": agreed / len(judged), "without_opinion": missing}
 
 
 def averages(columns: Mapping[str, Accuracy]) -> dict[str, dict[str, Any]]:
@@ -137,7 +139,7 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
             description="Accuracy of answers in model outputs, verdict for verdict that of "
             "ZubinGou/math-evaluation-harness at db77bc6.",
             citation="",
-            inputs_description="predictions: model outputs; references: golds, normalised.",
+            inputs_description="predictions: model outputs; references: parsed golds.",
             features=datasets.Features(
                 {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
             ),
@@ -147,7 +149,8 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         """`accuracy` (rounded, in percent), `math_verify`'s, and all else of `summarize`."""
         kind = BENCHMARKS[self.config_name].answer_kind
         with Grader() as grader:
-            pairs = zip(predictions, references, strict=True)
+            golds = map(strip_string, references)
+            pairs = zip(predictions, golds, strict=True)
             verdicts: list[Verdict] = list(grader.grade(kind, pairs))
         summary = summarize([asdict(verdict) for verdict in verdicts])
         return {"accuracy": summary.pop("rounded"), **summary}

@@ -152,7 +152,7 @@ def _json_rows(benchmark: Benchmark, name: str, lines: Iterable[bytes]) -> Itera
 def _parse(benchmark: Benchmark, where: str, line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:  # bad UTF-8 too
+    except (ValueError, RecursionError) as error:  # bad UTF-8 too
         raise _bad_row(benchmark, where, f"expected a JSON object, found {error}") from error
 
 

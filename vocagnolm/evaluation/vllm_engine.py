@@ -20,6 +20,7 @@ from vocagnolm.evaluation.generation import (
     end_of_text_ids,
 )
 
+LONGEST_CONTEXT = 8192  # vLLM reserves room for one such text; prompts take a quarter of it
 _GROUP = 512  # prompts: enough to keep the engine busy, few enough to be written early
 
 
@@ -56,21 +57,25 @@ class VLLMEngine:
             model_name, revision=revision, trust_remote_code=trust_remote_code
         )
         self._tokenizer = tokenizer
-        self._context = context_length(config)
+        self._context = min(context_length(config) or LONGEST_CONTEXT, LONGEST_CONTEXT)
         self._eos_ids = end_of_text_ids(_generation_config(model_name, config, revision), tokenizer)
-        self._llm = self._vllm.LLM(
-            model=model_name,
-            tokenizer=tokenizer.name_or_path or model_name,
-            revision=revision,
-            tokenizer_revision=revision,
-            trust_remote_code=trust_remote_code,
-            dtype=dtype,
-            tensor_parallel_size=max(1, torch.cuda.device_count()),  # as the harness
-            seed=0,
-            max_model_len=self._context,
-            enable_prefix_caching=True,
-            generation_config="vllm",  # not the model's, which may sample
-        )
+        try:
+            self._llm = self._vllm.LLM(
+                model=model_name,
+                tokenizer=tokenizer.name_or_path or model_name,
+                revision=revision,
+                tokenizer_revision=revision,
+                trust_remote_code=trust_remote_code,
+                dtype=dtype,
+                tensor_parallel_size=max(1, torch.cuda.device_count()),  # as the harness
+                seed=0,
+                max_model_len=self._context,
+                enable_prefix_caching=True,
+                generation_config="vllm",  # not the model's, which may sample
+            )
+        except RuntimeError as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise ValueError(f"--engine vllm cannot load {model_name}: {why}") from error
 
     def generate(
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int

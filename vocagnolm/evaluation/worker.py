@@ -45,13 +45,13 @@ def judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[b
 
 
 def opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
-    """math-verify on the whole output; None for letters, which it is not asked about."""
-    if kind != "free" or not output:
+    """math-verify on the whole output; None where it is not asked: about letters."""
+    if kind != "free":
         return None
     try:
-        return symbolic.verify(output, gold)
-    except Exception:  # noqa: BLE001 - another library's failure on a hostile text: no opinion
-        return None
+        return bool(output) and symbolic.verify(output, gold)
+    except Exception:  # noqa: BLE001 - what another library fails on is no right answer
+        return False
 
 
 def _limit(seconds: float) -> None:

@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+from vocagnolm.files import file_sha256
+
 # What a model is made of; a directory of a run holds much else.
 _PATTERNS = (
     *("config.json", "generation_config.json", "adapter_config.json", "*.safetensors"),
@@ -37,13 +39,5 @@ def revision_of(model: str, config: Any) -> str:
     digest = hashlib.sha256()
     paths = {path for pattern in _PATTERNS for path in directory.glob(pattern) if path.is_file()}
     for path in sorted(paths):
-        digest.update(f"{path.name} {_file_sha256(path)}\n".encode())
+        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
-
-
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
