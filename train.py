@@ -68,9 +68,10 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     if run.dry_run:
         say(job.example(pair, documents))
         return None
-    settings |= job.corpus_settings(documents, blocks)
+    settings |= job.corpus_settings(pair, documents, blocks)
     checkpoints.check_settings(run.output_dir, settings)
-    student, teacher = job.load_models(pair, model.teacher_dtype, run.device)
+    recorder = job.load_recorder(pair, arguments, documents, blocks)
+    student, teacher = job.load_models(pair, model, run.device)
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
@@ -78,6 +79,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         method=guidance.method,
         guidance=guidance.guidance(),
         divisor=guidance.loss_divisor,
+        on_teacher_losses=recorder.add if recorder else None,
         train_dataset=blocks,
         eval_dataset=eval_blocks,
         data_collator=PackedCollator(
@@ -85,8 +87,10 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         ),
         processing_class=pair.student_reader.tokenizer,
     )
+    if recorder:
+        trainer.add_callback(recorder)
     if not data.attend_across_documents:
-        for reader in filter(None, (trainer.model, trainer.teacher and trainer.teacher.model)):
+        for reader in filter(None, (trainer.model, getattr(trainer.teacher, "model", None))):
             check_packing(reader)
     if IS_MAIN:
         checkpoints.write_settings(run.output_dir, settings)

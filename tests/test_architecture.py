@@ -20,25 +20,36 @@ ALLOWED = {
     "spans": set(),
     "alignment": {"spans"},
     "corpus": set(),
-    "data": {"alignment", "corpus", "spans"},
+    "data": {"alignment", "corpus", "spans", "stored_reader"},
     "token_loss": set(),
     "guidance": set(),
     "distillation": {"guidance", "token_loss"},
     "packing": {"alignment", "token_loss"},
-    "teacher": {"store", "token_loss"},
-    "store": {"alignment", "data", "spans", "token_loss"},
+    "teacher": {"token_loss"},
+    "files": set(),
+    "store": {"files", "spans"},
+    "stored_reader": {"spans", "store"},
+    "scorer": {"store", "token_loss"},
+    "vllm_scorer": {"scorer", "store"},
+    "scoring_job": {
+        *("corpus", "data", "files", "processes", "scorer", "spans", "store", "token_loss"),
+    },
     "metrics": {"token_loss"},
     "callbacks": {"metrics", "token_loss", "trainer"},  # the trainer as a type only
     "trainer": {
         *("callbacks", "distillation", "guidance", "metrics", "packing", "teacher", "token_loss"),
     },
-    "checkpoints": set(),
+    "checkpoints": {"files"},
     "model_card": set(),
     "models": set(),
-    "config": {"checkpoints", "global_batch", "guidance", "recipe"},
+    "config": {"guidance", "recipe", "run_arguments"},
+    "run_arguments": {"checkpoints", "global_batch"},
     "global_batch": set(),
     "recipe": set(),
     "plan": {"alignment", "data", "packing", "spans"},
+    "identity": {"files"},
+    "processes": set(),
+    "loss_recorder": {"corpus", "data", "packing", "scoring_job", "spans", "store"},
     "evaluation": {"demo_world", "evaluation"},
     "paired_tests": set(),
     "evaluated_runs": {"evaluation"},
@@ -46,7 +57,7 @@ ALLOWED = {
     "comparison": {"differences", "evaluated_runs", "evaluation"},
 }
 READERS_OF_CONFIG = {"job", "cli", *SCRIPTS}
-TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data"}
+TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data", "files", "store", "stored_reader"}
 TRAINING_SIDE = {"trainer", "callbacks", "metrics", "guidance", "teacher", "packing", "job"}
 
 

@@ -338,7 +338,11 @@ def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "--teacher is required: name the causal LM that guides the student"),
+        (
+            (),
+            "--teacher is required: name the causal LM that guides the student, or a store of its "
+            "losses with --teacher_losses",
+        ),
         (("--teacher",), "argument --teacher: expected one argument"),
         ((*TEACHER, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),
         ((*TEACHER, "--top_k", "0"), "--top_k must be in (0, 1], got 0.0"),
@@ -582,3 +586,87 @@ def test_parse_refuses_the_best_model_when_nothing_tells_it() -> None:
     assert error_of(*TEACHER, "--load_best_model_at_end", "True").startswith(
         "--load_best_model_at_end requires the save and eval strategy to match"
     )
+
+
+# Stores of teacher losses instead of a teacher
+
+STORES = ("--teacher_losses", "S1", "S2")
+
+
+def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: Path) -> None:
+    argv = (*CPU, *STORES, "--teacher_reduction", "weighted", "--teacher_weights", "1", "2.5")
+    model = parse(argv)[0]
+    assert (model.teacher, model.teacher_losses) == (None, ["S1", "S2"])
+    assert (model.teacher_reduction, model.teacher_weights) == ("weighted", [1.0, 2.5])
+    content = "teacher_losses: [S1, S2]\nteacher_reduction: weighted\nteacher_weights: [1, 2.5]\n"
+    assert parse((*CPU, *recipe(tmp_path, content)))[0] == model
+    assert parse((*CPU, *recipe(tmp_path, "teacher_losses: S1")))[0].teacher_losses == ["S1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        *(
+            (
+                (*STORES, f"--{name}", value),
+                f"--{name} has no effect with --teacher_losses, which no teacher is loaded for: "
+                "leave it out",
+            )
+            for name, value in [
+                *((name, "x") for name in OF_THE_TEACHER),
+                ("teacher_dtype", "float32"),
+            ]
+        ),
+        *(
+            (
+                (*argv, f"--{name}", value),
+                f"--{name} has no effect without several stores: leave it out",
+            )
+            for argv in (STORES[:2], TEACHER)
+            for name, value in (("teacher_reduction", "max"), ("teacher_weights", "1"))
+        ),
+        (
+            (*TEACHER, "--missing_losses", "skip"),
+            "--missing_losses has no effect without --teacher_losses: leave it out",
+        ),
+        *(
+            (
+                ("--method", method, *STORES),
+                f"--teacher_losses has no effect with --method {method}: leave it out",
+            )
+            for method in NO_EFFECT
+        ),
+    ],
+)
+def test_parse_refuses_in_one_line_when_options_of_stores_have_no_effect(
+    argv: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*CPU, *argv) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (
+            ("--teacher_reduction", "median"),
+            "argument --teacher_reduction/--teacher-reduction: inv",
+        ),
+        (("--teacher_weights", "x"), "argument --teacher_weights/--teacher-weights: invalid float"),
+        (("--missing_losses", "ignore"), "argument --missing_losses/--missing-losses: invalid cho"),
+        (("--teacher_losses",), "argument --teacher_losses/--teacher-losses: expected at least"),
+    ],
+)
+def test_parse_refuses_in_one_line_when_an_option_of_stores_is_wrong(
+    argv: tuple[str, ...], start: str
+) -> None:
+    assert error_of(*CPU, *STORES, *argv).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("stores", "output_dir"), [(("a/S1/",), "runs/d__S1"), (("a/S1", "b/S2"), "runs/d__S1__S2")]
+)
+def test_parse_names_the_output_after_the_stores_when_it_is_not_given(
+    stores: tuple[str, ...], output_dir: str
+) -> None:
+    argv = (*CPU, "--student", "c/d", "--teacher_losses", *stores)
+    assert parse(argv)[3].output_dir == output_dir

@@ -77,6 +77,7 @@ def slow_row(
         "end": end,
         "student_ids": ids,
         "teacher_ids": teacher_ids,
+        "teacher_losses": [],
         "first": [first for first, _ in ranges],
         "last": [last for _, last in ranges],
         "student_tokens": len(ids),

@@ -23,6 +23,7 @@ from vocagnolm.spans import encode
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
+FROM_A_STORE = {"teacher_losses", "teacher_ranges"}
 segment_lengths = st.lists(
     st.tuples(st.integers(1, ROOM), st.integers(0, TEACHER_ROOM)), max_size=60
 )
@@ -172,7 +173,7 @@ def test_blocks_hold_the_rows_of_their_segments_when_read_by_number(
     assert len(blocks) == len(numbers) > 5
     for index in (len(blocks) - 1, *range(len(blocks))):  # in any order
         expected = [rows[number] for number in numbers[index]]
-        names = ("student_ids", "teacher_ids", "first", "last")
+        names = ("student_ids", "teacher_ids", "teacher_losses", "first", "last")
         assert lists(blocks[index]) == {
             "block": index,
             **{name: [row[name] for row in expected] for name in names},
@@ -276,6 +277,7 @@ def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> No
         "block": 7,
         "student_ids": [[1, 10, 11], [1, 12, 2]],
         "teacher_ids": [[90, 20, 21, 22], [90, 23]],
+        "teacher_losses": [[], []],
         "first": [[-1, 1, 2], [-1, 1, -1]],
         "last": [[-1, 2, 4], [-1, 2, -1]],
     }
@@ -293,6 +295,37 @@ def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> No
         [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
     ]
     assert (batch["block"], batch["mapped_tokens"], batch["unmapped_tokens"]) == ([7], [3], [1])
+
+
+@pytest.mark.parametrize(("limit", "width"), [(None, 64), (9, 9)])
+def test_collator_gives_a_worked_example_when_losses_of_two_teachers_are_stored(
+    limit: int | None, width: int
+) -> None:
+    none = float("nan")
+    segments: dict[str, list[list[Any]]] = {
+        "student_ids": [[1, 10, 11], [1, 12, 2]],
+        "teacher_ids": [[], []],
+        "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
+        "first": [[-1, 1, 2, -1, 4, 4], [-1, 1, -1, -1, 3, -1]],
+        "last": [[-1, 2, 3, -1, 5, 5], [-1, 2, -1, -1, 4, -1]],
+    }
+    arrays = {name: [np.array(row) for row in rows] for name, rows in segments.items()}
+    losses = [row.astype(np.float32) for row in arrays.pop("teacher_losses")]
+    block = {"block": 7, "teacher_losses": losses, **arrays}
+    batch = PackedCollator(8, teacher_max_length=limit)([block])
+    assert not any(name.startswith("teacher_") for name in batch.keys() - FROM_A_STORE)
+    found = batch["teacher_losses"]
+    assert (found.dtype, found.shape) == (torch.float32, (1, width))
+    expected = [-1, 0.5, 1.5, -1, 2.5, -1, 3.5, -1, 4.5] + [-1] * (width - 9)
+    assert found.nan_to_num(-1.0).tolist() == [expected]
+    unmapped = [-1, -1]
+    assert batch["teacher_ranges"].tolist() == [
+        [
+            *(unmapped, [1, 2], [2, 3], unmapped, [6, 7], unmapped, unmapped, unmapped),
+            *(unmapped, [4, 5], [4, 5], unmapped, [8, 9], unmapped, unmapped, unmapped),
+        ]
+    ]
+    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([3], [1])
 
 
 def test_collator_points_at_the_text_of_the_student_token_when_ranges_moved(
@@ -339,7 +372,7 @@ def test_collator_stops_padding_at_the_teachers_limit_when_it_is_given(
     """A learned table of positions ends there: one more position would be read outside of it."""
     ids = np.arange(tokens)
     none = np.full(3, -1)
-    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids]}
+    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
     block |= {"first": [none], "last": [none]}
     batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
     for name in ("input_ids", "labels", "position_ids"):

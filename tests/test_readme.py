@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from vocagnolm import config
+import evaluate_math
+from vocagnolm import config, score
+from vocagnolm.evaluation.benchmarks import PAPER_BENCHMARKS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -24,9 +26,31 @@ def code_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
 
 
-def train_commands() -> list[list[str]]:
+def commands(program: str) -> list[list[str]]:
+    """The words behind a program in every command of the README that runs it."""
     lines = [line for block in code_blocks("") for line in block.splitlines()]
-    return [shlex.split(line, comments=True) for line in lines if "train.py" in line]
+    found = [shlex.split(line, comments=True) for line in lines if program in line]
+    return [words for words in found if words]
+
+
+def train_commands() -> list[list[str]]:
+    return commands("train.py")
+
+
+@pytest.mark.parametrize("words", commands("evaluate_math.py"), ids=" ".join)
+def test_evaluation_command_of_the_readme_parses(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATA", "PROMPTS/cot"):
+        (tmp_path / name).mkdir(parents=True)
+    arguments = evaluate_math.parse(words[words.index("evaluate_math.py") + 1 :])
+    assert arguments.benchmarks == list(PAPER_BENCHMARKS)
+
+
+def test_scoring_command_of_the_readme_parses() -> None:
+    (words,) = commands("vocagnolm.cli score")
+    assert score.parse(words[words.index("score") + 1 :]).output_dir == Path("stores/qwen")
 
 
 @pytest.mark.parametrize("words", train_commands(), ids=" ".join)
@@ -34,7 +58,8 @@ def test_command_of_the_readme_parses(words: list[str]) -> None:
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).is_file()
     arguments = config.parse(words[words.index("train.py") + 1 :])
-    assert arguments[0].teacher == "Qwen/Qwen2.5-Math-7B-Instruct"
+    teacher, stores = arguments[0].teacher, arguments[0].teacher_losses
+    assert teacher == "Qwen/Qwen2.5-Math-7B-Instruct" or stores == ["stores/qwen"]
 
 
 def test_option_table_of_the_readme_has_the_defaults() -> None:

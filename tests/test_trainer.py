@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
 
 import train
+from vocagnolm import score
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.token_loss import IGNORED_LABEL, NonFiniteLoss, add_token_losses
@@ -254,11 +255,20 @@ def test_sharded_run_saves_a_whole_model_when_it_ends(
     lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:60])
     (tmp_path / "pages.jsonl").write_text("".join(lines))
 
-    def arguments(name: str) -> list[str]:
+    common = {"teacher": tmp_path / "teacher", "dataset": tmp_path / "pages.jsonl"}
+    options = {
+        **common,
+        "min_context": 16,
+        "loss_dtype": "float32",
+        "output_dir": tmp_path / "store",
+    }
+    assert score.main([f"--{option}={value}" for option, value in options.items()]) == 0
+
+    def arguments(name: str, *without: str, **with_: Path) -> list[str]:
         options = {
             "student": tmp_path / "student",
-            "teacher": tmp_path / "teacher",
-            "dataset": tmp_path / "pages.jsonl",
+            **common,
+            **with_,
             "max_length": 64,
             "global_batch_tokens": 512,
             "max_steps": 3,
@@ -267,21 +277,24 @@ def test_sharded_run_saves_a_whole_model_when_it_ends(
             "optim": "sgd",
             "output_dir": tmp_path / name,
         }
-        return [f"--{option}={value}" for option, value in options.items()]
+        return [f"--{k}={value}" for k, value in options.items() if k not in without]
 
     accelerate_config = Path(__file__).parents[1] / "accelerate_configs" / f"{config}.yaml"
-    job = {"argv": arguments("sharded"), "fsdp": True, "accelerate_config": str(accelerate_config)}
-    worker_parameters(tmp_path, [job])
+    common_job = {"fsdp": True, "accelerate_config": str(accelerate_config)}
+    stored_argv = arguments("stored", "teacher", teacher_losses=tmp_path / "store")
+    jobs = [{**common_job, "argv": argv} for argv in (arguments("sharded"), stored_argv)]
+    worker_parameters(tmp_path, jobs)
     assert train.main([*arguments("whole"), "--use_cpu"]) == 0
     assert (tmp_path / "sharded" / "checkpoint-2" / "pytorch_model_fsdp_0").is_dir()
-    sharded, whole, start = (
+    stored, sharded, whole, start = (
         AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
-        for name in ("sharded", "whole", "student")
+        for name in ("stored", "sharded", "whole", "student")
     )
     assert AutoTokenizer.from_pretrained(tmp_path / "sharded").eos_token == "</s>"
-    states = [dict(model.named_parameters()) for model in (start, whole, sharded)]
+    states = [dict(model.named_parameters()) for model in (start, whole, sharded, stored)]
     assert largest_difference(states[0], states[1]) > 1e-5, "nothing was trained"
     assert largest_difference(states[1], states[2]) < PARAMETER_TOLERANCE
+    assert largest_difference(states[1], states[3]) < PARAMETER_TOLERANCE
 
 
 def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_is_1(

@@ -15,6 +15,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from vocagnolm.files import write_json
+
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
@@ -159,7 +161,8 @@ def _check_writable(output_dir: Path) -> None:
 
 def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
     """Record what defines the run, for `check_settings`."""
-    _write_json(Path(output_dir) / SETTINGS_FILE, settings)
+    Path(output_dir).mkdir(parents=True, exist_ok=True)
+    write_json(Path(output_dir) / SETTINGS_FILE, settings)
 
 
 def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None) -> None:
@@ -170,11 +173,4 @@ def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None)
 
     if wandb.run is not None:
         place = {name: getattr(wandb.run, name) for name in ("id", "project", "entity")}
-        _write_json(Path(output_dir) / TRACKER_FILE, place)
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    aside.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    aside.replace(path)
+        write_json(Path(output_dir) / TRACKER_FILE, place)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 
-from vocagnolm import comparison, demo
-
-COMMANDS = {"compare": comparison.main, "demo": demo.main}
+# Where each command's `main(argv)` is; a module is loaded when its command is run.
+COMMANDS = {
+    "compare": "vocagnolm.comparison",
+    "demo": "vocagnolm.demo",
+    "reselect": "vocagnolm.reselect",
+    "score": "vocagnolm.score",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -16,4 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(prog="vocagnolm", description=__doc__)
     parser.add_argument("command", choices=COMMANDS, help="vocagnolm COMMAND --help says more")
-    return COMMANDS[parser.parse_args(argv[:1]).command](argv[1:])
+    module = importlib.import_module(COMMANDS[parser.parse_args(argv[:1]).command])
+    return int(module.main(argv[1:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

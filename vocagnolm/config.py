@@ -6,23 +6,17 @@ Read by the scripts only; everything below them takes plain arguments.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-import torch
-from transformers import HfArgumentParser, SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.trainer_utils import IntervalStrategy
-from transformers.training_args import OptimizerNames
+from transformers import HfArgumentParser
 
-from vocagnolm.checkpoints import AUTO
-from vocagnolm.global_batch import split_global_batch
 from vocagnolm.guidance import Guidance
 from vocagnolm.recipe import read_recipe
+from vocagnolm.run_arguments import RunArguments as RunArguments  # a part of this module
 
 _WITHOUT_EFFECT = {  # what a method does not look at
     "vocagnolm": (),
@@ -30,15 +24,6 @@ _WITHOUT_EFFECT = {  # what a method does not look at
     "cpt": ("top_k", "aggregation", "unmapped", "selection_scope", "loss_divisor"),
 }
 _MANY_DOCUMENTS = 10_000  # below this, starting processes takes longer than they save
-_DAYS_S = 24 * 3600
-_CHECK_STEPS = 1000  # of a run that is never made, to see whether its schedule can be
-_REFUSED = {  # options of TrainingArguments: why they cannot be
-    "save_only_model": "leaves nothing to resume from",
-    "label_smoothing_factor": "has no effect here",
-    "auto_find_batch_size": "has no effect here",
-    "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
-    "use_liger_kernel": "is not supported (its loss would replace the weighted one)",
-}
 
 
 @dataclass
@@ -63,6 +48,22 @@ class ModelArguments:
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
         default="auto",
         metadata={"help": "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."},
+    )
+    teacher_losses: list[str] | None = field(
+        default=None,
+        metadata={"help": "Stores of teacher losses (vocagnolm score) instead of a teacher."},
+    )
+    teacher_reduction: Literal["min", "mean", "max", "weighted"] = field(
+        default="mean", metadata={"help": "How the losses of several stores become one."}
+    )
+    teacher_weights: list[float] | None = field(
+        default=None, metadata={"help": "Weights of the stores, for --teacher_reduction weighted."}
+    )
+    save_store: str | None = field(
+        default=None, metadata={"help": "Keep the teacher's losses as a store in this directory."}
+    )
+    store_dtype: Literal["float16", "float32"] = field(
+        default="float16", metadata={"help": "Precision of the losses in --save_store."}
     )
     attn_implementation: str | None = field(
         default=None, metadata={"help": "Attention of both models, as in from_pretrained."}
@@ -89,6 +90,10 @@ class DataArguments:
     )
     eval_dataset: str | None = field(
         default=None, metadata={"help": "Evaluate on these documents instead of a held-out share."}
+    )
+    missing_losses: Literal["error", "skip"] = field(
+        default="error",
+        metadata={"help": "What to do about documents that --teacher_losses does not have."},
     )
     attend_across_documents: bool = field(
         default=False, metadata={"help": "Let attention cross the documents of a block."}
@@ -164,162 +169,6 @@ class GuidanceArguments:
         return Guidance(self.top_k, self.aggregation, self.unmapped, self.selection_scope)
 
 
-@dataclass
-class RunArguments(TrainingArguments):
-    """`transformers.TrainingArguments` with the paper's training set-up (Section 4.3) as defaults.
-
-    AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
-    """
-
-    output_dir: str = field(default="", metadata={"help": "runs/STUDENT__TEACHER if not given."})
-    global_batch_tokens: int = field(
-        default=2**21, metadata={"help": "Tokens of an optimizer step, over all devices."}
-    )
-    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
-        default=None, metadata={"help": "Sequences per device; derived from the world size."}
-    )
-    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
-        default=None, metadata={"help": "Sequences per device; as in training if not given."}
-    )
-    gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]  # None: derived
-        default=None, metadata={"help": "Micro-batches of a step; derived from the world size."}
-    )
-    learning_rate: float = 8e-5
-    lr_scheduler_type: str = "cosine_with_min_lr"
-    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."},
-    )
-    adam_beta2: float = 0.95
-    weight_decay: float = 0.1
-    num_train_epochs: float = 1.0
-    bf16: bool | None = field(  # type: ignore[assignment]  # None: wherever there is a GPU for it
-        default=None, metadata={"help": "bfloat16 compute; by default on GPUs that have it."}
-    )
-    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]  # None: derived
-        default=None,
-        metadata={
-            "help": "By default steps if there are documents to evaluate on, and no if not.",
-            "choices": [strategy.value for strategy in IntervalStrategy],
-        },
-    )
-    save_steps: float = 250
-    save_total_limit: int | None = 2
-    logging_steps: float = 10
-    logging_first_step: bool = True
-    logging_nan_inf_filter: bool = False  # it hides NaNs, at a wait per micro-batch
-    remove_unused_columns: bool = False
-    ddp_find_unused_parameters: bool | None = False
-    ddp_timeout: int = 7 * _DAYS_S  # the other processes wait while the first aligns the corpus
-    resume_from_checkpoint: str | None = field(
-        default=AUTO,
-        metadata={"help": "auto (the newest good checkpoint of --output_dir) or a path."},
-    )
-    dry_run: bool = field(default=False, metadata={"help": "Print the plan and exit."})
-
-    def __post_init__(self) -> None:
-        self._refuse()
-        if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
-            self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        _check_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
-        if isinstance(self.lr_scheduler_kwargs, str):
-            self.lr_scheduler_kwargs = self.lr_scheduler_kwargs.strip()
-        if self.disable_tqdm is None:
-            self.disable_tqdm = not sys.stderr.isatty()  # a log file wants no progress bar
-        if self.bf16 is None:
-            self.bf16 = (
-                torch.cuda.is_available()
-                and torch.cuda.is_bf16_supported()
-                and not (self.use_cpu or self.fp16)
-            )
-        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        if self.eval_strategy is None:
-            self.eval_strategy = IntervalStrategy.NO
-        # Placeholders that the parent class can work with, until the block length is known.
-        self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
-        self._given_eval = self.per_device_eval_batch_size
-        self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
-        self.per_device_eval_batch_size = 1
-        super().__post_init__()  # type: ignore[no-untyped-call]
-        if not getattr(self.accelerator_config, "use_seedable_sampler", True):
-            raise ValueError("use_seedable_sampler false makes resuming inexact: leave it out")
-        self._check_schedule()
-        self._check_optimizer()
-
-    def _refuse(self) -> None:
-        for name, reason in _REFUSED.items():
-            if getattr(self, name):
-                raise ValueError(f"--{name} {reason}: leave it out")
-        if not self.eval_do_concat_batches:
-            raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
-        sampling = getattr(self, "train_sampling_strategy", "random")  # newer transformers have it
-        if sampling != "random":
-            raise ValueError(
-                f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
-                "and packing has put similar ones side by side): leave it out"
-            )
-        if self.per_device_eval_batch_size is not None and self.per_device_eval_batch_size < 1:
-            raise ValueError(
-                "--per_device_eval_batch_size must be at least 1, got "
-                f"{self.per_device_eval_batch_size}"
-            )
-        if self.deepspeed:
-            raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
-        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
-        if not self.num_train_epochs > 0:
-            raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
-
-    def _check_schedule(self) -> None:
-        """Make the learning rate's schedule once, as long as an error costs nothing."""
-        kwargs = self.lr_scheduler_kwargs or {}
-        assert isinstance(kwargs, dict)  # the parent class has read the JSON
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
-        try:  # the first step, of warm-up, is made with the schedule
-            schedule = get_scheduler(self.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
-            for factor in getattr(schedule, "lr_lambdas", ()):
-                factor(_CHECK_STEPS - 1)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(
-                f"--lr_scheduler_kwargs {json.dumps(kwargs)} does not suit "
-                f"--lr_scheduler_type {SchedulerType(self.lr_scheduler_type).value}: {error}"
-            ) from error
-
-    def _check_optimizer(self) -> None:
-        """Refuse an optimizer whose package is missing; some are checked later, with the model."""
-        try:
-            Trainer.get_optimizer_cls_and_kwargs(self)
-        except (ImportError, ValueError) as error:
-            if isinstance(error, ImportError) or "install" in str(error) or "import" in str(error):
-                name = OptimizerNames(self.optim).value
-                raise ValueError(f"--optim {name} cannot be used: {error}") from error
-
-    def set_batch(self, max_length: int) -> None:
-        """Derive batch size and accumulation from the global batch and the world size."""
-        self.per_device_train_batch_size, self.gradient_accumulation_steps = split_global_batch(
-            self.global_batch_tokens, max_length, self.world_size, *self._given
-        )
-        self.per_device_eval_batch_size = self._given_eval or self.per_device_train_batch_size
-
-    def batch_arithmetic(self, max_length: int) -> str:
-        """The global batch, spelled out."""
-        return (
-            f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
-            f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
-            f"accumulation steps x {max_length} tokens"
-        )
-
-
-def _check_json(option: str, value: object) -> None:
-    try:
-        mapping = json.loads(value) if isinstance(value, str) else value
-    except ValueError as error:
-        raise ValueError(f"--{option} {value} is not JSON: {error}") from error
-    if value is not None and not isinstance(mapping, dict):
-        raise ValueError(f"--{option} {value} must be a JSON object")
-
-
 Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
 
 
@@ -367,8 +216,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 def _default_output_dir(values: dict[str, Any]) -> str:
     names = [values["student"]]
-    if values["method"] == "vocagnolm" and values["teacher"]:
-        names.append(values["teacher"])
+    if values["method"] == "vocagnolm" and (values["teacher"] or values["teacher_losses"]):
+        names += [values["teacher"]] if values["teacher"] else values["teacher_losses"]
     else:
         names.append(values["method"])
     return os.path.join("runs", "__".join(Path(name).name for name in names))
@@ -389,11 +238,30 @@ def _set_evaluation(values: dict[str, Any]) -> None:
 def _check_together(
     model: ModelArguments, data: DataArguments, guidance: GuidanceArguments
 ) -> None:
-    if guidance.method == "vocagnolm" and not model.teacher:
-        raise ValueError("--teacher is required: name the causal LM that guides the student")
     if guidance.method != "vocagnolm":
-        for name in ("teacher", "teacher_tokenizer", "teacher_revision"):
-            if getattr(model, name) is not None:
-                raise ValueError(
-                    f"--{name} has no effect with --method {guidance.method}: leave it out"
-                )
+        why = f"with --method {guidance.method}"
+        _refuse(model, why, "teacher", "teacher_tokenizer", "teacher_revision", "teacher_losses")
+    elif model.teacher_losses:
+        why = "with --teacher_losses, which no teacher is loaded for"
+        _refuse(model, why, "teacher", "teacher_tokenizer", "teacher_revision", "teacher_dtype")
+    elif not model.teacher:
+        raise ValueError(
+            "--teacher is required: name the causal LM that guides the student, or a store of its "
+            "losses with --teacher_losses"
+        )
+    if len(model.teacher_losses or ()) < 2:
+        _refuse(model, "without several stores", "teacher_reduction", "teacher_weights")
+    if not model.teacher:
+        _refuse(model, "without --teacher", "save_store")
+    if not model.save_store:
+        _refuse(model, "without --save_store", "store_dtype")
+    if not model.teacher_losses:
+        _refuse(data, "without --teacher_losses", "missing_losses")
+
+
+def _refuse(arguments: ModelArguments | DataArguments, why: str, *names: str) -> None:
+    """Refuse options that have no effect."""
+    defaults = {option.name: option.default for option in fields(arguments)}
+    for name in names:
+        if getattr(arguments, name) != defaults[name]:
+            raise ValueError(f"--{name} has no effect {why}: leave it out")

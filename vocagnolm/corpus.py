@@ -11,8 +11,10 @@ import logging
 import lzma
 import zlib
 from pathlib import Path
+from typing import Any
 
 import datasets
+import pyarrow as pa
 import zstandard
 from datasets.exceptions import DatasetsError
 
@@ -159,3 +161,31 @@ def _only_text(corpus: datasets.Dataset, text_column: str, shown: str) -> datase
         )
     corpus = corpus.select_columns([text_column])
     return corpus if text_column == TEXT else corpus.rename_column(text_column, TEXT)
+
+
+def values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
+    """The values of a column; bytes where they should be text and are not valid UTF-8."""
+    if isinstance(column, list):
+        return column
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_decode(value) for value in column.cast(pa.binary()).to_pylist()]
+
+
+def _decode(value: bytes | None) -> str | bytes | None:
+    try:
+        return value if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def unusable(text: Any) -> str | None:
+    """Why a value of the column is no document; None if it is one."""
+    if isinstance(text, bytes):
+        return "not valid UTF-8"
+    if not isinstance(text, str):
+        return f"not text but {type(text).__name__}"
+    if not text or text.isspace():
+        return "empty"
+    return None

@@ -11,21 +11,21 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.alignment import UNMAPPED, align_spans
-from vocagnolm.corpus import TEXT
-from vocagnolm.spans import Encoding, encode_batch, start_id
+from vocagnolm.corpus import TEXT, unusable, values
+from vocagnolm.spans import Encoding, Spans, encode_batch, start_id
+from vocagnolm.stored_reader import MISSING, StoredDocument, StoredReader
 
-FORMAT = 1  # raise when the columns or the segmentation change: old caches must not be read
+FORMAT = 2  # raise when the columns or the segmentation change: old caches must not be read
 _FILL = 0.95  # aim below the limit: parts of one text are not equally dense in tokens
 _SEPARATORS = ("\n\n", "\n", " ")
 _FEATURES = datasets.Features(
@@ -35,6 +35,7 @@ _FEATURES = datasets.Features(
         "end": datasets.Value("int64"),
         "student_ids": datasets.List(datasets.Value("int32")),
         "teacher_ids": datasets.List(datasets.Value("int32")),
+        "teacher_losses": datasets.List(datasets.Value("float32")),
         "first": datasets.List(datasets.Value("int32")),
         "last": datasets.List(datasets.Value("int32")),
         "student_tokens": datasets.Value("int32"),
@@ -66,6 +67,10 @@ class Reader:
         """The most text tokens of a segment."""
         return self.limit - 1 - (self.end is not None)
 
+    def limits(self) -> list[int]:
+        """The limit, as of the several teachers of a `StoredReader`."""
+        return [self.limit]
+
     def fingerprint(self) -> str:
         """Everything that decides how this reader cuts and encodes a text."""
         return f"{self.tokenizer.backend_tokenizer.to_str()}|{self.start}|{self.end}|{self.limit}"
@@ -93,7 +98,10 @@ class Segments:
     Attributes:
         rows: one row per segment, ordered by document and position. `student_ids` and
             `teacher_ids` hold the special tokens; `first`, `last` hold for every student token
-            its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped.
+            its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped. From
+            a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token; with
+            several stores the teachers' tokens follow one another, and so do whole copies of
+            `first` and `last`.
         skipped: (document, reason) of each document that has no segment.
     """
 
@@ -143,7 +151,7 @@ class Segments:
 def align_corpus(
     corpus: datasets.Dataset,
     student: Reader,
-    teacher: Reader | None,
+    teacher: Reader | StoredReader | None,
     *,
     num_proc: int | None = None,
 ) -> Segments:
@@ -155,7 +163,8 @@ def align_corpus(
     Args:
         corpus: documents in the column `text`.
         student: how the student reads.
-        teacher: how the teacher reads, or None for a run without one; then no token is mapped.
+        teacher: how the teacher reads, or read when it was stored, or None for a run without
+            one; then no token is mapped.
         num_proc: processes to share the work.
     """
     if not len(corpus):  # map would return it as it is
@@ -197,18 +206,39 @@ class _Piece:
     start: int
     text: str
     is_last: bool
+    stored: StoredDocument | None = None
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class _Read:
+    """One teacher's tokens of a piece: its ids where it is at hand, its losses where it is not."""
+
+    spans: Spans
+    ids: list[int] | None = None
+    losses: list[float] | None = None
 
 
 def _align_batch(
-    batch: Mapping[str, Any], indices: list[int], student: Reader, teacher: Reader | None
+    batch: Mapping[str, Any],
+    indices: list[int],
+    student: Reader,
+    teacher: Reader | StoredReader | None,
 ) -> dict[str, list[Any]]:
     skipped: dict[int, str] = {}
     pieces: list[_Piece] = []
-    for index, text in zip(indices, _values(batch[TEXT]), strict=True):
-        if reason := _unusable(text):
+    for index, text in zip(indices, values(batch[TEXT]), strict=True):
+        if reason := unusable(text):
             skipped[index] = reason
-        else:
+        elif not isinstance(teacher, StoredReader):
             pieces.append(_Piece(index, 0, text, is_last=True))
+        elif stored := teacher.read(text):
+            pieces += _stored_pieces(index, text, stored)
+        else:
+            skipped[index] = MISSING
     rows: list[dict[str, Any]] = []
     while pieces:
         too_long: list[_Piece] = []
@@ -216,7 +246,7 @@ def _align_batch(
             if isinstance(encodings, str):
                 skipped[piece.document] = encodings
             elif (share := _share(encodings, student, teacher)) <= 1.0:
-                rows.append(_align_piece(piece, *encodings, (student, teacher)))
+                rows.append(_align_piece(piece, *encodings, student))
             elif len(piece.text) > 1:
                 too_long += _cut(piece, math.ceil(share / _FILL))
             else:
@@ -228,59 +258,58 @@ def _align_batch(
     return {name: [row.get(name) for row in rows] for name in _FEATURES}
 
 
-def _values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
-    """The values of a column; bytes where they should be text and are not valid UTF-8."""
-    if isinstance(column, list):
-        return column
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:
-        return [_decode(value) for value in column.cast(pa.binary()).to_pylist()]
-
-
-def _decode(value: bytes | None) -> str | bytes | None:
-    try:
-        return value if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value
-
-
-def _unusable(text: Any) -> str | None:
-    if isinstance(text, bytes):
-        return "not valid UTF-8"
-    if not isinstance(text, str):
-        return f"not text but {type(text).__name__}"
-    if not text or text.isspace():
-        return "empty"
-    return None
+def _stored_pieces(index: int, text: str, stored: StoredDocument) -> list[_Piece]:
+    """A stored document, cut where its teacher's segments begin."""
+    return [
+        _Piece(index, start, text[start:end], end == len(text), stored)
+        for start, end in pairwise([*stored.cuts, len(text)])
+    ]
 
 
 def _encode(
-    pieces: list[_Piece], student: Reader, teacher: Reader | None
-) -> list[tuple[Encoding, Encoding | None] | str]:
-    """Both encodings of every piece, or the reason why a piece cannot be aligned."""
-    texts = [piece.text for piece in pieces]
+    pieces: list[_Piece], student: Reader, teacher: Reader | StoredReader | None
+) -> list[tuple[Encoding, list[_Read]] | str]:
+    """All encodings of every piece, or the reason why a piece cannot be aligned."""
     try:
-        ours = encode_batch(student.tokenizer, texts)
-        theirs = encode_batch(teacher.tokenizer, texts) if teacher else [None] * len(texts)
+        ours = encode_batch(student.tokenizer, [piece.text for piece in pieces])
+        theirs = _read(pieces, teacher)
     except ValueError as error:
         if len(pieces) == 1:
             return [str(error)]
         return [_encode([piece], student, teacher)[0] for piece in pieces]  # which one is it?
     return [
-        "a tokenizer finds no token in it" if not len(s.ids) or (t and not len(t.ids)) else (s, t)
-        for s, t in zip(ours, theirs, strict=True)
+        (encoding, reads)
+        if len(encoding.ids) and all(len(read.spans) for read in reads)
+        else "a tokenizer finds no token in it"
+        for encoding, reads in zip(ours, theirs, strict=True)
+    ]
+
+
+def _read(pieces: list[_Piece], teacher: Reader | StoredReader | None) -> list[list[_Read]]:
+    """What every teacher reads in every piece: none without one, several with several stores."""
+    if teacher is None:
+        return [[] for _ in pieces]
+    if isinstance(teacher, Reader):
+        encodings = encode_batch(teacher.tokenizer, [piece.text for piece in pieces])
+        return [[_Read(e.spans, ids=[teacher.start, *e.ids.tolist()])] for e in encodings]
+    return [
+        [
+            _Read(tokens.spans, losses=[math.nan, *tokens.losses.tolist()])
+            for tokens in piece.stored.between(piece.start, piece.end)
+        ]
+        for piece in pieces
+        if piece.stored is not None
     ]
 
 
 def _share(
-    encodings: tuple[Encoding, Encoding | None], student: Reader, teacher: Reader | None
+    encodings: tuple[Encoding, list[_Read]], student: Reader, teacher: Reader | StoredReader | None
 ) -> float:
-    """How much of the tighter context a piece takes; over 1 it does not fit."""
-    share = len(encodings[0].ids) / student.text_limit
-    if teacher and encodings[1]:
-        share = max(share, len(encodings[1].ids) / teacher.text_limit)
-    return share
+    """How much of the tightest context a piece takes; over 1 it does not fit."""
+    encoding, reads = encodings
+    limits = teacher.limits() if teacher else []
+    shares = (len(read.spans) / (n - 1) for read, n in zip(reads, limits, strict=True))
+    return max(len(encoding.ids) / student.text_limit, *shares, 0.0)
 
 
 def _cut(piece: _Piece, parts: int) -> list[_Piece]:
@@ -298,41 +327,39 @@ def _cut(piece: _Piece, parts: int) -> list[_Piece]:
         cuts.append(next((cut for cut in found if floor < cut <= stop), stop))
     cuts.append(len(piece.text))
     return [
-        _Piece(
-            piece.document,
-            piece.start + a,
-            piece.text[a:b],
-            piece.is_last and b == len(piece.text),
+        replace(
+            piece,
+            start=piece.start + a,
+            text=piece.text[a:b],
+            is_last=piece.is_last and b == len(piece.text),
         )
         for a, b in pairwise(cuts)
     ]
 
 
 def _align_piece(
-    piece: _Piece,
-    student: Encoding,
-    teacher: Encoding | None,
-    readers: tuple[Reader, Reader | None],
+    piece: _Piece, encoding: Encoding, reads: list[_Read], student: Reader
 ) -> dict[str, Any]:
-    """One row: both encodings with their special tokens, and the range of every student token."""
-    ours, theirs = readers
-    end = [ours.end] if piece.is_last and ours.end is not None else []
-    ranges = np.full((len(student.ids), 2), UNMAPPED)
-    teacher_ids: list[int] = []
-    if teacher is not None and theirs is not None:
-        ranges = align_spans(student.spans, teacher.spans)
-        ranges[ranges[:, 0] != UNMAPPED] += 1  # the teacher's start token comes first
-        teacher_ids = [theirs.start, *teacher.ids.tolist()]
-    first, last = np.pad(ranges, ((1, len(end)), (0, 0)), constant_values=UNMAPPED).T
+    """One row: the encodings with their special tokens, and the ranges of every student token."""
+    end = [student.end] if piece.is_last and student.end is not None else []
+    ranges = np.full((max(len(reads), 1), len(encoding.ids), 2), UNMAPPED)
+    teacher_tokens = 0
+    for mine, read in zip(ranges, reads, strict=False):
+        mine[:] = align_spans(encoding.spans, read.spans)
+        mine[mine[:, 0] != UNMAPPED] += teacher_tokens + 1  # a teacher's start token comes first
+        teacher_tokens += 1 + len(read.spans)
+    padded = np.pad(ranges, ((0, 0), (1, len(end)), (0, 0)), constant_values=UNMAPPED)
+    first, last = padded.reshape(-1, 2).T
     return {
         "document": piece.document,
         "start": piece.start,
-        "end": piece.start + len(piece.text),
-        "student_ids": [ours.start, *student.ids.tolist(), *end],
-        "teacher_ids": teacher_ids,
+        "end": piece.end,
+        "student_ids": [student.start, *encoding.ids.tolist(), *end],
+        "teacher_ids": [token for read in reads for token in read.ids or ()],
+        "teacher_losses": [loss for read in reads for loss in read.losses or ()],
         "first": first,
         "last": last,
-        "student_tokens": 1 + len(student.ids) + len(end),
-        "teacher_tokens": len(teacher_ids),
-        "unmapped_text_tokens": int((ranges[:, 0] == UNMAPPED).sum()),
+        "student_tokens": 1 + len(encoding.ids) + len(end),
+        "teacher_tokens": teacher_tokens,
+        "unmapped_text_tokens": int((ranges[..., 0] == UNMAPPED).any(0).sum()),
     }

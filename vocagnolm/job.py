@@ -19,8 +19,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm import config, models, plan
 from vocagnolm.corpus import TEXT, load_corpus, load_sample
 from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.identity import revision_of
+from vocagnolm.loss_recorder import LossRecorder
 from vocagnolm.packing import Blocks
-from vocagnolm.spans import load_tokenizer
+from vocagnolm.scoring_job import PLAN_FILE, check_plan
+from vocagnolm.spans import load_tokenizer, tokenizer_sha256
+from vocagnolm.store import MANIFEST_FILE, Store, read_manifest, write_json
+from vocagnolm.stored_reader import MISSING, StoredReader
+from vocagnolm.teacher import StoredTeacher
 
 DRY_RUN_DOCUMENTS = 1000
 
@@ -34,7 +40,7 @@ class Pair:
     student_reader: Reader
     teacher: models.ModelSource | None = None
     teacher_config: PreTrainedConfig | None = None
-    teacher_reader: Reader | None = None
+    teacher_reader: Reader | StoredReader | None = None
 
     @property
     def teacher_row(self) -> int:
@@ -54,6 +60,9 @@ def load_pair(model: config.ModelArguments, max_length: int) -> Pair:
         raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
     tokenizer = _load_tokenizer(student, "student", student_config, model.student_tokenizer)
     pair = Pair(student, student_config, student_reader(tokenizer, max_length))
+    if model.teacher_losses:
+        _stored_teacher(model)  # refuses bad weights before the corpus is read
+        return replace(pair, teacher_reader=StoredReader(list(map(Store, model.teacher_losses))))
     if model.teacher is None:
         return pair
     teacher = models.ModelSource(model.teacher, "teacher", model.teacher_revision, **common)
@@ -110,6 +119,9 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
         "config_name": data.dataset_config,
     }
     with run.main_process_first(desc="aligning the corpus"):
+        if isinstance(pair.teacher_reader, StoredReader) and run.local_process_index == 0:
+            for store in pair.teacher_reader.stores:
+                store.check()
         if run.dry_run:
             corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **where)
         else:
@@ -117,6 +129,13 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
             total = len(corpus)
         segments = align_corpus(
             corpus, pair.student_reader, pair.teacher_reader, num_proc=data.processes(len(corpus))
+        )
+    missing = sum(reason == MISSING for _, reason in segments.skipped)
+    if missing and data.missing_losses == "error":
+        raise ValueError(
+            f"--teacher_losses lacks {missing:,} of {len(corpus):,} documents of --dataset "
+            f"{data.dataset}, or has another text of them: score this corpus, or leave them out "
+            "with --missing_losses skip"
         )
     if not len(segments.rows):
         raise ValueError(
@@ -135,9 +154,12 @@ def _hold_out(
             corpus = load_corpus(
                 data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
             )
-            count = data.processes(len(corpus))
+            stored = isinstance(pair.teacher_reader, StoredReader)  # it is asked nothing here
             held_out = align_corpus(
-                corpus, pair.student_reader, pair.teacher_reader, num_proc=count
+                corpus,
+                pair.student_reader,
+                None if stored else pair.teacher_reader,
+                num_proc=data.processes(len(corpus)),
             )
         if not len(held_out.rows):
             raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
@@ -174,19 +196,64 @@ def load_blocks(
 
 
 def load_models(
-    pair: Pair, teacher_dtype: str, device: torch.device
-) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """Load the weights of both models."""
+    pair: Pair, model: config.ModelArguments, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedModel | StoredTeacher | None]:
+    """Load the weights of both models; a stored teacher has none."""
     student = pair.student.load(torch.float32)
+    if isinstance(pair.teacher_reader, StoredReader):
+        return student, _stored_teacher(model)
     if pair.teacher is None or pair.teacher_reader is None:
         return student, None
-    if teacher_dtype == "auto":
-        teacher_dtype = "float32" if device.type == "cpu" else "bfloat16"
-    teacher = pair.teacher.load(getattr(torch, teacher_dtype))
+    dtype = model.teacher_dtype
+    if dtype == "auto":
+        dtype = "float32" if device.type == "cpu" else "bfloat16"
+    teacher = pair.teacher.load(getattr(torch, dtype))
     models.check_distinct(
         student, teacher, pair.student_reader.tokenizer, pair.teacher_reader.tokenizer
     )
     return student, teacher
+
+
+def _stored_teacher(model: config.ModelArguments) -> StoredTeacher:
+    stores = model.teacher_losses or ()
+    return StoredTeacher(len(stores), model.teacher_reduction, tuple(model.teacher_weights or ()))
+
+
+def load_recorder(
+    pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks
+) -> LossRecorder | None:
+    """What keeps the teacher's losses, with `--save_store`.
+
+    Raises:
+        ValueError: the directory holds another store.
+    """
+    model, data, _, run = arguments
+    if not (model.save_store and isinstance(pair.teacher_reader, Reader) and pair.teacher):
+        return None
+    directory = Path(model.save_store)
+    dtype = model.teacher_dtype
+    description = {
+        "teacher": model.teacher,
+        "teacher_revision": revision_of(pair.teacher.name, pair.teacher_config),
+        "tokenizer_sha256": tokenizer_sha256(pair.teacher_reader.tokenizer),
+        "special_tokens": {"before": pair.teacher_reader.start, "behind": None},
+        "segmentation": f"segments of a run of {model.student} with {data.max_length} tokens",
+        "context": pair.teacher_reader.limit,
+        "engine": "training",
+        "dtype": dtype,
+        "loss_dtype": model.store_dtype,
+        "dataset": data.dataset,
+        "dataset_documents": len(documents.corpus),
+    }
+    check_plan(directory, description)
+    if (directory / MANIFEST_FILE).exists():
+        raise ValueError(f"--save_store {directory} holds a finished store: give another directory")
+    if run.process_index == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / PLAN_FILE, description)
+    segments = documents.segments.rows
+    where = (directory, documents.corpus, segments, blocks, pair.teacher_reader)
+    return LossRecorder(*where, model.store_dtype, description)
 
 
 def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
@@ -208,10 +275,14 @@ def describe(pair: Pair, arguments: config.Arguments, documents: Documents, bloc
             model.teacher_dtype == "auto" and run.device.type == "cpu"
         )
         memory["teacher"] = teacher_parameters * (4 if wide else 2)
+    if isinstance(pair.teacher_reader, StoredReader):
+        for store in pair.teacher_reader.stores:
+            made = f"{store.manifest['teacher']}, {store.manifest['tokens']:,} tokens"
+            lines.append(f"teacher    {store.directory}: losses of {made}")
     settings = ", ".join(f"{name} {value}" for name, value in guidance.in_effect().items())
     lines.append(f"guidance   {settings}")
     lines += [
-        *plan.describe_corpus(documents.segments, blocks, pair.teacher is not None),
+        *plan.describe_corpus(documents.segments, blocks, pair.teacher_reader is not None),
         *(plan.describe_skipped(documents.held_out, "held out") if documents.held_out else ()),
         f"batch      {run.batch_arithmetic(data.max_length)}",
         f"steps      {_steps(data, run, documents, blocks)}, learning rate {run.learning_rate:g}",
@@ -237,7 +308,7 @@ def _steps(
 
 def example(pair: Pair, documents: Documents) -> str:
     """The first segment's first tokens, aligned."""
-    if pair.teacher_reader is None:
+    if not isinstance(pair.teacher_reader, Reader):
         return ""
     row = documents.segments.rows[0]
     text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
@@ -250,7 +321,9 @@ _RUN_IDENTITY = (
     *("adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "optim_args"),
     "neftune_noise_alpha",
 )
-_WITHOUT_EFFECT_ON_NUMBERS = {"num_proc", "trust_remote_code", "eval_dataset"}
+_WITHOUT_EFFECT_ON_NUMBERS = {
+    *("num_proc", "trust_remote_code", "eval_dataset", "save_store", "store_dtype"),
+}
 
 
 def settings(arguments: config.Arguments) -> dict[str, Any]:
@@ -265,12 +338,20 @@ def settings(arguments: config.Arguments) -> dict[str, Any]:
     for name in ("student", "teacher", "dataset"):
         if values[name] and Path(values[name]).exists():  # one place has many names
             values[name] = str(Path(values[name]).resolve())
+    if model.teacher_losses:
+        values["teacher_losses"] = [
+            {"store": str(Path(path).resolve()), "teacher": read_manifest(Path(path))["teacher"]}
+            for path in model.teacher_losses
+        ]
     names = list(_RUN_IDENTITY)
     if guidance.selection_scope == "batch" or guidance.unmapped == "mean":
         names.append("per_device_train_batch_size")
     return values | {name: getattr(run, name) for name in names}
 
 
-def corpus_settings(documents: Documents, blocks: Blocks) -> dict[str, Any]:
+def corpus_settings(pair: Pair, documents: Documents, blocks: Blocks) -> dict[str, Any]:
     """What the corpus adds to `settings` once it is read: a checkpoint's place is a block's."""
-    return {"corpus_digest": documents.segments.digest(), "blocks": len(blocks)}
+    read = {"corpus_digest": documents.segments.digest(), "blocks": len(blocks)}
+    if isinstance(pair.teacher_reader, StoredReader):
+        read["teacher_losses_sha256"] = pair.teacher_reader.fingerprint()
+    return read

@@ -28,7 +28,6 @@ def write_model_card(
     for key in ("student_loss_nats", "eval_loss"):
         if values := [entry[key] for entry in state.log_history if key in entry]:
             measured |= {f"first {key}": values[0], f"last {key}": values[-1]}
-    teacher = settings["teacher"]
     lines = [
         "---",
         "library_name: transformers",
@@ -38,7 +37,7 @@ def write_model_card(
         f"# {name}",
         "",
         f"{settings['student']} after {_TITLES[settings['method']]} on {settings['dataset']}"
-        + (f", guided by {teacher}." if teacher else "."),
+        + f"{_guided_by(settings)}.",
         "",
         "## Result",
         "",
@@ -58,6 +57,13 @@ def write_model_card(
         "",
     ]
     (Path(output_dir) / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _guided_by(settings: Mapping[str, Any]) -> str:
+    """The teachers of a run, if it had any."""
+    if stores := settings["teacher_losses"]:
+        return f", guided by stored losses of {' and '.join(store['teacher'] for store in stores)}"
+    return f", guided by {settings['teacher']}" if settings["teacher"] else ""
 
 
 def _hub_entries(settings: Mapping[str, Any]) -> list[str]:

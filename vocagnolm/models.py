@@ -57,8 +57,10 @@ class ModelSource:
             )
         return config
 
-    def load(self, dtype: torch.dtype) -> PreTrainedModel:
-        """Load its weights in `dtype`.
+    def load(
+        self, dtype: torch.dtype, quantization: dict[str, Any] | None = None
+    ) -> PreTrainedModel:
+        """Load its weights in `dtype`, or in what a quantization config of transformers says.
 
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
         are lost on bfloat16 weights.
@@ -73,6 +75,7 @@ class ModelSource:
                 dtype=dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
+                **({"quantization_config": quantization} if quantization else {}),
                 **self._options(),
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:

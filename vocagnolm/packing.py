@@ -21,6 +21,7 @@ from vocagnolm.alignment import UNMAPPED
 from vocagnolm.token_loss import IGNORED_LABEL
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
 
 
 def pack(
@@ -98,15 +99,20 @@ class Blocks(Dataset[dict[str, Any]]):
         self.student_tokens = int(np.sum(lengths["student_tokens"][:]))
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._ends = np.cumsum([len(block) for block in packed])
-        columns = ["student_ids", "teacher_ids", "first", "last"]
+        columns = ["student_ids", "teacher_ids", "teacher_losses", "first", "last"]
         self._rows = segments.select_columns(columns).with_format("numpy")
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def __getitem__(self, block: int) -> dict[str, Any]:
+        return {"block": block, **self._rows[self.segments(block)]}
+
+    def segments(self, block: int) -> IntArray:
+        """The numbers of a block's segments."""
         start = self._ends[block - 1] if block else 0
-        return {"block": block, **self._rows[self._order[start : self._ends[block]]]}
+        numbers: IntArray = self._order[start : self._ends[block]]
+        return numbers
 
     @property
     def fill_fraction(self) -> float:
@@ -136,7 +142,9 @@ class PackedCollator:
     - `input_ids`, `labels`, `position_ids` [B, S]: labels are -100 at padding and where a segment
       starts, as nothing predicts its first token;
     - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
+    - from a store `teacher_losses` instead, float32 [B, T], NaN where a token has none;
     - `teacher_ranges` [B, S, 2]: half-open, in positions of the teacher's row, (-1, -1) unmapped;
+      with K stores [B, K S, 2], the ranges of all tokens in one after those in another;
     - `block` [B]: number of the block;
     - `mapped_tokens`, `unmapped_tokens`: for each row the label tokens with and without a teacher
       range, as Python integers, so that counts derived from them cost no wait for the device.
@@ -148,26 +156,37 @@ class PackedCollator:
 
     def __call__(self, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the batch of some blocks."""
-        longest = max(sum(map(len, block["teacher_ids"])) for block in blocks)
+        longest = max(sum(_teacher_tokens(block)) for block in blocks)
         teacher_length = -(-longest // 64) * 64
         if self.teacher_max_length is not None:
             assert longest <= self.teacher_max_length, "packed for a longer row of the teacher"
             teacher_length = min(teacher_length, self.teacher_max_length)
-        student = [self._row(block["student_ids"], self.max_length) for block in blocks]
-        teacher = [self._row(block["teacher_ids"], teacher_length) for block in blocks]
+        batch = self._rows("", [block["student_ids"] for block in blocks], self.max_length)
+        if any(len(losses) for block in blocks for losses in block["teacher_losses"]):
+            rows = [_row_losses(block["teacher_losses"], teacher_length) for block in blocks]
+            batch["teacher_losses"] = torch.from_numpy(np.stack(rows))
+        else:
+            ids = [block["teacher_ids"] for block in blocks]
+            batch |= self._rows("teacher_", ids, teacher_length)
         ranges = np.stack([_row_ranges(block, self.max_length) for block in blocks])
-        batch: dict[str, Any] = {
-            prefix + name: torch.from_numpy(np.stack(arrays))
-            for prefix, rows in (("", student), ("teacher_", teacher))
-            for name, arrays in zip(_ROW_KEYS, zip(*rows, strict=True), strict=True)
-        }
         has_label = batch["labels"].numpy() != IGNORED_LABEL
-        mapped = has_label & (ranges[..., 0] != UNMAPPED)
+        by_teacher = ranges.reshape(len(blocks), -1, self.max_length, 2)
+        mapped = has_label & (by_teacher[..., 0] != UNMAPPED).all(1)
         batch["teacher_ranges"] = torch.from_numpy(ranges)
         batch["block"] = torch.tensor([block["block"] for block in blocks])
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
         return batch
+
+    def _rows(
+        self, prefix: str, blocks: Sequence[Sequence[IntArray]], length: int
+    ) -> dict[str, Any]:
+        """Ids, labels and positions of some blocks, under the names that models know."""
+        rows = zip(*(self._row(segments, length) for segments in blocks), strict=True)
+        return {
+            prefix + name: torch.from_numpy(np.stack(arrays))
+            for name, arrays in zip(_ROW_KEYS, rows, strict=True)
+        }
 
     def _row(self, segments: Sequence[IntArray], length: int) -> tuple[IntArray, ...]:
         ids, labels, positions = (np.zeros(length, np.int64) for _ in _ROW_KEYS)
@@ -187,14 +206,31 @@ class PackedCollator:
 _ROW_KEYS = ("input_ids", "labels", "position_ids")
 
 
+def _teacher_tokens(block: dict[str, Any]) -> list[int]:
+    """Teacher tokens of each segment, which have ids or, from a store, losses."""
+    return [
+        len(ids) or len(losses)
+        for ids, losses in zip(block["teacher_ids"], block["teacher_losses"], strict=True)
+    ]
+
+
+def _row_losses(segments: Sequence[FloatArray], length: int) -> FloatArray:
+    row = np.full(length, np.nan, np.float32)
+    losses = np.concatenate(segments)
+    row[: len(losses)] = losses
+    return row
+
+
 def _row_ranges(block: dict[str, Any], length: int) -> IntArray:
     """Teacher ranges of a row: those of its segments, moved to where the teacher reads them."""
-    ranges = np.full((length, 2), UNMAPPED, np.int64)
+    teachers = len(block["first"][0]) // len(block["student_ids"][0])
+    ranges = np.full((teachers, length, 2), UNMAPPED, np.int64)
     at = teacher_at = 0
-    for first, last, teacher_ids in zip(
-        block["first"], block["last"], block["teacher_ids"], strict=True
+    for first, last, teacher_tokens in zip(
+        block["first"], block["last"], _teacher_tokens(block), strict=True
     ):
-        here = np.stack([first, last], axis=-1).astype(np.int64)
-        ranges[at : at + len(here)] = np.where(here == UNMAPPED, UNMAPPED, here + teacher_at)
-        at, teacher_at = at + len(here), teacher_at + len(teacher_ids)
-    return ranges
+        here = np.stack([first, last], axis=-1).astype(np.int64).reshape(teachers, -1, 2)
+        end = at + here.shape[1]
+        ranges[:, at:end] = np.where(here == UNMAPPED, UNMAPPED, here + teacher_at)
+        at, teacher_at = end, teacher_at + teacher_tokens
+    return ranges.reshape(-1, 2)

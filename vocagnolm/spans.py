@@ -8,6 +8,7 @@ given to the tokens beside them. No torch here; transformers is imported by the 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -185,6 +186,11 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
             " represents every character (byte-level, or with byte fallback), and check that its"
             " directory holds all of its files"
         )
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What changes when a tokenizer does: the hash of its serialised backend."""
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:

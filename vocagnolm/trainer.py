@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,7 +30,7 @@ from vocagnolm.guidance import (
     selected_count,
 )
 from vocagnolm.metrics import GuidanceMetrics
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
 
 logger = logging.getLogger(__name__)
@@ -50,13 +50,16 @@ class VocAgnoTrainer(Trainer):
 
     Args:
         teacher: a causal LM with any vocabulary. It is frozen, moved to the student's device, and
-            neither optimised nor saved. Only for `method="vocagnolm"`.
+            neither optimised nor saved. Or a `StoredTeacher`, where the blocks bring the losses of
+            a store with them. Only for `method="vocagnolm"`.
         method: `vocagnolm`; `cpt`, plain continual pretraining on every token; or `random`, a
             random `guidance.top_k` of the tokens (the control that separates which tokens are
             chosen from how many).
         guidance: how teacher losses become weights; the defaults are the paper's.
         divisor: what the sum of weighted losses is divided by, counted over the whole optimizer
             step: `all` label tokens (Eq. 3 as printed) or the `selected` ones.
+        on_teacher_losses: called with the numbers [B] of the blocks of every training batch and
+            the teacher's losses [B, T], in nats.
 
     Raises:
         ValueError: an argument contradicts another or has no effect.
@@ -69,10 +72,11 @@ class VocAgnoTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        teacher: PreTrainedModel | None = None,
+        teacher: PreTrainedModel | StoredTeacher | None = None,
         method: Method = "vocagnolm",
         guidance: Guidance | None = None,
         divisor: Divisor = "all",
+        on_teacher_losses: Callable[[Tensor, Tensor], None] | None = None,
         **kwargs: Any,
     ):
         _check_choice("--method", method, get_args(Method))
@@ -113,9 +117,14 @@ class VocAgnoTrainer(Trainer):
             )
         # The keys of a block are not the names of the model's arguments, and all are needed.
         self.args.remove_unused_columns = False
+        self.on_teacher_losses = on_teacher_losses
         self.method, self.guidance, self.divisor = method, guidance or Guidance(), divisor
         add_token_losses(self.model)
-        self.teacher = ResidentTeacher(teacher, self.args.device) if teacher is not None else None
+        self.teacher = (
+            teacher
+            if teacher is None or isinstance(teacher, StoredTeacher)
+            else ResidentTeacher(teacher, self.args.device)
+        )
         self.metrics = GuidanceMetrics(self.args.device)
         self.add_callback(StepGuard(self))
 
@@ -204,9 +213,13 @@ class VocAgnoTrainer(Trainer):
         assert self.teacher is not None
         with self.metrics.time_teacher():
             loss_BT, valid_BT = self.teacher.losses(inputs)
+        if self.on_teacher_losses is not None:
+            self.on_teacher_losses(inputs["block"], loss_BT)
         self.metrics.add_teacher(loss_BT, valid_BT, inputs["block"])
-        return aggregate_teacher_losses(
-            loss_BT, inputs["teacher_ranges"], self.guidance.aggregation, valid_BT
+        return self.teacher.reduce(
+            *aggregate_teacher_losses(
+                loss_BT, inputs["teacher_ranges"], self.guidance.aggregation, valid_BT
+            )
         )
 
     def _weights(
