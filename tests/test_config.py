@@ -626,6 +626,18 @@ def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: P
             for name, value in (("teacher_reduction", "max"), ("teacher_weights", "1"))
         ),
         (
+            (*STORES[:2], "--save_store", "S"),
+            "--save_store has no effect without --teacher: leave it out",
+        ),
+        (
+            (*TEACHER, "--store_dtype", "float32"),
+            "--store_dtype has no effect without --save_store: leave it out",
+        ),
+        (
+            (*TEACHER, "--save_store", "S", "--attend_across_documents", "true"),
+            "--save_store keeps losses of documents alone: leave --attend_across_documents out",
+        ),
+        (
             (*TEACHER, "--missing_losses", "skip"),
             "--missing_losses has no effect without --teacher_losses: leave it out",
         ),

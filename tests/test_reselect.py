@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 import torch
@@ -70,8 +71,6 @@ def command(world: dict[str, Any], *options: str, teachers: int = 2) -> list[str
 def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int, int]]:
     """The tokens (block, position) of a setting, block by block, with one teacher's store."""
     stores = [Store(world["stores"][0]), Store(world["stores"][store])]
-    import datasets
-
     corpus = datasets.Dataset.from_dict({"text": world["texts"]})
     reader = student_reader(world["student"], LENGTH)
     tokens = set()
@@ -166,3 +165,21 @@ def test_reselect_says_in_one_line_what_is_wrong_when_it_is_refused(
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_own_losses_are_those_of_the_store_when_tokens_share_characters(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
+    """The bytes of an emoji are tokens that all cover it."""
+    text = "x \u2211 \u6570\u5b66 \U0001f600\U0001f600 and e\u0301 + 1."
+    student = world["student"]
+    store = Store(make_store(tmp_path / "own", student, [text], 5))
+    corpus = datasets.Dataset.from_dict({"text": [text]})
+    rows = align_corpus(corpus, student_reader(student, LENGTH), StoredReader([store])).rows
+    batch = PackedCollator(LENGTH)([Blocks(rows, LENGTH, CONTEXT)[0]])
+    losses = batch["teacher_losses"].nan_to_num()
+    (segment,) = store.segments(text) or ()
+    shared = (segment.spans[1:, 0] < segment.spans[:-1, 1]).sum()
+    assert shared > 1
+    found = reselect._own_losses(batch, losses, LENGTH)[0, 1 : len(segment.losses) + 1]
+    assert found.tolist() == segment.losses.tolist()

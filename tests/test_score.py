@@ -26,7 +26,7 @@ from score_worker import Processes, kill
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 import train
-from vocagnolm import cli, scoring_job, store
+from vocagnolm import cli, models, score, scoring_job, store
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.scorer import Window
 from vocagnolm.scoring_job import Job
@@ -36,6 +36,7 @@ from vocagnolm.stored_reader import StoredReader
 from vocagnolm.token_loss import NonFiniteLoss
 
 CONTEXT, MIN_CONTEXT = 48, 8
+KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take four minutes
 DOCUMENTS = 36
 
 
@@ -414,13 +415,13 @@ def test_score_says_what_differs_when_the_directory_holds_another_store(
             (arguments(teacher, own, path, "--dtype", "float16"), "dtype was float32, now float16"),
             (arguments(teacher, own, path, "--loss_dtype", "float32"), "loss_dtype was float16"),
             (arguments(teacher, own, path, "--shard_documents", "5"), "shard_documents was 4"),
-            (arguments(another, own, path), f"teacher was {teacher}, now {another}"),
-            (arguments(teacher, corpus, path), f"dataset was {own}, now {corpus}"),
+            (arguments(another, own, path), "teacher_revision was sha256:"),
         ):
             complained = refusal(argv, capsys)
             assert named in complained
             assert "give another directory" in complained
         assert contents(path) == before
+    assert cli.main(arguments(teacher, corpus, finished)) == 0  # the same texts elsewhere
     write_corpus(own, [*texts[:-1], "another last document"])  # as many, under the same name
     assert manifest["dataset_documents"] == len(texts)
     complained = refusal(arguments(teacher, own, finished), capsys)
@@ -436,6 +437,14 @@ def test_score_refuses_a_directory_when_its_shards_are_of_unknown_origin(
     (tmp_path / "S" / "manifest.json").unlink()
     complained = refusal(arguments(teacher, corpus, tmp_path / "S"), capsys)
     assert "neither plan.json nor manifest.json" in complained
+
+
+def test_context_leaves_room_for_a_token_when_the_engine_is_vllm(teacher: Path) -> None:
+    words = ["--teacher", str(teacher), "--dataset", "D", "--output_dir", "S", "--engine", "vllm"]
+    source = models.ModelSource(str(teacher), "teacher")
+    config = source.config()
+    reader = score.load_reader(score.parse(words), source, config)
+    assert reader.limit == config.max_position_embeddings - 1
 
 
 BAD_ARGUMENTS = {
@@ -648,14 +657,14 @@ def check_scored_once(scored: Path, shards: int) -> None:
     assert all(begun[process] - ended[process] <= 1 for process in begun)
 
 
-def test_store_is_the_same_when_a_job_of_two_processes_was_killed_four_times(
+def test_store_is_the_same_when_a_job_of_two_processes_was_killed_many_times(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log, lines = tmp_path / "S", tmp_path / "log", tmp_path / "scored"
     argv = arguments(teacher, corpus, path)[1:]
-    statuses = score_with_kills(processes, argv, path, log, lines, kills=4)
+    statuses = score_with_kills(processes, argv, path, log, lines, kills=KILLS)
     assert statuses[-1] == [0, 0], log.read_text()
-    assert sum(-9 in job for job in statuses) >= 3, statuses
+    assert sum(-9 in job for job in statuses) >= KILLS - 1, statuses
     check_scored_once(lines, DOCUMENTS // 4)
     assert contents(path) == contents(scored)
 

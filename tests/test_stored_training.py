@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
 import train
-from vocagnolm import config, models, score
+from vocagnolm import config, job, models, processes, score
 from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
@@ -515,6 +515,21 @@ def test_train_stops_when_a_store_cannot_be_used(
     assert re.match(
         rf"the teacher-loss store {store} is damaged, 1 of 3 shards: \S+1.arrow is", error
     )
+
+
+def test_no_process_aligns_when_another_one_has_found_the_store_damaged(
+    place: Place, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads would stay in the cache of the store as it was before."""
+
+    def align(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("aligned")
+
+    store = str(place.score())
+    monkeypatch.setattr(config.RunArguments, "local_process_index", 1)
+    monkeypatch.setattr(processes, "gather_object", lambda found: ["it is damaged", *found])
+    monkeypatch.setattr(job, "align_corpus", align)
+    assert error_of(teacher_losses=store) == "it is damaged"
 
 
 def test_train_stops_before_it_reads_the_corpus_when_weights_are_missing(

@@ -253,6 +253,10 @@ def _check_together(
         _refuse(model, "without several stores", "teacher_reduction", "teacher_weights")
     if not model.teacher:
         _refuse(model, "without --teacher", "save_store")
+    elif model.save_store and data.attend_across_documents:
+        raise ValueError(
+            "--save_store keeps losses of documents alone: leave --attend_across_documents out"
+        )
     if not model.save_store:
         _refuse(model, "without --save_store", "store_dtype")
     if not model.teacher_losses:

@@ -16,13 +16,14 @@ import datasets
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vocagnolm import config, models, plan
+from vocagnolm import checkpoints, config, models, plan
 from vocagnolm.corpus import TEXT, load_corpus, load_sample
 from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
 from vocagnolm.identity import revision_of
 from vocagnolm.loss_recorder import LossRecorder
 from vocagnolm.packing import Blocks
-from vocagnolm.scoring_job import PLAN_FILE, check_plan
+from vocagnolm.processes import in_agreement
+from vocagnolm.scoring_job import PLAN_FILE, check_plan, versions
 from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.store import MANIFEST_FILE, Store, read_manifest, write_json
 from vocagnolm.stored_reader import MISSING, StoredReader
@@ -118,10 +119,11 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
         "text_column": data.text_column,
         "config_name": data.dataset_config,
     }
-    with run.main_process_first(desc="aligning the corpus"):
+    with in_agreement():  # nobody may align what is damaged, and leave it in the cache
         if isinstance(pair.teacher_reader, StoredReader) and run.local_process_index == 0:
             for store in pair.teacher_reader.stores:
                 store.check()
+    with run.main_process_first(desc="aligning the corpus"):
         if run.dry_run:
             corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **where)
         else:
@@ -204,14 +206,17 @@ def load_models(
         return student, _stored_teacher(model)
     if pair.teacher is None or pair.teacher_reader is None:
         return student, None
-    dtype = model.teacher_dtype
-    if dtype == "auto":
-        dtype = "float32" if device.type == "cpu" else "bfloat16"
-    teacher = pair.teacher.load(getattr(torch, dtype))
+    teacher = pair.teacher.load(getattr(torch, _teacher_dtype(model, device)))
     models.check_distinct(
         student, teacher, pair.student_reader.tokenizer, pair.teacher_reader.tokenizer
     )
     return student, teacher
+
+
+def _teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
+    if model.teacher_dtype != "auto":
+        return model.teacher_dtype
+    return "float32" if device.type == "cpu" else "bfloat16"
 
 
 def _stored_teacher(model: config.ModelArguments) -> StoredTeacher:
@@ -231,7 +236,6 @@ def load_recorder(
     if not (model.save_store and isinstance(pair.teacher_reader, Reader) and pair.teacher):
         return None
     directory = Path(model.save_store)
-    dtype = model.teacher_dtype
     description = {
         "teacher": model.teacher,
         "teacher_revision": revision_of(pair.teacher.name, pair.teacher_config),
@@ -240,20 +244,22 @@ def load_recorder(
         "segmentation": f"segments of a run of {model.student} with {data.max_length} tokens",
         "context": pair.teacher_reader.limit,
         "engine": "training",
-        "dtype": dtype,
+        "dtype": _teacher_dtype(model, run.device),
         "loss_dtype": model.store_dtype,
         "dataset": data.dataset,
         "dataset_documents": len(documents.corpus),
     }
     check_plan(directory, description)
     if (directory / MANIFEST_FILE).exists():
+        if checkpoints.find_checkpoint(run.output_dir):
+            return None  # this run has finished it already, and only its own end is left
         raise ValueError(f"--save_store {directory} holds a finished store: give another directory")
     if run.process_index == 0:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / PLAN_FILE, description)
     segments = documents.segments.rows
     where = (directory, documents.corpus, segments, blocks, pair.teacher_reader)
-    return LossRecorder(*where, model.store_dtype, description)
+    return LossRecorder(*where, model.store_dtype, description | versions())
 
 
 def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:

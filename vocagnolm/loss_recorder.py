@@ -6,6 +6,7 @@ saved, so that a run that is cut off loses none that it will not compute again.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.scoring_job import PLAN_FILE
 from vocagnolm.spans import encode_batch
 
+MOST_HELD = 2**25  # losses in memory, padding counted
 PROCESSES = 10_000  # more than there ever are: shards of a step are numbered by process
 
 
@@ -66,9 +68,21 @@ class LossRecorder(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Write what a checkpoint will take as done."""
-        if control.should_save or control.should_training_stop:
+        """Take the losses off the device, and write what a checkpoint will take as done."""
+        self._recorded = [(blocks.cpu(), losses.cpu()) for blocks, losses in self._recorded]
+        held = sum(losses.numel() for _, losses in self._recorded)
+        if control.should_save or control.should_training_stop or held > MOST_HELD:
             self._write(state.global_step)
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """As after a step."""
+        self.on_step_end(args, state, control)
 
     def on_train_end(
         self,
@@ -90,7 +104,9 @@ class LossRecorder(TrainerCallback):
         if self._recorded:
             number = step * PROCESSES + PartialState().process_index
             segments = list(self._stored_segments())
-            store.write_shard(self._directory, number, segments, self._loss_dtype, f"step {step}")
+            keys = b"".join(key for key, _ in segments)
+            source = hashlib.sha256(keys).hexdigest()
+            store.write_shard(self._directory, number, segments, self._loss_dtype, source)
             self._recorded = []
 
     def _stored_segments(self) -> Iterator[tuple[bytes, store.StoredSegment]]:

@@ -58,9 +58,12 @@ class ModelSource:
         return config
 
     def load(
-        self, dtype: torch.dtype, quantization: dict[str, Any] | None = None
+        self,
+        dtype: torch.dtype,
+        quantization: dict[str, Any] | None = None,
+        device: torch.device | None = None,
     ) -> PreTrainedModel:
-        """Load its weights in `dtype`, or in what a quantization config of transformers says.
+        """Load its weights in `dtype`, or quantized, as a config of transformers says, on a device.
 
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
         are lost on bfloat16 weights.
@@ -69,13 +72,16 @@ class ModelSource:
             ValueError: it cannot be read, or weights are missing from the checkpoint.
         """
         logging.getLogger("transformers.modeling_utils").addFilter(_is_no_load_report)
+        placed: dict[str, Any] = {}  # quantized weights cannot be moved once they are loaded
+        if quantization:
+            placed = {"quantization_config": quantization, "device_map": {"": device}}
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.name,
                 dtype=dtype,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are refused below, by name
-                **({"quantization_config": quantization} if quantization else {}),
+                **placed,
                 **self._options(),
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from vocagnolm.corpus import TEXT, load_corpus
@@ -128,14 +129,13 @@ def _selections(
     loss_BT, has_loss_BT = StoredTeacher(stores).losses(batch)
     names = list(dict.fromkeys(setting.teacher for setting in settings))
     by_store: dict[str, tuple[Tensor, Tensor]] = {}
-    aggregations: list[Aggregation] = ["sum", *(setting.aggregation for setting in settings)]
-    for aggregation in set(aggregations):
+    for aggregation in {setting.aggregation for setting in settings}:
         loss, mapped = aggregate_teacher_losses(
             loss_BT, batch["teacher_ranges"], aggregation, has_loss_BT
         )
         shape = len(valid_BS), stores, -1
         by_store[aggregation] = loss.reshape(shape), mapped.reshape(shape)
-    student_BS = by_store["sum"][0][:, 0]  # each of its tokens is one of its own
+    student_BS = _own_losses(batch, loss_BT, valid_BS.shape[1])
     for setting in settings:
         teacher = 1 + names.index(setting.teacher)
         loss_BKS, mapped_BKS = by_store[setting.aggregation]
@@ -149,6 +149,22 @@ def _selections(
             scope="sequence",
         )
         yield weight_BS.flatten().bool()
+
+
+def _own_losses(batch: dict[str, Any], loss_BT: Tensor, positions: int) -> Tensor:
+    """The student's losses on its own tokens [B, S], from the first store.
+
+    Tokens that share a character, as the bytes of an emoji do, are all mapped to all of them; the
+    first is the first of these, and so on.
+    """
+    range_BS2 = batch["teacher_ranges"][:, :positions]
+    first_BS, last_BS = range_BS2.unbind(-1)
+    is_new_BS = torch.ones_like(first_BS, dtype=torch.bool)
+    is_new_BS[:, 1:] = (range_BS2[:, 1:] != range_BS2[:, :-1]).any(-1)
+    position_S = torch.arange(positions)
+    start_BS = torch.where(is_new_BS, position_S, 0).cummax(-1).values
+    own_BS = (first_BS + position_S - start_BS).clamp(min=0).minimum((last_BS - 1).clamp(min=0))
+    return loss_BT.gather(-1, own_BS).masked_fill(first_BS < 0, 0.0)
 
 
 def table(selections: Selections, tokenizer: Any) -> str:
@@ -244,6 +260,8 @@ def load(
     Raises:
         ValueError: a store is damaged, lacks documents, or is not the student's.
     """
+    if arguments.max_length < 4:
+        raise ValueError(f"--max_length must be at least 4, got {arguments.max_length}")
     stores = [Store(path) for path in (arguments.student_losses, *arguments.teacher_losses)]
     for store in stores:
         store.check()

@@ -14,7 +14,6 @@ losses that are not finite, 130 interrupted.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import logging
 import os
@@ -44,6 +43,7 @@ from vocagnolm.scoring_job import (
     check_plan,
     run,
     tidy,
+    versions,
 )
 from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.token_loss import NonFiniteLoss
@@ -140,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _stop(error, 2)
     except NonFiniteLoss as error:
         return _stop(error, 3)
+    except torch.OutOfMemoryError:
+        return _stop(ValueError("out of memory: lower --batch_tokens, --context or --dtype"), 2)
     except KeyboardInterrupt:
         say("vocagnolm score: interrupted: give the same command again to continue")
         return 130
@@ -296,6 +298,8 @@ def load_reader(
     )
     models.check_vocabulary(config, tokenizer, "teacher")
     limit = models.context_length(config)
+    if arguments.engine == "vllm":
+        limit -= 1  # it generates one token behind every window
     context = arguments.context or min(limit, LONGEST_CONTEXT)
     if context > limit:
         raise ValueError(
@@ -333,12 +337,6 @@ def describe(
     }
 
 
-def versions() -> dict[str, Any]:
-    """Versions of what made a store."""
-    names = ("vocagnolm", "torch", "transformers", "tokenizers", "pyarrow")
-    return {"versions": {name: importlib.metadata.version(name) for name in names}}
-
-
 def dtype(arguments: argparse.Namespace) -> str:
     """The type that `--dtype auto` means: bfloat16 on a GPU, float32 on a CPU."""
     if arguments.dtype != "auto":
@@ -358,7 +356,7 @@ def load_scorer(
         return VLLMScorer(
             source.name, reader.limit, dtype(arguments), source.revision, source.trust_remote_code
         )
-    model = source.load(getattr(torch, dtype(arguments)), arguments.quantization)
+    model = source.load(getattr(torch, dtype(arguments)), arguments.quantization, state.device)
     if not arguments.quantization:
         model.to(state.device)
     return HFScorer(model, arguments.batch_tokens)

@@ -6,6 +6,7 @@ Enters: a corpus, how the teacher reads it, and a scorer. Leaves: a finished sto
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -252,13 +253,19 @@ def check_plan(directory: Path, plan: Mapping[str, Any]) -> None:
     changed = [
         f"{name} was {before.get(name)}, now {value}"
         for name, value in plan.items()
-        if before.get(name) != value
+        if before.get(name) != value and name not in _names(plan)
     ]
     if changed:
         raise ValueError(
             f"--output_dir {directory} holds another store ({'; '.join(changed)}): give another "
             "directory, or delete this one"
         )
+
+
+def _names(plan: Mapping[str, Any]) -> set[str]:
+    """What may be called otherwise, since its content is known: the texts, and mostly the model."""
+    is_known = plan.get("teacher_revision") not in (None, "unknown")
+    return {"dataset", "teacher"} if is_known else {"dataset"}
 
 
 def _begun_with(directory: Path) -> dict[str, Any] | None:
@@ -274,3 +281,9 @@ def _begun_with(directory: Path) -> dict[str, Any] | None:
             f"{store.MANIFEST_FILE}, which would say of what: give another directory"
         )
     return None
+
+
+def versions() -> dict[str, Any]:
+    """Versions of what made a store."""
+    names = ("vocagnolm", "torch", "transformers", "tokenizers", "pyarrow")
+    return {"versions": {name: importlib.metadata.version(name) for name in names}}

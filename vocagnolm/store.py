@@ -237,7 +237,9 @@ def finish(directory: Path, numbers: Sequence[int], description: Mapping[str, An
     """
     entries = [_entry(directory / shard_name(number)) for number in numbers]
     totals = {name: sum(e[name] for e in entries) for name in ("documents", "segments", "tokens")}
-    manifest = {"format": FORMAT, **description, **totals, "shards": entries}
+    sources = "".join(entry["source"] for entry in entries)
+    corpus = {"corpus_sha256": hashlib.sha256(sources.encode()).hexdigest()}
+    manifest = {"format": FORMAT, **description, **corpus, **totals, "shards": entries}
     write_json(directory / MANIFEST_FILE, manifest | {"sha256": _manifest_sha256(manifest)})
     tidy(directory)
 
