@@ -1,0 +1,147 @@
+"""Scoring a corpus with windows sorted by length, beside the same windows in corpus order.
+
+    python benchmarks/scoring.py --tokenizer DIR --dataset data.jsonl
+
+`HFScorer` is given all windows at once and sorts them; or batch after batch as the corpus has them,
+each of as many windows as fit `--batch_tokens` when padded to their longest. The model is the same,
+a small Llama with random weights whose ids are folded into a small vocabulary, so that its head
+takes no more of the time than a large model's. Both ways take turns, in an order that is drawn
+anew for each turn; processor time of one thread, medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vocagnolm.scorer import HFScorer, Window, windows
+from vocagnolm.spans import encode_batch, load_tokenizer
+from vocagnolm.store import FloatArray
+
+SORTED, CORPUS_ORDER = "sorted by length", "corpus order"
+TOLERANCE = 1e-5  # nats
+START = 0
+
+
+def read_windows(args: argparse.Namespace) -> list[Window]:
+    """The windows of the first documents, their ids folded into the model's vocabulary."""
+    tokenizer = load_tokenizer(str(args.tokenizer), "teacher")
+    with args.dataset.open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in islice(lines, args.documents)]
+    found: list[Window] = []
+    for document, encoding in enumerate(encode_batch(tokenizer, texts)):
+        ids = [token % args.vocabulary for token in encoding.ids]
+        found += windows(document, ids, START, args.context, args.context // 4)
+    return found
+
+
+def corpus_batches(windows: Sequence[Window], batch_tokens: int) -> list[list[Window]]:
+    """Batches of neighbours, each as many as fit `batch_tokens` when padded to their longest."""
+    batches: list[list[Window]] = []
+    longest = 0
+    for window in windows:
+        longest = max(longest, len(window.ids))
+        if not batches or (len(batches[-1]) + 1) * longest > batch_tokens:
+            batches.append([])
+            longest = len(window.ids)
+        batches[-1].append(window)
+    return batches
+
+
+def make_model(args: argparse.Namespace) -> LlamaForCausalLM:
+    """A small model with random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=args.vocabulary,
+        hidden_size=args.hidden,
+        intermediate_size=3 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.hidden // 32,
+        num_key_value_heads=args.hidden // 32,
+        max_position_embeddings=args.context,
+    )
+    return LlamaForCausalLM(config)
+
+
+def measure_padding(
+    model: LlamaForCausalLM, tokens: int, score: Callable[[], list[FloatArray]]
+) -> tuple[float, list[FloatArray]]:
+    """Score once: the share of the positions computed that are padding, and the losses."""
+    positions = 0
+
+    def count(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal positions
+        positions += inputs[0].numel()
+
+    hook = model.get_input_embeddings().register_forward_pre_hook(count)
+    losses = score()
+    hook.remove()
+    return 1 - tokens / positions, losses
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tokenizer", type=Path, required=True, help="directory")
+    parser.add_argument("--dataset", type=Path, required=True, help=".jsonl with a field text")
+    parser.add_argument("--documents", type=int, default=100)
+    parser.add_argument("--context", type=int, default=1024, help="the most tokens of a window")
+    parser.add_argument("--batch_tokens", type=int, default=4096, help="padding counted")
+    parser.add_argument("--vocabulary", type=int, default=1024)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--repetitions", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    found = read_windows(args)
+    tokens = sum(len(window.ids) for window in found)
+    model = make_model(args)
+    scorer = HFScorer(model, args.batch_tokens)
+    batches = corpus_batches(found, args.batch_tokens)
+    ways: dict[str, Callable[[], list[FloatArray]]] = {
+        SORTED: lambda: scorer.losses(found),
+        CORPUS_ORDER: lambda: [loss for batch in batches for loss in scorer.losses(batch)],
+    }
+    measured = {name: measure_padding(model, tokens, way) for name, way in ways.items()}  # warms up
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    rng = random.Random(0)
+    for _ in range(args.repetitions):
+        for name in rng.sample(list(ways), len(ways)):
+            start = time.process_time()
+            ways[name]()
+            seconds[name].append(time.process_time() - start)
+
+    medians = {name: statistics.median(turns) for name, turns in seconds.items()}
+    flat = [np.concatenate(losses) for _, losses in measured.values()]
+    difference = float(np.abs(flat[0] - flat[1]).max())
+    out = sys.stdout
+    out.write(f"{args.documents} documents, {len(found)} windows, {tokens:,} tokens\n")
+    for name, (padding, _) in measured.items():
+        turns = seconds[name]
+        out.write(
+            f"{name:17} {medians[name]:7.3f} s ({min(turns):.3f} to {max(turns):.3f}), "
+            f"{tokens / medians[name]:,.0f} tokens/s, {padding:.2%} padding\n"
+        )
+    out.write(f"{CORPUS_ORDER} / {SORTED}: {medians[CORPUS_ORDER] / medians[SORTED]:.3f}\n")
+    verdict = "equal" if difference <= TOLERANCE else "NOT EQUAL"
+    out.write(f"largest difference of a loss: {difference:.1e} nats ({verdict} to {TOLERANCE})\n")
+
+
+if __name__ == "__main__":
+    main()
