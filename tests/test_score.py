@@ -36,7 +36,7 @@ from vocagnolm.stored_reader import StoredReader
 from vocagnolm.token_loss import NonFiniteLoss
 
 CONTEXT, MIN_CONTEXT = 48, 8
-KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take four minutes
+KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take half a minute
 DOCUMENTS = 36
 
 
@@ -664,7 +664,7 @@ def test_store_is_the_same_when_a_job_of_two_processes_was_killed_many_times(
     argv = arguments(teacher, corpus, path)[1:]
     statuses = score_with_kills(processes, argv, path, log, lines, kills=KILLS)
     assert statuses[-1] == [0, 0], log.read_text()
-    assert sum(-9 in job for job in statuses) >= KILLS - 1, statuses
+    assert sum(-9 in job for job in statuses) >= KILLS * 3 // 4, statuses
     check_scored_once(lines, DOCUMENTS // 4)
     assert contents(path) == contents(scored)
 
