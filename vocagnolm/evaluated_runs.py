@@ -65,7 +65,8 @@ class Run:
         second_accuracies: the second opinion's, of those benchmarks that it judges.
         counts: items and right answers by benchmark.
         conditions: by benchmark, what must be the same in two runs whose items are paired.
-        notes: why numbers may not be put beside published ones, each with its columns.
+        notes: why numbers may not be put beside published ones, each with its columns; and how
+            they were made.
     """
 
     label: str
@@ -213,7 +214,7 @@ def _build_run(directory: Path, label: str, results: Mapping[str, Any]) -> Run:
         conditions={
             name: _conditions(results["grader"], column) for name, column in benchmarks.items()
         },
-        notes=_notes(benchmarks),
+        notes=[*_notes(benchmarks), *_engine(results)],
     )
 
 
@@ -243,6 +244,13 @@ def _notes(benchmarks: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for mark in column["marks"]:
             marked.setdefault(mark, []).append(heading(name))
     return [f"{mark} ({', '.join(columns)})" for mark, columns in marked.items()]
+
+
+def _engine(results: Mapping[str, Any]) -> list[str]:
+    """What else moves a number by a few tenths."""
+    settings = results.get("settings", {})
+    names = [name for name in ("engine", "dtype", "context") if settings.get(name) is not None]
+    return [", ".join(f"{name} {settings[name]}" for name in names)] if names else []
 
 
 def read_reported(names: Sequence[str]) -> tuple[str, list[ReportedRow]]:
