@@ -171,8 +171,7 @@ def verify(arguments: argparse.Namespace) -> int:
         print(f"{directory / file} {fault}")
     if faults:
         print(
-            f"{len(faults)} of {len(manifest['shards'])} shards are bad: run the command that made "
-            "the store again, with --repair"
+            f"{len(faults)} of {len(manifest['shards'])} shards are bad: {store.remedy(manifest)}"
         )
         return 1
     if arguments.dataset and (missing := find_missing(opened, load_documents(arguments))):

@@ -310,6 +310,13 @@ def _fault(directory: Path, entry: Mapping[str, Any]) -> str | None:
     return None if file_sha256(path) == entry["sha256"] else "does not match its checksum"
 
 
+def remedy(manifest: Mapping[str, Any]) -> str:
+    """What to do about bad shards."""
+    if manifest.get("engine") == "training":
+        return "make it again with the training run that saved it, or score the corpus"
+    return "run the `vocagnolm score` that made it again, with --repair"
+
+
 class Store:
     """A finished store, memory-mapped, by document.
 
@@ -340,7 +347,7 @@ class Store:
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged, {len(faults)} of "
                 f"{len(self.manifest['shards'])} shards: {shown}; get it again, or "
-                "run the `vocagnolm score` that made it, with --repair"
+                f"{remedy(self.manifest)}"
             )
 
     def segments(self, text: str) -> list[StoredSegment] | None:
