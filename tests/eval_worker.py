@@ -8,12 +8,12 @@ and is answered with its id, `{"wait": ID}` with its exit status, negative for a
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from typing import Any
 
 import torch
+from fork_server import serve
 
 import evaluate_math
 
@@ -32,22 +32,5 @@ def run(request: dict[str, Any]) -> None:
     os._exit(status)
 
 
-def main() -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
-            answer = os.waitstatus_to_exitcode(status)
-        else:
-            answer = os.fork()
-            if not answer:
-                try:
-                    run(request)
-                finally:
-                    os._exit(99)  # never back into the loop
-        sys.stdout.write(f"{answer}\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(run)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fork_server import serve
 from transformers import LlamaForCausalLM  # noqa: F401 - imported before processes are forked
 
 from vocagnolm import score, scoring_job
@@ -105,22 +106,5 @@ def run(request: dict[str, Any]) -> None:
     os._exit(status)
 
 
-def main() -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "wait" in request:
-            _, status = os.waitpid(request["wait"], 0)
-            answer = os.waitstatus_to_exitcode(status)
-        else:
-            answer = os.fork()
-            if not answer:
-                try:
-                    run(request)
-                finally:
-                    os._exit(99)  # never back into the loop
-        sys.stdout.write(f"{answer}\n")
-        sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(run)
