@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -301,6 +302,7 @@ class Killer:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, before: bool):
         self.operations = 0
+        self._lock = threading.Lock()  # checksums are read by several threads
         self._at, self._before = at, before
         self._undo = monkeypatch
         self._wrap(os, "link")
@@ -312,13 +314,15 @@ class Killer:
         original = getattr(owner, name) if name != "fsync" else int  # which would take long
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if name == "open" and "b" not in str(args[1:]):
+            if name == "open" and "w" not in str(args[1:]):
                 return original(*args, **kwargs)
-            self.operations += 1
-            if self.operations == self._at and self._before:
+            with self._lock:
+                self.operations += 1
+                is_last = self.operations == self._at
+            if is_last and self._before:
                 raise Killed
             result = original(*args, **kwargs)
-            if self.operations == self._at:
+            if is_last:
                 raise Killed
             return result
 
