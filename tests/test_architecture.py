@@ -21,11 +21,12 @@ ALLOWED = {
     "alignment": {"spans"},
     "corpus": set(),
     "data": {"alignment", "corpus", "spans", "stored_reader"},
-    "token_loss": set(),
+    "output_head": set(),
+    "token_loss": {"output_head"},
     "guidance": set(),
-    "distillation": {"guidance", "token_loss"},
+    "distillation": {"output_head"},
     "packing": {"alignment", "token_loss"},
-    "teacher": {"token_loss"},
+    "teacher": {"guidance", "output_head", "distillation", "token_loss"},
     "files": set(),
     "store": {"files", "spans"},
     "stored_reader": {"spans", "store"},
@@ -54,7 +55,23 @@ ALLOWED = {
     "paired_tests": set(),
     "evaluated_runs": {"evaluation"},
     "differences": {"evaluated_runs", "evaluation", "paired_tests"},
-    "comparison": {"differences", "evaluated_runs", "evaluation"},
+    "comparison": {"differences", "evaluated_runs", "evaluation", "figures"},
+    "figures": {"figure_data"},
+    "figure_data": {
+        *("differences", "evaluated_runs", "files", "inspection", "paired_tests", "recipe"),
+    },
+    "overlap": {"alignment", "spans"},
+    "audit": {"alignment", "audit_plots", "corpus", "data", "files", "overlap", "spans"},
+    "audit_plots": set(),
+    "inspection": {
+        *("alignment", "corpus", "data", "guidance", "packing", "spans", "teacher", "token_loss"),
+    },
+    "inspection_page": {"files", "inspection"},
+    "inspect": {
+        *("corpus", "data", "files", "guidance", "inspection", "inspection_page", "models"),
+        *("packing", "processes", "spans", "teacher", "token_loss"),
+    },
+    "guidance_table": {"files", "guidance", "inspection", "inspection_page", "trainer"},
 }
 READERS_OF_CONFIG = {"job", "cli", *SCRIPTS}
 TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data", "files", "store", "stored_reader"}

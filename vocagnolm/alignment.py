@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from vocagnolm.spans import Spans, find_disorder
 
@@ -46,3 +47,18 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
     ranges[ranges[:, 0] >= ranges[:, 1]] = UNMAPPED
     return ranges
+
+
+def chunk_edges(tokens: int, chunks: int) -> npt.NDArray[np.int64]:
+    """Where a sequence is cut into chunks of equal token count (Section 2).
+
+    Chunk c of the student is guided by chunk c of the teacher; counts differ by at most one, and
+    some chunks are empty where there are fewer tokens than chunks.
+
+    Returns:
+        int64 [chunks + 1]: chunk c holds the tokens [edges[c], edges[c + 1]).
+
+    >>> chunk_edges(10, 4).tolist()
+    [0, 2, 5, 7, 10]
+    """
+    return np.arange(chunks + 1, dtype=np.int64) * tokens // chunks

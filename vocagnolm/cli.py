@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 # Where each command's `main(argv)` is; a module is loaded when its command is run.
 COMMANDS = {
+    "audit": "vocagnolm.audit",
     "compare": "vocagnolm.comparison",
     "demo": "vocagnolm.demo",
+    "inspect": "vocagnolm.inspect",
     "reselect": "vocagnolm.reselect",
     "score": "vocagnolm.score",
 }

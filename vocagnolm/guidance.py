@@ -55,6 +55,27 @@ class Guidance:
         _require("--selection_scope", self.scope, SCOPES)
 
 
+@dataclass(frozen=True)
+class TokenGuidance:
+    """What decided over every token of a batch.
+
+    Attributes:
+        student_loss_BS: float32, nats, Eq. (1).
+        teacher_loss_BS: float32, nats, Eq. (2); 0.0 where unmapped.
+        valid_BS: bool, tokens with a label.
+        mapped_BS: bool, tokens with a teacher loss.
+        weight_BS: float32, W of Eq. (4).
+        teacher_loss_BT: float32, nats, of the teacher's own tokens.
+    """
+
+    student_loss_BS: Tensor
+    teacher_loss_BS: Tensor
+    valid_BS: Tensor
+    mapped_BS: Tensor
+    weight_BS: Tensor
+    teacher_loss_BT: Tensor
+
+
 def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {value}")
