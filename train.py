@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 from vocagnolm import checkpoints, config, job
 from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
+from vocagnolm.pair import load_models, load_pair, trainer_options
 from vocagnolm.token_loss import NonFiniteLoss, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 
@@ -60,7 +61,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     if checkpoints.is_finished(run.output_dir) and not run.dry_run:
         say(f"{run.output_dir} holds the finished run: nothing to do")
         return None
-    pair = job.load_pair(model, data.max_length)
+    pair = load_pair(model, guidance, data.max_length)
     documents = job.load_documents(pair, data, run)
     blocks, eval_blocks = job.load_blocks(pair, data, run, documents)
     if IS_MAIN:
@@ -71,26 +72,28 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     settings |= job.corpus_settings(pair, documents, blocks)
     checkpoints.check_settings(run.output_dir, settings)
     recorder = job.load_recorder(pair, arguments, documents, blocks)
-    student, teacher = job.load_models(pair, model, run.device)
+    student, teacher = load_models(pair, model, run.device)
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
         args=run,
-        method=guidance.method,
-        guidance=guidance.guidance(),
-        divisor=guidance.loss_divisor,
+        **trainer_options(arguments, teacher),
         on_teacher_losses=recorder.add if recorder else None,
         train_dataset=blocks,
         eval_dataset=eval_blocks,
         data_collator=PackedCollator(
-            data.max_length, data.attend_across_documents, teacher_max_length=pair.teacher_row
+            data.max_length,
+            data.attend_across_documents,
+            teacher_max_length=pair.teacher_rows,
+            chunks=guidance.chunks if guidance.method == "chunk" else None,
         ),
         processing_class=pair.student_reader.tokenizer,
     )
-    if recorder:
-        trainer.add_callback(recorder)
+    table = job.load_guidance_table(trainer, pair, arguments, documents, blocks)
+    for callback in filter(None, (recorder, table)):
+        trainer.add_callback(callback)
     if not data.attend_across_documents:
-        for reader in filter(None, (trainer.model, getattr(trainer.teacher, "model", None))):
+        for reader in (trainer.model, *getattr(trainer.teacher, "models", ())):
             check_packing(reader)
     if IS_MAIN:
         checkpoints.write_settings(run.output_dir, settings)

@@ -37,13 +37,14 @@ ALLOWED = {
     },
     "metrics": {"token_loss"},
     "callbacks": {"metrics", "token_loss", "trainer"},  # the trainer as a type only
+    "objective": {"distillation", "guidance", "teacher", "token_loss"},
     "trainer": {
-        *("callbacks", "distillation", "guidance", "metrics", "packing", "teacher", "token_loss"),
+        *("callbacks", "distillation", "guidance", "metrics", "objective", "teacher", "token_loss"),
     },
     "checkpoints": {"files"},
     "model_card": set(),
     "models": set(),
-    "config": {"guidance", "recipe", "run_arguments"},
+    "config": {"distillation", "guidance", "recipe", "run_arguments"},
     "run_arguments": {"checkpoints", "global_batch"},
     "global_batch": set(),
     "recipe": set(),
@@ -56,7 +57,10 @@ ALLOWED = {
     "evaluated_runs": {"evaluation"},
     "differences": {"evaluated_runs", "evaluation", "paired_tests"},
     "comparison": {"differences", "evaluated_runs", "evaluation", "figures"},
-    "figures": {"figure_data"},
+    "figures": {"figure_data", "figure_panels", "figure_plans", "guidance_figure"},
+    "figure_plans": {"evaluated_runs", "figure_data", "figure_panels"},
+    "figure_panels": {"evaluated_runs", "figure_data"},
+    "guidance_figure": {"figure_data", "inspection"},
     "figure_data": {
         *("differences", "evaluated_runs", "files", "inspection", "paired_tests", "recipe"),
     },
@@ -73,7 +77,7 @@ ALLOWED = {
     },
     "guidance_table": {"files", "guidance", "inspection", "inspection_page", "trainer"},
 }
-READERS_OF_CONFIG = {"job", "cli", *SCRIPTS}
+READERS_OF_CONFIG = {"job", "pair", "cli", *SCRIPTS}
 TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data", "files", "store", "stored_reader"}
 TRAINING_SIDE = {"trainer", "callbacks", "metrics", "guidance", "teacher", "packing", "job"}
 

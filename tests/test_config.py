@@ -504,37 +504,119 @@ def test_parse_accepts_optimizers_and_schedules_when_they_can_be_made(
     assert parse((*TEACHER, *argv))
 
 
-NO_EFFECT = {
-    "random": {"aggregation": "mean", "unmapped": "exclude"},
-    "cpt": {
-        "top_k": "0.5",
-        "aggregation": "mean",
-        "unmapped": "exclude",
-        "selection_scope": "batch",
-        "loss_divisor": "selected",
-    },
+SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
+LOOKED_AT = {
+    "vocagnolm": (*SELECTION, "aggregation", "guidance_table_steps"),
+    "cpt": (),
+    "random": ("top_k", "selection_scope", "loss_divisor"),
+    "kld": ("kld_direction",),
+    "uld": ("uld_weight", "uld_pairing"),
+    "rho1": (*SELECTION, "rho1_score", "guidance_table_steps"),
+    "chunk": (*SELECTION, "aggregation", "chunks", "chunk_guidance", "guidance_table_steps"),
+}
+OTHER_VALUES = {
+    "top_k": "0.5",
+    "aggregation": "mean",
+    "unmapped": "exclude",
+    "selection_scope": "batch",
+    "loss_divisor": "selected",
+    "kld_direction": "forward",
+    "uld_weight": "1.5",
+    "uld_pairing": "position",
+    "rho1_score": "loss_and_entropy",
+    "chunks": "8",
+    "chunk_guidance": "random",
+    "guidance_table_steps": "100",
 }
 OF_THE_TEACHER = ("teacher", "teacher_tokenizer", "teacher_revision")
+UNGUIDED = {
+    "cpt": (),
+    "random": (),
+    "chunk": ("--chunk_guidance", "random"),
+}
 
 
-@pytest.mark.parametrize("method", NO_EFFECT)
-@pytest.mark.parametrize(
-    "name", ["top_k", "aggregation", "unmapped", "selection_scope", "loss_divisor"]
-)
+@pytest.mark.parametrize("method", LOOKED_AT)
+@pytest.mark.parametrize("name", OTHER_VALUES)
 def test_parse_refuses_an_option_when_the_method_ignores_it(method: str, name: str) -> None:
-    value = NO_EFFECT["cpt"][name]
-    argv = (*CPU, "--method", method, f"--{name}", value)
-    if name in NO_EFFECT[method]:
-        assert error_of(*argv) == f"--{name} has no effect with --method {method}: leave it out"
-    else:
+    value = OTHER_VALUES[name]
+    teacher = () if method in ("cpt", "random") or value == "random" else TEACHER
+    argv = (*CPU, *teacher, "--method", method, f"--{name}", value)
+    if name in LOOKED_AT[method]:
         assert str(getattr(parse(argv)[2], name)) == value
+    else:
+        expected = f"--{name} has no effect with --method {method}: leave it out"
+        assert error_of(*argv) == expected
+    assert (
+        set(parse((*CPU, *teacher, "--method", method))[2].in_effect())
+        == {*("method", *LOOKED_AT[method])}
+        if value != "random"
+        else True
+    )
 
 
-@pytest.mark.parametrize("method", NO_EFFECT)
+@pytest.mark.parametrize("name", ["aggregation", "unmapped", "guidance_table_steps"])
+def test_parse_refuses_an_option_of_the_teacher_when_chunks_are_random(name: str) -> None:
+    argv = (*CPU, "--method", "chunk", "--chunk_guidance", "random", f"--{name}")
+    expected = f"--{name} has no effect with --method chunk --chunk_guidance random: leave it out"
+    assert error_of(*argv, OTHER_VALUES[name]) == expected
+
+
+@pytest.mark.parametrize("method", UNGUIDED)
 @pytest.mark.parametrize("name", OF_THE_TEACHER)
 def test_parse_refuses_a_teacher_when_the_method_has_none(method: str, name: str) -> None:
-    message = f"--{name} has no effect with --method {method}: leave it out"
-    assert error_of(*CPU, "--method", method, f"--{name}", "x") == message
+    options = ("--method", method, *UNGUIDED[method])
+    message = f"--{name} has no effect with {' '.join(options)}: leave it out"
+    assert error_of(*CPU, *options, f"--{name}", "x") == message
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--uld_weight", "0"), "--uld_weight must be positive, got 0.0"),
+        (("--uld_weight", "nan"), "--uld_weight must be positive, got nan"),
+        (("--chunks", "0"), "--chunks must be at least 1, got 0"),
+        (
+            ("--guidance_table_steps", "-1"),
+            "--guidance_table_steps must not be negative, got -1",
+        ),
+        (
+            ("--rho1_score", "loss_and_entropy", "--unmapped", "mean"),
+            "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
+            "use --unmapped include or exclude",
+        ),
+        (("--method", "ppo"), "argument --method: invalid choice: 'ppo'"),
+    ],
+)
+def test_parse_refuses_a_method_in_one_line_when_its_options_are_wrong(
+    options: tuple[str, ...], expected: str
+) -> None:
+    assert expected in error_of(*TEACHER, *options)
+
+
+@pytest.mark.parametrize("method", ["kld", "uld", "rho1"])
+def test_parse_refuses_a_store_when_distributions_are_compared(method: str) -> None:
+    argv = [*CPU, "--method", method, "--teacher_losses", "store"]
+    argv += ["--rho1_score", "loss_and_entropy"] if method == "rho1" else []
+    expected = f"--method {method} compares distributions over words, which a store of losses does"
+    assert error_of(*argv).startswith(expected)
+    several = (*CPU, "--method", method, *argv[6:], "--teacher", "a", "b")
+    assert error_of(*several).startswith(f"--method {method} takes one teacher, got 2")
+
+
+def test_parse_takes_several_teachers_when_they_are_given() -> None:
+    options = ("--teacher_reduction", "weighted", "--teacher_weights", "1", "2")
+    model = parse((*CPU, "--teacher", "a", "b", "--teacher_revision", "x", "y", *options))[0]
+    assert (model.teacher, model.teacher_revision) == (["a", "b"], ["x", "y"])
+    assert model.teacher_weights == [1.0, 2.0]
+    for name in ("teacher_revision", "teacher_tokenizer"):
+        expected = f"--{name} needs one value for each of 2 teachers, got 1"
+        assert error_of(*CPU, "--teacher", "a", "b", f"--{name}", "x") == expected
+    expected = "--save_store takes one teacher, got 2: name one with --teacher"
+    assert error_of(*CPU, "--teacher", "a", "b", "--save_store", "s") == expected
+    for method in ("kld", "uld"):
+        found = error_of(*TEACHER, "--method", method, "--save_store", "s")
+        assert found.startswith(f"--save_store keeps token losses, which --method {method} does")
 
 
 # What follows from what is given
@@ -620,7 +702,7 @@ def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: P
         *(
             (
                 (*argv, f"--{name}", value),
-                f"--{name} has no effect without several stores: leave it out",
+                f"--{name} has no effect without several teachers: leave it out",
             )
             for argv in (STORES[:2], TEACHER)
             for name, value in (("teacher_reduction", "max"), ("teacher_weights", "1"))
@@ -646,7 +728,7 @@ def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: P
                 ("--method", method, *STORES),
                 f"--teacher_losses has no effect with --method {method}: leave it out",
             )
-            for method in NO_EFFECT
+            for method in ("cpt", "random")
         ),
     ],
 )

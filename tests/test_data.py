@@ -82,6 +82,7 @@ def slow_row(
         "last": [last for _, last in ranges],
         "student_tokens": len(ids),
         "teacher_tokens": len(teacher_ids),
+        "teacher_counts": [len(teacher_ids)],
         "unmapped_text_tokens": ranges[1 : 1 + len(ours.ids)].count((-1, -1)),
         "skipped": None,
     }

@@ -237,14 +237,16 @@ def test_counts_take_every_millionth_for_what_was_typed():
 
 def test_random_scores_do_not_depend_on_the_batch_split():
     blocks = torch.tensor([7, 0, 123_456, 7, 2**40])
-    scores = random_scores(blocks, 64, seed=3)
+    scores = random_scores(blocks, torch.arange(64), seed=3)
     assert scores.shape == (5, 64)
-    assert torch.equal(scores, torch.cat([random_scores(b[None], 64, seed=3) for b in blocks]))
-    assert torch.equal(scores[:, :32], random_scores(blocks, 32, seed=3))
+    assert torch.equal(
+        scores, torch.cat([random_scores(b[None], torch.arange(64), seed=3) for b in blocks])
+    )
+    assert torch.equal(scores[:, :32], random_scores(blocks, torch.arange(32), seed=3))
     assert torch.equal(scores[0], scores[3])
     assert not (scores[0] == scores[1]).any()
     for seed in (4, -1, 2**64 + 4, 2**70 + 5):
-        assert not (scores == random_scores(blocks, 64, seed)).any()
+        assert not (scores == random_scores(blocks, torch.arange(64), seed)).any()
 
 
 def test_random_scores_follow_splitmix64():
@@ -256,11 +258,11 @@ def test_random_scores_follow_splitmix64():
 
     assert mix(0) == 0xE220A8397B1DCDAF  # the first output of the published generator for seed 0
     expected = [[mix(mix(mix(5) + b) + s) % 2**63 for s in range(20)] for b in (0, 9)]
-    assert random_scores(torch.tensor([0, 9]), 20, seed=5).tolist() == expected
+    assert random_scores(torch.tensor([0, 9]), torch.arange(20), seed=5).tolist() == expected
 
 
 def test_random_scores_are_uniform_over_blocks_and_positions():
-    uniform = random_scores(torch.arange(400), 500, seed=0).double() / 2**63
+    uniform = random_scores(torch.arange(400), torch.arange(500), seed=0).double() / 2**63
     assert 0 <= uniform.min() < 1e-4
     assert 1 - 1e-4 < uniform.max() <= 1
     assert abs(uniform.mean() - 0.5) < 0.003
@@ -273,7 +275,7 @@ def test_random_scores_are_uniform_over_blocks_and_positions():
     neighbours = torch.corrcoef(torch.stack([uniform[:, 1:].flatten(), uniform[:, :-1].flatten()]))
     assert abs(neighbours[0, 1]) < 0.01
     chosen = select_top(
-        random_scores(torch.arange(400), 500, seed=0), uniform >= 0, 0.4, "sequence"
+        random_scores(torch.arange(400), torch.arange(500), seed=0), uniform >= 0, 0.4, "sequence"
     )
     assert (chosen.sum(-1) == 200).all()
     assert (chosen.double().mean(0) - 0.4).abs().max() < 0.12
@@ -312,7 +314,7 @@ def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
         teacher, mapped = aggregate_teacher_losses(loss, ranges, aggregation, loss > 0)
         options = {"top_k": 0.4, "unmapped": unmapped, "scope": scope}
         assert select_tokens(student, teacher, valid, mapped, **options).shape == (2, 5)
-        assert random_scores(torch.empty(2).long(), 5, seed=0).shape == (2, 5)
+        assert random_scores(torch.empty(2).long(), torch.arange(5), seed=0).shape == (2, 5)
 
 
 def test_unknown_choices_are_refused_by_the_functions_too():

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.packing
-from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Segments, Teachers, align_corpus, student_reader, teacher_reader
 from vocagnolm.packing import Blocks, PackedCollator, pack
 from vocagnolm.spans import encode
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
-FROM_A_STORE = {"teacher_losses", "teacher_ranges"}
+FROM_A_STORE = {"teacher_losses", "teacher_ranges", "teacher_widths"}
 segment_lengths = st.lists(
     st.tuples(st.integers(1, ROOM), st.integers(0, TEACHER_ROOM)), max_size=60
 )
@@ -96,6 +96,21 @@ def test_pack_equals_slow_best_fit_decreasing_when_lengths_are_any(
     assert pack(ours, theirs, ROOM, TEACHER_ROOM) == slow_best_fit(lengths, ROOM, TEACHER_ROOM)
     unlimited = [(a, 0) for a in ours]
     assert pack(ours, theirs, ROOM, 10**9) == slow_best_fit(unlimited, ROOM, 1)
+
+
+@given(segment_lengths)
+def test_pack_keeps_every_teachers_limit_when_there_are_several(
+    lengths: list[tuple[int, int]],
+) -> None:
+    ours, theirs = [a for a, _ in lengths], [[b, 2 * a] for a, b in lengths]
+    limits = [TEACHER_ROOM, 2 * ROOM - 1 if all(a < ROOM for a in ours) else 2 * ROOM]
+    blocks = pack(ours, np.array(theirs).reshape(-1, 2), ROOM, limits)
+    assert sorted(segment for block in blocks for segment in block) == list(range(len(lengths)))
+    for block in blocks:
+        for teacher, limit in enumerate(limits):
+            assert sum(theirs[segment][teacher] for segment in block) <= limit
+    once = pack(ours, [b for _, b in lengths], ROOM, TEACHER_ROOM)
+    assert pack(ours, np.array(lengths).reshape(-1, 2)[:, [1, 1]], ROOM, [TEACHER_ROOM] * 2) == once
 
 
 @given(st.lists(st.integers(1, ROOM), min_size=1, max_size=80))
@@ -173,7 +188,7 @@ def test_blocks_hold_the_rows_of_their_segments_when_read_by_number(
     assert len(blocks) == len(numbers) > 5
     for index in (len(blocks) - 1, *range(len(blocks))):  # in any order
         expected = [rows[number] for number in numbers[index]]
-        names = ("student_ids", "teacher_ids", "teacher_losses", "first", "last")
+        names = ("student_ids", "teacher_ids", "teacher_losses", "first", "last", "teacher_counts")
         assert lists(blocks[index]) == {
             "block": index,
             **{name: [row[name] for row in expected] for name in names},
@@ -237,6 +252,7 @@ def slow_batch(
     while width < max(sum(len(ids) for ids in block["teacher_ids"]) for block in blocks):
         width += 64
     batch: dict[str, Any] = {"block": [block["block"] for block in blocks]}
+    batch["teacher_widths"] = [width]
     for prefix, column, size in (("", "student_ids", length), ("teacher_", "teacher_ids", width)):
         rows = [slow_row(block[column], size, attend_across_documents) for block in blocks]
         for index, name in enumerate(("input_ids", "labels", "position_ids")):
@@ -280,6 +296,7 @@ def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> No
         "teacher_losses": [[], []],
         "first": [[-1, 1, 2], [-1, 1, -1]],
         "last": [[-1, 2, 4], [-1, 2, -1]],
+        "teacher_counts": [[4], [2]],
     }
     arrays = {
         name: value if name == "block" else [np.array(segment) for segment in value]  # type: ignore[attr-defined]
@@ -297,35 +314,132 @@ def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> No
     assert (batch["block"], batch["mapped_tokens"], batch["unmapped_tokens"]) == ([7], [3], [1])
 
 
-@pytest.mark.parametrize(("limit", "width"), [(None, 64), (9, 9)])
-def test_collator_gives_a_worked_example_when_losses_of_two_teachers_are_stored(
-    limit: int | None, width: int
-) -> None:
+def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
     none = float("nan")
     segments: dict[str, list[list[Any]]] = {
         "student_ids": [[1, 10, 11], [1, 12, 2]],
-        "teacher_ids": [[], []],
+        "teacher_ids": [[90, 20, 21, 80, 30], [90, 22, 80, 31]],
         "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
         "first": [[-1, 1, 2, -1, 4, 4], [-1, 1, -1, -1, 3, -1]],
         "last": [[-1, 2, 3, -1, 5, 5], [-1, 2, -1, -1, 4, -1]],
+        "teacher_counts": [[3, 2], [2, 2]],
     }
+    for name in {"teacher_ids", "teacher_losses"} - set(names):
+        segments[name] = [[], []]
     arrays = {name: [np.array(row) for row in rows] for name, rows in segments.items()}
     losses = [row.astype(np.float32) for row in arrays.pop("teacher_losses")]
-    block = {"block": 7, "teacher_losses": losses, **arrays}
-    batch = PackedCollator(8, teacher_max_length=limit)([block])
+    return {"block": 7, "teacher_losses": losses, **arrays}
+
+
+@pytest.mark.parametrize(("limits", "widths"), [(None, [64, 64]), ([5, 7], [5, 7])])
+def test_collator_gives_a_worked_example_when_losses_of_two_teachers_are_stored(
+    limits: list[int] | None, widths: list[int]
+) -> None:
+    block = two_teachers(("teacher_losses",))
+    batch = PackedCollator(8, teacher_max_length=limits)([block])
     assert not any(name.startswith("teacher_") for name in batch.keys() - FROM_A_STORE)
     found = batch["teacher_losses"]
-    assert (found.dtype, found.shape) == (torch.float32, (1, width))
-    expected = [-1, 0.5, 1.5, -1, 2.5, -1, 3.5, -1, 4.5] + [-1] * (width - 9)
+    assert (found.dtype, found.shape) == (torch.float32, (1, sum(widths)))
+    assert batch["teacher_widths"] == widths
+    expected = [-1, 0.5, 1.5, -1, 3.5] + [-1] * (widths[0] - 5)
+    expected += [-1, 2.5, -1, 4.5] + [-1] * (widths[1] - 4)
     assert found.nan_to_num(-1.0).tolist() == [expected]
-    unmapped = [-1, -1]
+    none, w = [-1, -1], widths[0]
     assert batch["teacher_ranges"].tolist() == [
         [
-            *(unmapped, [1, 2], [2, 3], unmapped, [6, 7], unmapped, unmapped, unmapped),
-            *(unmapped, [4, 5], [4, 5], unmapped, [8, 9], unmapped, unmapped, unmapped),
+            *(none, [1, 2], [2, 3], none, [4, 5], none, none, none),
+            *(none, [w + 1, w + 2], [w + 1, w + 2], none, [w + 3, w + 4], none, none, none),
         ]
     ]
     assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([3], [1])
+
+
+def test_collator_gives_a_worked_example_when_two_teachers_are_at_hand() -> None:
+    stored = PackedCollator(8)([two_teachers(("teacher_losses",))])
+    batch = PackedCollator(8)([two_teachers(("teacher_ids",))])
+    padding = [0] * 59
+    ids = [90, 20, 21, 90, 22, *padding, 80, 30, 80, 31, 0, *padding]
+    assert batch["teacher_input_ids"].tolist() == [ids]
+    positions = [0, 1, 2, 0, 1, *padding, 0, 1, 0, 1, 0, *padding]
+    assert batch["teacher_position_ids"].tolist() == [positions]
+    is_start = torch.tensor(positions) == 0
+    labels = torch.tensor(ids).masked_fill(is_start, -100)
+    assert batch["teacher_labels"].tolist() == [labels.tolist()]
+    for name in ("teacher_ranges", "teacher_widths", "mapped_tokens", "unmapped_tokens"):
+        assert as_lists(batch)[name] == as_lists(stored)[name]
+
+
+@pytest.mark.parametrize("teacher_attends", [False, True])
+def test_collator_gives_every_teacher_the_rows_it_has_alone(
+    tokenizers_by_family: Tokenizers, corpus_texts: list[str], teacher_attends: bool
+) -> None:
+    student, *others = (
+        tokenizers_by_family[name] for name in ("metaspace", "nfc_digits", "byte_level")
+    )
+    corpus = datasets.Dataset.from_dict({"text": corpus_texts})
+    readers = tuple(teacher_reader(tokenizer, 60 + 9 * n) for n, tokenizer in enumerate(others))
+    together = align_corpus(corpus, student_reader(student, 48), Teachers(readers))
+    limits = Teachers(readers).limits()
+    blocks = Blocks(together.rows, 48, limits)
+    chosen = [blocks[number] for number in range(min(len(blocks), 9))]
+    batch = PackedCollator(48, teacher_attends, teacher_max_length=limits)(chosen)
+    at = 0
+    for teacher, (width, limit) in enumerate(zip(batch["teacher_widths"], limits, strict=True)):
+        alone = [one_teacher(block, teacher) for block in chosen]
+        expected = PackedCollator(48, teacher_attends, teacher_max_length=limit)(alone)
+        assert expected["teacher_widths"] == [width]
+        for name in ("teacher_input_ids", "teacher_labels", "teacher_position_ids"):
+            assert torch.equal(batch[name][:, at : at + width], expected[name])
+        ranges = batch["teacher_ranges"][:, 48 * teacher : 48 * (teacher + 1)]
+        assert torch.equal(torch.where(ranges < 0, ranges, ranges - at), expected["teacher_ranges"])
+        at += width
+
+
+def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
+    """A block as it is without the other teachers."""
+    alone: dict[str, Any] = {"first": [], "last": [], "teacher_ids": [], "teacher_counts": []}
+    for number, counts in enumerate(block["teacher_counts"]):
+        before, tokens = int(sum(counts[:teacher])), len(block["student_ids"][number])
+        for name in ("first", "last"):
+            own = block[name][number][teacher * tokens : (teacher + 1) * tokens]
+            alone[name].append(np.where(own < 0, own, own - before))
+        ids = block["teacher_ids"][number][before : before + counts[teacher]]
+        alone["teacher_ids"].append(ids)
+        alone["teacher_counts"].append(counts[teacher : teacher + 1])
+    return {**block, **alone}
+
+
+# Chunks
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 7, 16, 200])
+def test_collator_maps_chunks_to_chunks_when_asked(
+    aligned: Segments, plain: Segments, chunks: int
+) -> None:
+    blocks = Blocks(aligned.rows, 48, 60)
+    bare = Blocks(plain.rows, 48, 60)
+    for number in range(len(blocks)):
+        block = blocks[number]
+        batch = as_lists(PackedCollator(48, chunks=chunks)([block]))
+        tokens = sum(map(len, block["student_ids"]))
+        teacher_tokens = sum(map(len, block["teacher_ids"]))
+        labels = batch["teacher_labels"][0]
+        for position in range(48):
+            chunk = (
+                next(  # the chunk c that holds it: c is the last with c * tokens // chunks <= it
+                    c
+                    for c in range(chunks, -1, -1)
+                    if c * tokens // chunks <= min(position, tokens - 1)
+                )
+            )
+            assert batch["chunk"][0][position] == chunk
+            first, last = chunk * teacher_tokens // chunks, (chunk + 1) * teacher_tokens // chunks
+            has_loss = any(label != -100 for label in labels[first:last])
+            expected = [first, last] if has_loss and position < tokens else [-1, -1]
+            assert batch["teacher_ranges"][0][position] == expected
+    unguided = PackedCollator(48, chunks=chunks)([bare[0]])
+    assert (unguided["teacher_ranges"] == -1).all()
+    assert sum(unguided["mapped_tokens"]) == 0
 
 
 def test_collator_points_at_the_text_of_the_student_token_when_ranges_moved(
@@ -373,7 +487,7 @@ def test_collator_stops_padding_at_the_teachers_limit_when_it_is_given(
     ids = np.arange(tokens)
     none = np.full(3, -1)
     block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
-    block |= {"first": [none], "last": [none]}
+    block |= {"first": [none], "last": [none], "teacher_counts": [[tokens]]}
     batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
     for name in ("input_ids", "labels", "position_ids"):
         assert batch[f"teacher_{name}"].shape == (1, width)

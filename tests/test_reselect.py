@@ -77,14 +77,17 @@ def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int
     alone = [align_corpus(corpus, reader, StoredReader([store])).rows for store in stores]
     everything = StoredReader([Store(path) for path in world["stores"]])
     rows = align_corpus(corpus, reader, everything).rows
-    blocks = Blocks(rows, LENGTH, everything.limit)
+    blocks = Blocks(rows, LENGTH, everything.limits())
     for block in range(len(blocks)):
         losses = []
         for part in alone:
             picked = Blocks.__new__(Blocks)
             picked.__dict__ |= blocks.__dict__ | {
                 "_rows": part.select_columns(
-                    ["student_ids", "teacher_ids", "teacher_losses", "first", "last"]
+                    [
+                        *("student_ids", "teacher_ids", "teacher_losses"),
+                        *("first", "last", "teacher_counts"),
+                    ]
                 ).with_format("numpy")
             }
             batch = PackedCollator(LENGTH)([picked[block]])

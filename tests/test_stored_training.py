@@ -51,8 +51,7 @@ def selected(trainer: Any) -> torch.Tensor:
             batch = trainer.data_collator([trainer.train_dataset[number]])
             losses = trainer._student_losses(trainer.model, batch)
             is_label = batch["labels"] != IGNORED_LABEL
-            teacher = trainer._score_with_teacher(batch)
-            weights = trainer._weights(losses, is_label, teacher, batch["block"])
+            weights = trainer.objective.weights(losses, trainer.objective.scores(batch), batch)
             chosen.append(weights[is_label] > 0)
     return torch.cat(chosen)
 
@@ -77,7 +76,7 @@ class World:
         reader = StoredReader(stores)
         student = student_reader(self.tokenizers[0], MAX_LENGTH)
         rows = align_corpus(in_memory(self.texts), student, reader).rows
-        return Blocks(rows, MAX_LENGTH, reader.limit)
+        return Blocks(rows, MAX_LENGTH, reader.limits())
 
     def trainer(self, out: Path, *stores: Store, options: Any = None, **training: Any) -> Any:
         teacher = copy.deepcopy(self.teacher)
@@ -245,7 +244,7 @@ def test_loss_equals_slow_reference_when_there_are_several_stores(
         chosen[row, [*unmapped, *top]] = 1.0
         assert batch["mapped_tokens"][row] == len(excess)
         assert batch["unmapped_tokens"][row] == len(unmapped)
-    assert trainer._divisor_count(batch) == chosen.sum()
+    assert trainer.objective.divisor_tokens(batch) == chosen.sum()
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
     expected = (chosen * losses).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE
@@ -279,7 +278,7 @@ def test_reduce_leaves_a_token_unmapped_when_one_of_the_teachers_has_none(reduct
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((2, "weighted"), "weighted takes 2 --teacher_weights, found 0: give one for each store"),
+        ((2, "weighted"), "weighted takes 2 --teacher_weights, found 0: give one for each teacher"),
         ((2, "weighted", (1.0,)), "weighted takes 2 --teacher_weights, found 1: give one for"),
         ((1, "weighted", (1.0, 2.0)), "weighted takes 1 --teacher_weights, found 2: give one for"),
         ((2, "mean", (1.0, 2.0)), "mean takes no --teacher_weights, found 2: leave them out"),
@@ -538,7 +537,7 @@ def test_train_stops_before_it_reads_the_corpus_when_weights_are_missing(
     stores = " ".join([str(place.score())] * 2)
     options = {"teacher_losses": stores, "teacher_reduction": "weighted", "dataset": "none"}
     assert error_of(**options) == (
-        "--teacher_reduction weighted takes 2 --teacher_weights, found 0: give one for each store"
+        "--teacher_reduction weighted takes 2 --teacher_weights, found 0: give one for each teacher"
     )
     assert error_of(**options, teacher_weights="1 -1") == (
         "--teacher_weights must be positive and finite, got [1.0, -1.0]"

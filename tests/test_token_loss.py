@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from vocagnolm import token_loss
+from vocagnolm import output_head, token_loss
 from vocagnolm.token_loss import NonFiniteLoss, add_token_losses, check_packing
 
 VOCABULARY, LENGTH = 61, 13
@@ -92,7 +92,7 @@ def assert_same_gradients(found, expected, relative=1e-5):
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles, the last of them ragged, in every test."""
-    monkeypatch.setattr(token_loss, "TILE_LOGITS", 4 * VOCABULARY + 1)
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -113,7 +113,7 @@ def test_losses_and_gradients_equal_full_logits(name):
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
 def test_attaching_refuses_a_head_it_does_not_reproduce(name, monkeypatch):
-    monkeypatch.setattr(token_loss, "_scale_and_cap", lambda config: (1.0, None))
+    monkeypatch.setattr(output_head, "scale_and_cap", lambda config: (1.0, None))
     # The small logits of an untrained model must not hide the difference.
     for spread, dtype in ((0.3, "float32"), (0.001, "float32"), (0.001, "bfloat16")):
         model = build(name, spread).to(getattr(torch, dtype))
@@ -162,8 +162,8 @@ def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
     model = add_token_losses(build())
     ids, labels, weights = batch()
     rows = []
-    own = token_loss._Head.gradient
-    monkeypatch.setattr(token_loss._Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
+    own = output_head.Head.gradient
+    monkeypatch.setattr(output_head.Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
     for bound in (None, int((weights[:, 1:] != 0).sum())):
         losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
         (losses * weights).sum().backward()
@@ -289,7 +289,7 @@ def test_gradients_of_a_bfloat16_head_are_summed_in_float32():
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
-        head = token_loss._Head(1.0, None, dtype)
+        head = output_head.Head(1.0, None, dtype)
         token_loss._TokenLoss.apply(hidden, weight, None, targets, head, None).sum().backward()
         found[dtype] = weight.grad.float()
     torch.testing.assert_close(found[torch.bfloat16], found[torch.float32], rtol=1e-2, atol=0)
@@ -486,7 +486,7 @@ def test_gradients_are_those_of_the_bare_model_when_wrapped(wrapper, tmp_path):
         found = {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in found.items()}
         assert_same_gradients(found, expected)
         if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
-            whole = token_loss._whole(next(iter(model.model.layers[0].parameters())))
+            whole = output_head._whole(next(iter(model.model.layers[0].parameters())))
             assert type(whole) is torch.Tensor
     finally:
         distributed.destroy_process_group()

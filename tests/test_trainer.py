@@ -21,8 +21,10 @@ from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trai
 
 import train
 from vocagnolm import score
+from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.teacher import StoredTeacher
 from vocagnolm.token_loss import IGNORED_LABEL, NonFiniteLoss, add_token_losses
 
 PARAMETER_TOLERANCE = 1e-6
@@ -400,7 +402,7 @@ def test_run_stops_before_the_update_when_the_student_turns_nan(
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair)
     losses = trainer._student_losses
-    trainer._student_losses = lambda *args: losses(*args) * torch.nan
+    trainer._student_losses = lambda *args, **options: losses(*args, **options) * torch.nan
     with pytest.raises(NonFiniteLoss, match=r"step 1: the student's losses .*--learning_rate"):
         trainer.train()
     assert (tmp_path / "checkpoint-0").is_dir()
@@ -546,7 +548,11 @@ def test_log_reports_what_a_slow_count_finds(
     [
         ({}, {}, False, "--method vocagnolm needs a teacher"),
         ({"method": "cpt"}, {}, True, "--method cpt has no use for a teacher"),
-        ({"method": "kld"}, {}, True, "--method must be one of vocagnolm, cpt, random"),
+        ({"method": "ppo"}, {}, True, "--method must be one of vocagnolm, cpt, random, kld, uld"),
+        ({"method": "uld"}, {}, False, "--method uld needs a teacher"),
+        ({"method": "kld", "teacher": StoredTeacher()}, {}, False, "--method kld compares distrib"),
+        ({"distillation": Distillation("reverse_kl")}, {}, True, "distillation has no effect"),
+        ({"guidance": Guidance(score="loss_and_entropy")}, {}, True, "--rho1_score has no effect"),
         ({"divisor": "some"}, {}, True, "--loss_divisor must be one of all, selected"),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),

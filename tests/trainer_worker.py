@@ -1,4 +1,4 @@
-"""One of two gloo processes: runs the jobs of `test_trainer` and saves the student's parameters.
+"""One of two gloo processes: runs jobs of tests and saves the student's parameters.
 
 torchrun --nproc_per_node=2 tests/trainer_worker.py DIR
 """
@@ -15,6 +15,7 @@ import transformers
 import yaml
 from accelerate import PartialState
 from accelerate.utils import DistributedType
+from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
 
@@ -27,23 +28,25 @@ def run_job(directory: Path, number: int, job: dict) -> None:
     ]
     models = [
         AutoModelForCausalLM.from_pretrained(directory / role, dtype=torch.float64)
-        for role in ("student", "teacher")
+        for role in ("student", "teacher", "reference")
+        if (directory / role).exists()
     ]
-    if job["options"]["method"] != "vocagnolm":
-        models[1] = None
+    texts = json.loads((directory / "texts.json").read_text())
     sharding = {"fsdp": True, "fsdp_config": {"version": 2}} if job["fsdp"] else {}
-    blocks = make_blocks(json.loads((directory / "texts.json").read_text()), *tokenizers)
-    trainer = make_trainer(
-        directory / f"out{number}",
-        blocks,
-        *models,
-        options=job["options"],
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=2,
-        use_cpu=not job["fsdp"],
+    training = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 2,
+        "use_cpu": not job["fsdp"],
         **job["training"],
         **sharding,
-    )
+    }
+    out, blocks = directory / f"out{number}", make_blocks(texts, *tokenizers)
+    if "method" in job:
+        trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
+    else:
+        if job["options"]["method"] != "vocagnolm":
+            models[1] = None
+        trainer = make_trainer(out, blocks, *models, options=job["options"], **training)
     assert trainer.accelerator.num_processes == 2
     assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
     trainer.train()
@@ -53,7 +56,8 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         )
         assert not torch.equal(losses, losses.bfloat16().float()), "losses are rounded to bfloat16"
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
-    state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
+    if "method" not in job:
+        state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
     if trainer.accelerator.is_main_process:
         torch.save(state, directory / f"{number}.pt")
 

@@ -79,8 +79,7 @@ def make_trainer(
     }
     return VocAgnoTrainer(
         model=student,
-        teacher=teacher,
         args=TrainingArguments(output_dir=str(output_dir), **settings),
         train_dataset=blocks,
-        **{"data_collator": PackedCollator(MAX_LENGTH), **(options or {})},
+        **{"teacher": teacher, "data_collator": PackedCollator(MAX_LENGTH), **(options or {})},
     )

@@ -49,6 +49,21 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     return ranges
 
 
+def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
+    """Map every student token to the teacher token of the same number, whatever it reads.
+
+    As the first ULD implementation pairs positions (Boizard et al. 2025): what one text has more
+    tokens of is left over.
+
+    >>> align_positions(3, 2).tolist()
+    [[0, 1], [1, 2], [-1, -1]]
+    """
+    first = np.arange(student_tokens, dtype=np.int64)
+    ranges = np.stack([first, first + 1], axis=-1)
+    ranges[teacher_tokens:] = UNMAPPED
+    return ranges
+
+
 def chunk_edges(tokens: int, chunks: int) -> npt.NDArray[np.int64]:
     """Where a sequence is cut into chunks of equal token count (Section 2).
 

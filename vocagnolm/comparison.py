@@ -1,10 +1,12 @@
 """Evaluated runs side by side, with the paper's reported rows, and what sets them apart.
 
     vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
+    vocagnolm compare runs/* audits/* --figure 6 --output_dir out
 
 The first run is what the others are compared with, over the same items. Numbers are never mixed:
 what was asked or graded differently is not paired, and what is partial, or of other prompts or data
-than the published numbers, is marked wherever it is shown.
+than the published numbers, is marked wherever it is shown. With --figure the paper's figures are
+drawn instead.
 """
 
 from __future__ import annotations
@@ -38,11 +40,10 @@ from vocagnolm.evaluated_runs import (
     read_runs,
 )
 from vocagnolm.evaluation.records import write_whole
+from vocagnolm.figures import MARKERS, NUMBERS, SHADES, make
 
 RESAMPLES = 10_000
 SEED = 0
-# Told apart without colour: by marker and shade.
-MARKERS, SHADES = "os^DvPX", ("black", "0.35", "0.6")
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 
 
@@ -285,13 +286,31 @@ def write(comparison: Comparison, directory: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare from the command line and return the exit status: 0, or 2 for a wrong argument."""
+    arguments = _parser().parse_args(argv)
+    try:
+        output = _figures(arguments) if arguments.figure else _tables(arguments)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"vocagnolm compare: error: {' '.join(str(error).split())}\n")
+        return 2
+    sys.stdout.write(output)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vocagnolm compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("runs", nargs="+", type=Path, metavar="RUN", help="An evaluation, or a model that has one.")
+    add(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="An evaluation, or a model that has one; for figures also a run of train.py, an audit "
+        "or an inspection.",
+    )
     add(
         "--reported",
         action="append",
@@ -299,18 +318,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME",
         help="A row of the paper; again for more.",
     )
-    add("--output_dir", type=Path, help="Gets comparison.json, comparison.md and comparison.png.")
+    add(
+        "--output_dir",
+        type=Path,
+        help="Gets comparison.json, comparison.md and comparison.png, or the figures.",
+    )
+    add(
+        "--figure",
+        action="append",
+        type=int,
+        choices=NUMBERS,
+        metavar="N",
+        help=f"Draw this figure of the paper ({', '.join(map(str, NUMBERS))}); again for more.",
+    )
+    add(
+        "--metric",
+        help="Quality in a figure: gsm8k, AVG or another column of the evaluation, or eval_loss, "
+        "the held-out loss after the last step; by default the paper's column.",
+    )
     add("--resamples", type=int, default=RESAMPLES, help="Of the paired bootstrap.")
     add("--seed", type=int, default=SEED, help="Of the paired bootstrap.")
-    arguments = parser.parse_args(argv)
-    try:
-        comparison = compare(
-            arguments.runs, arguments.reported, arguments.resamples, arguments.seed
+    return parser
+
+
+def _tables(arguments: argparse.Namespace) -> str:
+    """The comparison as text, after its files are written."""
+    if arguments.metric:
+        raise ValueError(
+            "expected --figure with --metric, found none: name a figure or leave it out"
         )
-        if arguments.output_dir:
-            write(comparison, arguments.output_dir)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"vocagnolm compare: error: {' '.join(str(error).split())}\n")
-        return 2
-    sys.stdout.write(markdown(comparison))
-    return 0
+    comparison = compare(arguments.runs, arguments.reported, arguments.resamples, arguments.seed)
+    if arguments.output_dir:
+        write(comparison, arguments.output_dir)
+    return markdown(comparison)
+
+
+def _figures(arguments: argparse.Namespace) -> str:
+    """The names of the figures, after they are drawn."""
+    if not arguments.output_dir:
+        raise ValueError("expected --output_dir with --figure, found none: say where they shall be")
+    for name, default in (("resamples", RESAMPLES), ("seed", SEED)):
+        if getattr(arguments, name) != default:
+            raise ValueError(
+                f"expected --{name} for tables only, found it with --figure: leave it out"
+            )
+    images = make(
+        arguments.figure,
+        arguments.runs,
+        arguments.output_dir,
+        arguments.metric,
+        arguments.reported,
+    )
+    return "".join(f"{path}\n" for path in images)

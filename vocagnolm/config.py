@@ -6,6 +6,7 @@ Read by the scripts only; everything below them takes plain arguments.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -14,14 +15,20 @@ from typing import Any, Literal, NoReturn
 
 from transformers import HfArgumentParser
 
+from vocagnolm.distillation import Distance, Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.recipe import read_recipe
 from vocagnolm.run_arguments import RunArguments as RunArguments  # a part of this module
 
-_WITHOUT_EFFECT = {  # what a method does not look at
-    "vocagnolm": (),
-    "random": ("aggregation", "unmapped"),
-    "cpt": ("top_k", "aggregation", "unmapped", "selection_scope", "loss_divisor"),
+_SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
+_LOOKED_AT = {  # the options of guidance that a method looks at
+    "vocagnolm": (*_SELECTION, "aggregation"),
+    "cpt": (),
+    "random": ("top_k", "selection_scope", "loss_divisor"),
+    "kld": ("kld_direction",),
+    "uld": ("uld_weight", "uld_pairing"),
+    "rho1": (*_SELECTION, "rho1_score"),
+    "chunk": (*_SELECTION, "aggregation", "chunks", "chunk_guidance"),
 }
 _MANY_DOCUMENTS = 10_000  # below this, starting processes takes longer than they save
 
@@ -34,16 +41,20 @@ class ModelArguments:
         default="TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
         metadata={"help": "Model to train: a hub name or a directory."},
     )
-    teacher: str | None = field(
-        default=None, metadata={"help": "Causal LM that guides it, with any vocabulary."}
+    teacher: list[str] | None = field(
+        default=None,
+        metadata={"help": "Causal LM that guides it, with any vocabulary, or several."},
     )
     student_revision: str | None = field(default=None, metadata={"help": "Hub revision."})
-    teacher_revision: str | None = field(default=None, metadata={"help": "Hub revision."})
+    teacher_revision: list[str] | None = field(
+        default=None, metadata={"help": "Hub revision, one for each teacher."}
+    )
     student_tokenizer: str | None = field(
         default=None, metadata={"help": "Tokenizer of the student, if it is not with its weights."}
     )
-    teacher_tokenizer: str | None = field(
-        default=None, metadata={"help": "Tokenizer of the teacher, if it is not with its weights."}
+    teacher_tokenizer: list[str] | None = field(
+        default=None,
+        metadata={"help": "Tokenizer of each teacher, if they are not with their weights."},
     )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = field(
         default="auto",
@@ -54,10 +65,11 @@ class ModelArguments:
         metadata={"help": "Stores of teacher losses (vocagnolm score) instead of a teacher."},
     )
     teacher_reduction: Literal["min", "mean", "max", "weighted"] = field(
-        default="mean", metadata={"help": "How the losses of several stores become one."}
+        default="mean", metadata={"help": "How the losses of several teachers become one."}
     )
     teacher_weights: list[float] | None = field(
-        default=None, metadata={"help": "Weights of the stores, for --teacher_reduction weighted."}
+        default=None,
+        metadata={"help": "Weights of the teachers, for --teacher_reduction weighted."},
     )
     save_store: str | None = field(
         default=None, metadata={"help": "Keep the teacher's losses as a store in this directory."}
@@ -132,9 +144,12 @@ def _cores() -> int:
 class GuidanceArguments:
     """Which tokens are trained. Defaults are the paper's."""
 
-    method: Literal["vocagnolm", "cpt", "random"] = field(
+    method: Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"] = field(
         default="vocagnolm",
-        metadata={"help": "vocagnolm, plain continual pretraining, or a random top_k of tokens."},
+        metadata={
+            "help": "vocagnolm; cpt: plain continual pretraining; random: a random top_k of "
+            "tokens; or a baseline of the paper (Section 4.2)."
+        },
     )
     top_k: float = field(default=0.4, metadata={"help": "Share of the tokens trained, Eq. 4."})
     aggregation: Literal["max", "mean", "sum"] = field(
@@ -150,23 +165,86 @@ class GuidanceArguments:
         default="all", metadata={"help": "Divide by all label tokens (Eq. 3) or the selected ones."}
     )
 
+    kld_direction: Literal["reverse", "forward"] = field(
+        default="reverse", metadata={"help": "KL(student || teacher), Eq. 5, or the other way."}
+    )
+    uld_weight: float = field(default=0.5, metadata={"help": "Lambda of Eq. 6."})
+    uld_pairing: Literal["last", "position"] = field(
+        default="last",
+        metadata={
+            "help": "The teacher token that a student token is compared with: the last one that "
+            "covers it, or the one of the same number in its document."
+        },
+    )
+    rho1_score: Literal["loss", "loss_and_entropy"] = field(
+        default="loss",
+        metadata={"help": "Rank tokens by excess loss, or also by the reference's entropy."},
+    )
+    chunks: int = field(default=32, metadata={"help": "Chunks of a sequence (Section 6.1)."})
+    chunk_guidance: Literal["teacher", "random"] = field(
+        default="teacher", metadata={"help": "Guide by the teacher's chunks, or pick at random."}
+    )
+    guidance_table_steps: int = field(
+        default=0,
+        metadata={"help": "Show the guidance of a sample every so many steps; 0: never."},
+    )
+
     def __post_init__(self) -> None:
         self.guidance()  # validates
-        defaults = {f.name: f.default for f in fields(self)}
-        for name in _WITHOUT_EFFECT[self.method]:
-            if getattr(self, name) != defaults[name]:
+        if not (0 < self.uld_weight < math.inf):
+            raise ValueError(f"--uld_weight must be positive, got {self.uld_weight}")
+        if self.chunks < 1:
+            raise ValueError(f"--chunks must be at least 1, got {self.chunks}")
+        if self.guidance_table_steps < 0:
+            raise ValueError(
+                f"--guidance_table_steps must not be negative, got {self.guidance_table_steps}"
+            )
+        for option in fields(self):
+            idle = option.name not in self._looked_at()
+            if idle and getattr(self, option.name) != option.default:
                 raise ValueError(
-                    f"--{name} has no effect with --method {self.method}: leave it out"
+                    f"--{option.name} has no effect with {self._description()}: leave it out"
                 )
+
+    def _looked_at(self) -> tuple[str, ...]:
+        options: tuple[str, ...] = _LOOKED_AT[self.method]
+        if self.is_unguided:
+            options = tuple(name for name in options if name not in ("aggregation", "unmapped"))
+        elif "top_k" in options:
+            options += ("guidance_table_steps",)
+        return ("method", *options)
+
+    def _description(self) -> str:
+        random_chunks = self.method == "chunk" and self.is_unguided
+        return f"--method {self.method}" + " --chunk_guidance random" * random_chunks
+
+    @property
+    def is_unguided(self) -> bool:
+        """Whether the method needs no teacher."""
+        random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
+        return self.method in ("cpt", "random") or random_chunks
+
+    @property
+    def compares_distributions(self) -> bool:
+        """Whether the method needs more of a teacher than the losses of its tokens."""
+        return self.method in ("kld", "uld") or self.rho1_score == "loss_and_entropy"
 
     def in_effect(self) -> dict[str, Any]:
         """The options that the method looks at."""
-        idle = _WITHOUT_EFFECT[self.method]
-        return {name: value for name, value in vars(self).items() if name not in idle}
+        return {name: getattr(self, name) for name in self._looked_at()}
 
     def guidance(self) -> Guidance:
-        """The settings as the trainer takes them."""
-        return Guidance(self.top_k, self.aggregation, self.unmapped, self.selection_scope)
+        """The settings of the selection, as the trainer takes them."""
+        return Guidance(
+            self.top_k, self.aggregation, self.unmapped, self.selection_scope, self.rho1_score
+        )
+
+    def distillation(self) -> Distillation | None:
+        """What is added to the cross-entropy, as the trainer takes it."""
+        if self.method == "uld":
+            return Distillation("sorted_l1", self.uld_weight)
+        distance: Distance = "reverse_kl" if self.kld_direction == "reverse" else "forward_kl"
+        return Distillation(distance) if self.method == "kld" else None
 
 
 Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
@@ -215,10 +293,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def _default_output_dir(values: dict[str, Any]) -> str:
-    names = [values["student"]]
-    if values["method"] == "vocagnolm" and (values["teacher"] or values["teacher_losses"]):
-        names += [values["teacher"]] if values["teacher"] else values["teacher_losses"]
-    else:
+    names = [values["student"], *(values["teacher"] or values["teacher_losses"] or ())]
+    if values["method"] != "vocagnolm" or len(names) == 1:
         names.append(values["method"])
     return os.path.join("runs", "__".join(Path(name).name for name in names))
 
@@ -238,8 +314,8 @@ def _set_evaluation(values: dict[str, Any]) -> None:
 def _check_together(
     model: ModelArguments, data: DataArguments, guidance: GuidanceArguments
 ) -> None:
-    if guidance.method != "vocagnolm":
-        why = f"with --method {guidance.method}"
+    if guidance.is_unguided:
+        why = f"with {guidance._description()}"
         _refuse(model, why, "teacher", "teacher_tokenizer", "teacher_revision", "teacher_losses")
     elif model.teacher_losses:
         why = "with --teacher_losses, which no teacher is loaded for"
@@ -249,8 +325,7 @@ def _check_together(
             "--teacher is required: name the causal LM that guides the student, or a store of its "
             "losses with --teacher_losses"
         )
-    if len(model.teacher_losses or ()) < 2:
-        _refuse(model, "without several stores", "teacher_reduction", "teacher_weights")
+    _check_teachers(model, guidance)
     if not model.teacher:
         _refuse(model, "without --teacher", "save_store")
     elif model.save_store and data.attend_across_documents:
@@ -261,6 +336,32 @@ def _check_together(
         _refuse(model, "without --save_store", "store_dtype")
     if not model.teacher_losses:
         _refuse(data, "without --teacher_losses", "missing_losses")
+
+
+def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
+    """How many teachers there may be, and of what kind."""
+    teachers = model.teacher or model.teacher_losses or []
+    if len(teachers) < 2:
+        _refuse(model, "without several teachers", "teacher_reduction", "teacher_weights")
+    for name in ("teacher_tokenizer", "teacher_revision"):
+        given = getattr(model, name)
+        if given and len(given) != len(teachers):
+            raise ValueError(
+                f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
+            )
+    if guidance.compares_distributions and model.teacher_losses:
+        raise ValueError(
+            f"--method {guidance.method} compares distributions over words, which a store of "
+            "losses does not hold: give the model itself with --teacher"
+        )
+    if len(teachers) > 1 and (guidance.compares_distributions or model.save_store):
+        what = "--save_store" if model.save_store else f"--method {guidance.method}"
+        raise ValueError(f"{what} takes one teacher, got {len(teachers)}: name one with --teacher")
+    if model.save_store and guidance.method in ("kld", "uld"):
+        raise ValueError(
+            f"--save_store keeps token losses, which --method {guidance.method} does not compute: "
+            "leave it out"
+        )
 
 
 def _refuse(arguments: ModelArguments | DataArguments, why: str, *names: str) -> None:

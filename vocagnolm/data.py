@@ -20,26 +20,22 @@ import datasets
 import numpy as np
 import pyarrow.compute as pc
 
-from vocagnolm.alignment import UNMAPPED, align_spans
+from vocagnolm.alignment import UNMAPPED, align_positions, align_spans
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.spans import Encoding, Spans, encode_batch, start_id
 from vocagnolm.stored_reader import MISSING, StoredDocument, StoredReader
 
-FORMAT = 2  # raise when the columns or the segmentation change: old caches must not be read
+FORMAT = 3  # raise when the columns or the segmentation change: old caches must not be read
 _FILL = 0.95  # aim below the limit: parts of one text are not equally dense in tokens
 _SEPARATORS = ("\n\n", "\n", " ")
+_NUMBERS = datasets.List(datasets.Value("int32"))
 _FEATURES = datasets.Features(
     {
-        "document": datasets.Value("int64"),
-        "start": datasets.Value("int64"),
-        "end": datasets.Value("int64"),
-        "student_ids": datasets.List(datasets.Value("int32")),
-        "teacher_ids": datasets.List(datasets.Value("int32")),
+        **dict.fromkeys(("document", "start", "end"), datasets.Value("int64")),
+        **dict.fromkeys(("student_ids", "teacher_ids", "first", "last"), _NUMBERS),
         "teacher_losses": datasets.List(datasets.Value("float32")),
-        "first": datasets.List(datasets.Value("int32")),
-        "last": datasets.List(datasets.Value("int32")),
-        "student_tokens": datasets.Value("int32"),
-        "teacher_tokens": datasets.Value("int32"),
+        **dict.fromkeys(("student_tokens", "teacher_tokens"), datasets.Value("int32")),
+        "teacher_counts": _NUMBERS,
         "unmapped_text_tokens": datasets.Value("int32"),
         "skipped": datasets.Value("string"),
     }
@@ -68,7 +64,7 @@ class Reader:
         return self.limit - 1 - (self.end is not None)
 
     def limits(self) -> list[int]:
-        """The limit, as of the several teachers of a `StoredReader`."""
+        """The limit, as of the several readers of `Teachers`."""
         return [self.limit]
 
     def fingerprint(self) -> str:
@@ -92,6 +88,31 @@ def teacher_reader(tokenizer: Any, context: int) -> Reader:
 
 
 @dataclass(frozen=True)
+class Teachers:
+    """How several teachers read, and how their tokens are mapped to the student's.
+
+    Attributes:
+        readers: one for each.
+        by_position: map tokens by number instead of by characters (`alignment.align_positions`).
+    """
+
+    readers: tuple[Reader, ...]
+    by_position: bool = False
+
+    def limits(self) -> list[int]:
+        """The most tokens of a segment that each teacher reads, its start token counted."""
+        return [reader.limit for reader in self.readers]
+
+    def fingerprint(self) -> str:
+        """Everything that decides what is read and mapped."""
+        readers = "|".join(reader.fingerprint() for reader in self.readers)
+        return readers + "|by position" * self.by_position
+
+
+Guide = Reader | Teachers | StoredReader  # the teachers' side of the alignment
+
+
+@dataclass(frozen=True)
 class Segments:
     """The aligned segments of a corpus.
 
@@ -99,8 +120,8 @@ class Segments:
         rows: one row per segment, ordered by document and position. `student_ids` and
             `teacher_ids` hold the special tokens; `first`, `last` hold for every student token
             its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped. From
-            a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token; with
-            several stores the teachers' tokens follow one another, and so do whole copies of
+            a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token. Several
+            teachers' tokens follow one another, `teacher_counts` of each, and so do whole copies of
             `first` and `last`.
         skipped: (document, reason) of each document that has no segment.
     """
@@ -151,7 +172,7 @@ class Segments:
 def align_corpus(
     corpus: datasets.Dataset,
     student: Reader,
-    teacher: Reader | StoredReader | None,
+    teacher: Guide | None,
     *,
     num_proc: int | None = None,
 ) -> Segments:
@@ -163,8 +184,7 @@ def align_corpus(
     Args:
         corpus: documents in the column `text`.
         student: how the student reads.
-        teacher: how the teacher reads, or read when it was stored, or None for a run without
-            one; then no token is mapped.
+        teacher: how the teacher reads, or several do, or read when they were stored, if any.
         num_proc: processes to share the work.
     """
     if not len(corpus):  # map would return it as it is
@@ -226,8 +246,9 @@ def _align_batch(
     batch: Mapping[str, Any],
     indices: list[int],
     student: Reader,
-    teacher: Reader | StoredReader | None,
+    teacher: Guide | None,
 ) -> dict[str, list[Any]]:
+    by_position = isinstance(teacher, Teachers) and teacher.by_position
     skipped: dict[int, str] = {}
     pieces: list[_Piece] = []
     for index, text in zip(indices, values(batch[TEXT]), strict=True):
@@ -246,7 +267,7 @@ def _align_batch(
             if isinstance(encodings, str):
                 skipped[piece.document] = encodings
             elif (share := _share(encodings, student, teacher)) <= 1.0:
-                rows.append(_align_piece(piece, *encodings, student))
+                rows.append(_align_piece(piece, *encodings, student, by_position))
             elif len(piece.text) > 1:
                 too_long += _cut(piece, math.ceil(share / _FILL))
             else:
@@ -267,7 +288,7 @@ def _stored_pieces(index: int, text: str, stored: StoredDocument) -> list[_Piece
 
 
 def _encode(
-    pieces: list[_Piece], student: Reader, teacher: Reader | StoredReader | None
+    pieces: list[_Piece], student: Reader, teacher: Guide | None
 ) -> list[tuple[Encoding, list[_Read]] | str]:
     """All encodings of every piece, or the reason why a piece cannot be aligned."""
     try:
@@ -285,13 +306,21 @@ def _encode(
     ]
 
 
-def _read(pieces: list[_Piece], teacher: Reader | StoredReader | None) -> list[list[_Read]]:
+def _read(pieces: list[_Piece], teacher: Guide | None) -> list[list[_Read]]:
     """What every teacher reads in every piece: none without one, several with several stores."""
     if teacher is None:
         return [[] for _ in pieces]
-    if isinstance(teacher, Reader):
-        encodings = encode_batch(teacher.tokenizer, [piece.text for piece in pieces])
-        return [[_Read(e.spans, ids=[teacher.start, *e.ids.tolist()])] for e in encodings]
+    if not isinstance(teacher, StoredReader):
+        texts = [piece.text for piece in pieces]
+        readers = (teacher,) if isinstance(teacher, Reader) else teacher.readers
+        by_reader = (
+            [
+                _Read(e.spans, ids=[reader.start, *e.ids.tolist()])
+                for e in encode_batch(reader.tokenizer, texts)
+            ]
+            for reader in readers
+        )
+        return [list(reads) for reads in zip(*by_reader, strict=True)]
     return [
         [
             _Read(tokens.spans, losses=[math.nan, *tokens.losses.tolist()])
@@ -303,7 +332,7 @@ def _read(pieces: list[_Piece], teacher: Reader | StoredReader | None) -> list[l
 
 
 def _share(
-    encodings: tuple[Encoding, list[_Read]], student: Reader, teacher: Reader | StoredReader | None
+    encodings: tuple[Encoding, list[_Read]], student: Reader, teacher: Guide | None
 ) -> float:
     """How much of the tightest context a piece takes; over 1 it does not fit."""
     encoding, reads = encodings
@@ -338,16 +367,19 @@ def _cut(piece: _Piece, parts: int) -> list[_Piece]:
 
 
 def _align_piece(
-    piece: _Piece, encoding: Encoding, reads: list[_Read], student: Reader
+    piece: _Piece, encoding: Encoding, reads: list[_Read], student: Reader, by_position: bool
 ) -> dict[str, Any]:
     """One row: the encodings with their special tokens, and the ranges of every student token."""
     end = [student.end] if piece.is_last and student.end is not None else []
     ranges = np.full((max(len(reads), 1), len(encoding.ids), 2), UNMAPPED)
-    teacher_tokens = 0
-    for mine, read in zip(ranges, reads, strict=False):
-        mine[:] = align_spans(encoding.spans, read.spans)
-        mine[mine[:, 0] != UNMAPPED] += teacher_tokens + 1  # a teacher's start token comes first
-        teacher_tokens += 1 + len(read.spans)
+    counts = [1 + len(read.spans) for read in reads]
+    for number, (mine, read) in enumerate(zip(ranges, reads, strict=False)):
+        if by_position:
+            mine[:] = align_positions(len(encoding.ids), len(read.spans))
+        else:
+            mine[:] = align_spans(encoding.spans, read.spans)
+        # Behind the teachers before it and its own start token.
+        mine[mine[:, 0] != UNMAPPED] += sum(counts[:number]) + 1
     padded = np.pad(ranges, ((0, 0), (1, len(end)), (0, 0)), constant_values=UNMAPPED)
     first, last = padded.reshape(-1, 2).T
     return {
@@ -360,6 +392,7 @@ def _align_piece(
         "first": first,
         "last": last,
         "student_tokens": 1 + len(encoding.ids) + len(end),
-        "teacher_tokens": teacher_tokens,
+        "teacher_tokens": sum(counts),
+        "teacher_counts": counts,
         "unmapped_text_tokens": int((ranges[..., 0] == UNMAPPED).any(0).sum()),
     }

@@ -6,6 +6,7 @@ Shapes: B sequences, S student positions, T teacher positions. Losses are in nat
 token that is predicted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -16,10 +17,13 @@ from torch.nn import functional as F
 Aggregation = Literal["max", "mean", "sum"]
 Unmapped = Literal["include", "exclude", "mean"]
 Scope = Literal["sequence", "batch"]
+Score = Literal["loss", "loss_and_entropy"]
+Reduction = Literal["min", "mean", "max", "weighted"]
 
 AGGREGATIONS: tuple[Aggregation, ...] = ("max", "mean", "sum")
 UNMAPPED_STRATEGIES: tuple[Unmapped, ...] = ("include", "exclude", "mean")
 SCOPES: tuple[Scope, ...] = ("sequence", "batch")
+SCORES: tuple[Score, ...] = ("loss", "loss_and_entropy")
 
 _UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host and on any device
 
@@ -38,12 +42,15 @@ class Guidance:
         scope: Whether the fraction is taken of every packed sequence or of the micro-batch (not
             specified in the paper, see docs/decisions.md, decision 1). A sequence's does not depend
             on the batch.
+        score: What tokens are ranked by: the excess loss, Eq. (4), or its rank plus the rank of the
+            teacher's entropy (Rho-1's several criteria, decision 28).
     """
 
     top_k: float = 0.4
     aggregation: Aggregation = "max"
     unmapped: Unmapped = "include"
     scope: Scope = "sequence"
+    score: Score = "loss"
 
     def __post_init__(self) -> None:
         if not 0 < self.top_k <= 1:
@@ -53,6 +60,12 @@ class Guidance:
         _require("--aggregation", self.aggregation, AGGREGATIONS)
         _require("--unmapped", self.unmapped, UNMAPPED_STRATEGIES)
         _require("--selection_scope", self.scope, SCOPES)
+        _require("--rho1_score", self.score, SCORES)
+        if self.score == "loss_and_entropy" and self.unmapped == "mean":
+            raise ValueError(
+                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
+                "use --unmapped include or exclude"
+            )
 
 
 @dataclass(frozen=True)
@@ -208,6 +221,7 @@ def select_tokens(
     top_k: float,
     unmapped: Unmapped,
     scope: Scope,
+    entropy_BS: Tensor | None = None,
 ) -> Tensor:
     """Return the weights W of Eq. (4), by the excess of the student's loss over the teacher's.
 
@@ -220,6 +234,7 @@ def select_tokens(
         unmapped: "include" weighs unmapped tokens 1, "exclude" 0; with "mean" they compete with the
             mean teacher loss of the batch's mapped tokens (0 if there are none).
         scope: Whether the fraction is taken of every "sequence" or of the whole micro-"batch".
+        entropy_BS: The teacher's entropies in nats; given, tokens are ranked by both (`rank_sum`).
 
     Returns:
         float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population.
@@ -231,27 +246,96 @@ def select_tokens(
         mean = known_BS.sum(dtype=_widest_float(known_BS)) / candidates_BS.sum().clamp(min=1)
         teacher_loss_BS = torch.where(mapped_BS, teacher_loss_BS, mean.to(known_BS.dtype))
         candidates_BS = valid_BS
-    weight_BS = select_top(student_loss_BS - teacher_loss_BS, candidates_BS, top_k, scope)
+    score_BS = student_loss_BS - teacher_loss_BS
+    if entropy_BS is not None:
+        score_BS = rank_sum(score_BS, entropy_BS, candidates_BS, scope)
+    weight_BS = select_top(score_BS, candidates_BS, top_k, scope)
     if unmapped == "include":
         weight_BS |= valid_BS & ~mapped_BS
     return weight_BS.float()
 
 
-def random_scores(block_B: Tensor, positions: int, seed: int) -> Tensor:
-    """Return scores for the random control, uniform int64 [B, S] in [0, 2**63).
+def rank_sum(first_BS: Tensor, second_BS: Tensor, candidates_BS: Tensor, scope: Scope) -> Tensor:
+    """Return scores for `select_top` that rank the candidates by two criteria at once.
 
-    They depend on seed, block and position only, so `select_top` chooses the same random tokens for
+    A candidate's rank is its place, from 0 for the smallest, in its population; equal values are
+    ranked by position, the earlier one higher. No input receives gradient.
+
+    Args:
+        first_BS: One criterion, larger is better.
+        second_BS: The other.
+        candidates_BS: Tokens that compete, bool.
+        scope: Whether they compete in their "sequence" or in the whole micro-"batch".
+
+    Returns:
+        int64 [B, S], the sum of both ranks; arbitrary where there is no candidate.
+    """
+    if scope == "batch":
+        first, second, candidates = (x.reshape(1, -1) for x in (first_BS, second_BS, candidates_BS))
+        return rank_sum(first, second, candidates, "sequence").view_as(first_BS)
+
+    def ranks(values_BS: Tensor) -> Tensor:
+        # Descending order makes the earlier of two equal ones first, and its rank the larger.
+        order_BS = values_BS.detach().argsort(dim=-1, descending=True, stable=True)
+        competes_BS = candidates_BS.gather(-1, order_BS).long()
+        behind_BS = competes_BS.sum(-1, keepdim=True) - competes_BS.cumsum(-1)
+        return torch.empty_like(order_BS).scatter_(-1, order_BS, behind_BS)
+
+    return ranks(first_BS) + ranks(second_BS)
+
+
+def reduce_teachers(
+    loss_BS: Tensor,
+    mapped_BS: Tensor,
+    teachers: int,
+    reduction: Reduction,
+    weights: Sequence[float] = (),
+) -> tuple[Tensor, Tensor]:
+    """Return one loss per student token of several teachers' (beyond the paper).
+
+    Args:
+        loss_BS: [B, K S] in nats, the tokens of a row by one teacher after those by another.
+        mapped_BS: bool [B, K S], which of them have a teacher token.
+        teachers: K.
+        reduction: "min", "mean", "max", or "weighted" mean.
+        weights: of the teachers, for "weighted"; any positive numbers.
+
+    Returns:
+        float32 [B, S], 0.0 where a teacher has no token; and bool [B, S], where all have one.
+    """
+    if teachers == 1:
+        return loss_BS, mapped_BS
+    shape = loss_BS.shape[0], teachers, -1
+    loss_BKS, mapped_BS = loss_BS.reshape(shape), mapped_BS.reshape(shape).all(1)
+    if reduction == "min":
+        reduced_BS = loss_BKS.amin(1)
+    elif reduction == "max":
+        reduced_BS = loss_BKS.amax(1)
+    else:
+        # In float64, equal losses have exactly their mean. No tensor of weights: copying it to a
+        # device would wait for the device.
+        numbers = weights or (1.0,) * teachers
+        pairs = zip(numbers, loss_BKS.to(_widest_float(loss_BS)).unbind(1), strict=True)
+        total_BS = torch.stack([weight * loss for weight, loss in pairs]).sum(0)
+        reduced_BS = (total_BS / sum(numbers)).float()
+    return reduced_BS * mapped_BS, mapped_BS
+
+
+def random_scores(block_B: Tensor, number_BS: Tensor, seed: int) -> Tensor:
+    """Return scores for the random controls, uniform int64 [B, S] in [0, 2**63).
+
+    They depend on seed, block and number only, so `select_top` chooses the same random tokens for
     every split of the blocks into batches and processes.
 
     Args:
         block_B: Numbers of the blocks in the data set, int64.
-        positions: Student positions S of a block.
+        number_BS: Positions of the tokens in their blocks, or of their chunks, int64; tokens of one
+            number get one score.
         seed: Any int.
     """
     seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
     block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])
-    position_S = torch.arange(positions, dtype=torch.int64, device=block_B.device)
-    return _splitmix64(block_B1 + position_S) & (2**63 - 1)
+    return _splitmix64(block_B1 + number_BS) & (2**63 - 1)
 
 
 def _splitmix64(x: Tensor) -> Tensor:

@@ -1,92 +1,37 @@
-"""From arguments to the parts of a run: tokenizers, blocks, models, plan.
+"""From arguments to the parts of a run: documents, blocks, plan, identity.
 
-Besides the scripts, the only reader of `vocagnolm.config`; what it calls takes plain arguments.
+Besides the scripts and `vocagnolm.pair` the only reader of `vocagnolm.config`; what it calls takes
+plain arguments.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm import checkpoints, config, models, plan
 from vocagnolm.corpus import TEXT, load_corpus, load_sample
-from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.guidance_table import GuidanceTable
 from vocagnolm.identity import revision_of
+from vocagnolm.inspection import ViewSettings
+from vocagnolm.inspection import load_sample as load_guidance_sample
 from vocagnolm.loss_recorder import LossRecorder
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.pair import Pair, teacher_dtype
 from vocagnolm.processes import in_agreement
 from vocagnolm.scoring_job import PLAN_FILE, check_plan, versions
-from vocagnolm.spans import load_tokenizer, tokenizer_sha256
-from vocagnolm.store import MANIFEST_FILE, Store, read_manifest, write_json
+from vocagnolm.spans import tokenizer_sha256
+from vocagnolm.store import MANIFEST_FILE, read_manifest, write_json
 from vocagnolm.stored_reader import MISSING, StoredReader
-from vocagnolm.teacher import StoredTeacher
+from vocagnolm.trainer import VocAgnoTrainer
 
 DRY_RUN_DOCUMENTS = 1000
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The two models before their weights are loaded; the teacher's half is None without one."""
-
-    student: models.ModelSource
-    student_config: PreTrainedConfig
-    student_reader: Reader
-    teacher: models.ModelSource | None = None
-    teacher_config: PreTrainedConfig | None = None
-    teacher_reader: Reader | StoredReader | None = None
-
-    @property
-    def teacher_row(self) -> int:
-        """Teacher tokens that one row of a batch may hold."""
-        return self.teacher_reader.limit if self.teacher_reader else sys.maxsize
-
-
-def load_pair(model: config.ModelArguments, max_length: int) -> Pair:
-    """Read configurations and tokenizers, which is cheap, and refuse what cannot work."""
-    common: dict[str, Any] = {
-        "attn_implementation": model.attn_implementation,
-        "trust_remote_code": model.trust_remote_code,
-    }
-    student = models.ModelSource(model.student, "student", model.student_revision, **common)
-    student_config = student.config()
-    if max_length > (context := models.context_length(student_config)):
-        raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
-    tokenizer = _load_tokenizer(student, "student", student_config, model.student_tokenizer)
-    pair = Pair(student, student_config, student_reader(tokenizer, max_length))
-    if model.teacher_losses:
-        _stored_teacher(model)  # refuses bad weights before the corpus is read
-        return replace(pair, teacher_reader=StoredReader(list(map(Store, model.teacher_losses))))
-    if model.teacher is None:
-        return pair
-    teacher = models.ModelSource(model.teacher, "teacher", model.teacher_revision, **common)
-    teacher_config = teacher.config()
-    tokenizer = _load_tokenizer(teacher, "teacher", teacher_config, model.teacher_tokenizer)
-    reader = teacher_reader(tokenizer, models.context_length(teacher_config))
-    return replace(pair, teacher=teacher, teacher_config=teacher_config, teacher_reader=reader)
-
-
-def _load_tokenizer(
-    source: models.ModelSource,
-    role: models.Role,
-    model_config: PreTrainedConfig,
-    elsewhere: str | None,
-) -> Any:
-    tokenizer = load_tokenizer(
-        elsewhere or source.name,
-        role,
-        revision=None if elsewhere else source.revision,
-        trust_remote_code=source.trust_remote_code,
-    )
-    models.check_vocabulary(model_config, tokenizer, role)
-    return tokenizer
 
 
 @dataclass(frozen=True)
@@ -120,8 +65,8 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
         "config_name": data.dataset_config,
     }
     with in_agreement():  # nobody may align what is damaged, and leave it in the cache
-        if isinstance(pair.teacher_reader, StoredReader) and run.local_process_index == 0:
-            for store in pair.teacher_reader.stores:
+        if isinstance(pair.guide, StoredReader) and run.local_process_index == 0:
+            for store in pair.guide.stores:
                 store.check()
     with run.main_process_first(desc="aligning the corpus"):
         if run.dry_run:
@@ -130,7 +75,7 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
             corpus = load_corpus(data.dataset, **where)
             total = len(corpus)
         segments = align_corpus(
-            corpus, pair.student_reader, pair.teacher_reader, num_proc=data.processes(len(corpus))
+            corpus, pair.student_reader, pair.guide, num_proc=data.processes(len(corpus))
         )
     missing = sum(reason == MISSING for _, reason in segments.skipped)
     if missing and data.missing_losses == "error":
@@ -156,11 +101,11 @@ def _hold_out(
             corpus = load_corpus(
                 data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
             )
-            stored = isinstance(pair.teacher_reader, StoredReader)  # it is asked nothing here
+            stored = isinstance(pair.guide, StoredReader)  # it is asked nothing here
             held_out = align_corpus(
                 corpus,
                 pair.student_reader,
-                None if stored else pair.teacher_reader,
+                None if stored else pair.guide,
                 num_proc=data.processes(len(corpus)),
             )
         if not len(held_out.rows):
@@ -183,7 +128,7 @@ def load_blocks(
 ) -> tuple[Blocks, Blocks | None]:
     """Pack the segments to train on, and those to evaluate on if there are any."""
     blocks, eval_blocks = (
-        Blocks(segments.rows, data.max_length, pair.teacher_row) if segments is not None else None
+        Blocks(segments.rows, data.max_length, pair.teacher_rows) if segments is not None else None
         for segments in (documents.segments, documents.held_out)
     )
     assert blocks is not None
@@ -197,33 +142,6 @@ def load_blocks(
     return blocks, eval_blocks
 
 
-def load_models(
-    pair: Pair, model: config.ModelArguments, device: torch.device
-) -> tuple[PreTrainedModel, PreTrainedModel | StoredTeacher | None]:
-    """Load the weights of both models; a stored teacher has none."""
-    student = pair.student.load(torch.float32)
-    if isinstance(pair.teacher_reader, StoredReader):
-        return student, _stored_teacher(model)
-    if pair.teacher is None or pair.teacher_reader is None:
-        return student, None
-    teacher = pair.teacher.load(getattr(torch, _teacher_dtype(model, device)))
-    models.check_distinct(
-        student, teacher, pair.student_reader.tokenizer, pair.teacher_reader.tokenizer
-    )
-    return student, teacher
-
-
-def _teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
-    if model.teacher_dtype != "auto":
-        return model.teacher_dtype
-    return "float32" if device.type == "cpu" else "bfloat16"
-
-
-def _stored_teacher(model: config.ModelArguments) -> StoredTeacher:
-    stores = model.teacher_losses or ()
-    return StoredTeacher(len(stores), model.teacher_reduction, tuple(model.teacher_weights or ()))
-
-
 def load_recorder(
     pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks
 ) -> LossRecorder | None:
@@ -233,18 +151,24 @@ def load_recorder(
         ValueError: the directory holds another store.
     """
     model, data, _, run = arguments
-    if not (model.save_store and isinstance(pair.teacher_reader, Reader) and pair.teacher):
+    if not model.save_store:
         return None
+    assert isinstance(pair.guide, Teachers)
+    ((reader,), (teacher,), (teacher_config,)) = (
+        pair.guide.readers,
+        pair.teachers,
+        pair.teacher_configs,
+    )
     directory = Path(model.save_store)
     description = {
-        "teacher": model.teacher,
-        "teacher_revision": revision_of(pair.teacher.name, pair.teacher_config),
-        "tokenizer_sha256": tokenizer_sha256(pair.teacher_reader.tokenizer),
-        "special_tokens": {"before": pair.teacher_reader.start, "behind": None},
+        "teacher": teacher.name,
+        "teacher_revision": revision_of(teacher.name, teacher_config),
+        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
+        "special_tokens": {"before": reader.start, "behind": None},
         "segmentation": f"segments of a run of {model.student} with {data.max_length} tokens",
-        "context": pair.teacher_reader.limit,
+        "context": reader.limit,
         "engine": "training",
-        "dtype": _teacher_dtype(model, run.device),
+        "dtype": teacher_dtype(model, run.device),
         "loss_dtype": model.store_dtype,
         "dataset": data.dataset,
         "dataset_documents": len(documents.corpus),
@@ -258,8 +182,42 @@ def load_recorder(
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / PLAN_FILE, description)
     segments = documents.segments.rows
-    where = (directory, documents.corpus, segments, blocks, pair.teacher_reader)
+    where = (directory, documents.corpus, segments, blocks, reader)
     return LossRecorder(*where, model.store_dtype, description | versions())
+
+
+def load_guidance_table(
+    trainer: VocAgnoTrainer,
+    pair: Pair,
+    arguments: config.Arguments,
+    documents: Documents,
+    blocks: Blocks,
+) -> GuidanceTable | None:
+    """What shows the guidance of the first block while the student learns, if that is asked for."""
+    model, _, guidance, run = arguments
+    if not guidance.guidance_table_steps:
+        return None
+    assert isinstance(trainer.data_collator, PackedCollator)
+    readers = pair.guide.readers if isinstance(pair.guide, Teachers) else (None,)
+    sample = load_guidance_sample(
+        blocks,
+        [0],
+        trainer.data_collator,
+        documents.segments.rows,
+        documents.corpus,
+        (pair.student_reader, readers[0]),
+    )
+    scope = {"sequence": "each block", "batch": "the blocks shown"}[guidance.selection_scope]
+    settings = ViewSettings(
+        model.student,
+        " and ".join(map(str, model.teacher or model.teacher_losses or ())),
+        guidance.method,
+        guidance.top_k,
+        guidance.aggregation,
+        guidance.unmapped,
+        f"the mapped tokens of {scope}",
+    )
+    return GuidanceTable(trainer, sample, guidance.guidance_table_steps, run.output_dir, settings)
 
 
 def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
@@ -274,21 +232,19 @@ def describe(pair: Pair, arguments: config.Arguments, documents: Documents, bloc
         "activations": micro_batch * models.student_bytes_per_token(pair.student_config),
     }
     lines = [f"student    {model.student}: {parameters:,} parameters"]
-    if pair.teacher is not None and pair.teacher_config is not None:
-        teacher_parameters = pair.teacher.count_parameters(pair.teacher_config)
-        lines.append(f"teacher    {model.teacher}: {teacher_parameters:,} parameters, frozen")
-        wide = model.teacher_dtype == "float32" or (
-            model.teacher_dtype == "auto" and run.device.type == "cpu"
-        )
-        memory["teacher"] = teacher_parameters * (4 if wide else 2)
-    if isinstance(pair.teacher_reader, StoredReader):
-        for store in pair.teacher_reader.stores:
+    width = 4 if teacher_dtype(model, run.device) == "float32" else 2
+    for teacher, teacher_config in zip(pair.teachers, pair.teacher_configs, strict=True):
+        count = teacher.count_parameters(teacher_config)
+        lines.append(f"teacher    {teacher.name}: {count:,} parameters, frozen")
+        memory["teacher"] = memory.get("teacher", 0.0) + count * width
+    if isinstance(pair.guide, StoredReader):
+        for store in pair.guide.stores:
             made = f"{store.manifest['teacher']}, {store.manifest['tokens']:,} tokens"
             lines.append(f"teacher    {store.directory}: losses of {made}")
     settings = ", ".join(f"{name} {value}" for name, value in guidance.in_effect().items())
     lines.append(f"guidance   {settings}")
     lines += [
-        *plan.describe_corpus(documents.segments, blocks, pair.teacher_reader is not None),
+        *plan.describe_corpus(documents.segments, blocks, pair.guide is not None),
         *(plan.describe_skipped(documents.held_out, "held out") if documents.held_out else ()),
         f"batch      {run.batch_arithmetic(data.max_length)}",
         f"steps      {_steps(data, run, documents, blocks)}, learning rate {run.learning_rate:g}",
@@ -314,11 +270,12 @@ def _steps(
 
 def example(pair: Pair, documents: Documents) -> str:
     """The first segment's first tokens, aligned."""
-    if not isinstance(pair.teacher_reader, Reader):
+    if not isinstance(pair.guide, Teachers):
         return ""
     row = documents.segments.rows[0]
     text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
-    return "\n".join(plan.aligned_example(text, pair.student_reader, pair.teacher_reader))
+    reader = pair.guide.readers[0]
+    return "\n".join(plan.aligned_example(text, pair.student_reader, reader))
 
 
 _RUN_IDENTITY = (
@@ -329,6 +286,7 @@ _RUN_IDENTITY = (
 )
 _WITHOUT_EFFECT_ON_NUMBERS = {
     *("num_proc", "trust_remote_code", "eval_dataset", "save_store", "store_dtype"),
+    "guidance_table_steps",
 }
 
 
@@ -341,9 +299,12 @@ def settings(arguments: config.Arguments) -> dict[str, Any]:
     model, data, guidance, run = arguments
     values = asdict(model) | asdict(data) | asdict(guidance)
     values = {k: v for k, v in values.items() if k not in _WITHOUT_EFFECT_ON_NUMBERS}
-    for name in ("student", "teacher", "dataset"):
-        if values[name] and Path(values[name]).exists():  # one place has many names
-            values[name] = str(Path(values[name]).resolve())
+    for name in ("student", "dataset"):
+        values[name] = _one_name(values[name])
+    for name in ("teacher", "teacher_revision", "teacher_tokenizer"):  # as it is, of a single one
+        if values[name]:
+            given = [_one_name(value) for value in values[name]]
+            values[name] = given if len(given) > 1 else given[0]
     if model.teacher_losses:
         values["teacher_losses"] = [
             {"store": str(Path(path).resolve()), "teacher": read_manifest(Path(path))["teacher"]}
@@ -355,9 +316,14 @@ def settings(arguments: config.Arguments) -> dict[str, Any]:
     return values | {name: getattr(run, name) for name in names}
 
 
+def _one_name(name: str) -> str:
+    """A directory has many names, and one that is absolute."""
+    return str(Path(name).resolve()) if Path(name).exists() else name
+
+
 def corpus_settings(pair: Pair, documents: Documents, blocks: Blocks) -> dict[str, Any]:
     """What the corpus adds to `settings` once it is read: a checkpoint's place is a block's."""
     read = {"corpus_digest": documents.segments.digest(), "blocks": len(blocks)}
-    if isinstance(pair.teacher_reader, StoredReader):
-        read["teacher_losses_sha256"] = pair.teacher_reader.fingerprint()
+    if isinstance(pair.guide, StoredReader):
+        read["teacher_losses_sha256"] = pair.guide.fingerprint()
     return read

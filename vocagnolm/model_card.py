@@ -16,6 +16,10 @@ _TITLES = {
     "vocagnolm": "teacher-guided continual pretraining (VocAgnoLM, arXiv 2503.19123)",
     "cpt": "plain continual pretraining",
     "random": "continual pretraining on a random share of the tokens",
+    "kld": "continual pretraining with a KL divergence from a teacher (Eq. 5)",
+    "uld": "continual pretraining with Universal Logit Distillation (Eq. 6)",
+    "rho1": "continual pretraining on the tokens that a reference model chooses (Rho-1)",
+    "chunk": "continual pretraining guided by chunks (Section 6.1)",
 }
 
 
@@ -63,7 +67,9 @@ def _guided_by(settings: Mapping[str, Any]) -> str:
     """The teachers of a run, if it had any."""
     if stores := settings["teacher_losses"]:
         return f", guided by stored losses of {' and '.join(store['teacher'] for store in stores)}"
-    return f", guided by {settings['teacher']}" if settings["teacher"] else ""
+    teacher = settings["teacher"] or []
+    names = [teacher] if isinstance(teacher, str) else teacher
+    return f", guided by {' and '.join(names)}" if names else ""
 
 
 def _hub_entries(settings: Mapping[str, Any]) -> list[str]:

@@ -14,10 +14,11 @@ from typing import Any
 import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 import torch
 from torch.utils.data import Dataset
 
-from vocagnolm.alignment import UNMAPPED
+from vocagnolm.alignment import UNMAPPED, chunk_edges
 from vocagnolm.token_loss import IGNORED_LABEL
 
 IntArray = npt.NDArray[np.int64]
@@ -28,19 +29,21 @@ def pack(
     student_tokens: Sequence[int] | IntArray,
     teacher_tokens: Sequence[int] | IntArray,
     max_length: int,
-    teacher_max_length: int,
+    teacher_max_length: int | Sequence[int],
 ) -> list[list[int]]:
     """Fill blocks with whole segments: longest first, each into the fullest block that has room.
 
-    One number stands for both limits, so that the first block found has room in both: a segment
-    needs, and a block has left, what the tighter of its two limits says, in student tokens. Where
-    the teacher's row is tight, that fills more than asking for both rooms one after the other.
+    One number stands for all limits, so that the first block found has room for all models: a
+    segment needs, and a block has left, what the tightest of its limits says, in student tokens.
+    Where a teacher's row is tight, that fills more than asking for one room after the other.
 
     Args:
         student_tokens: student tokens of each segment, each at most `max_length`.
-        teacher_tokens: teacher tokens of each segment, each at most `teacher_max_length`.
+        teacher_tokens: teacher tokens of each segment, each at most `teacher_max_length`; [N, K]
+            for K teachers.
         max_length: room of a block, in student tokens.
-        teacher_max_length: room of a block, in teacher tokens (the teacher's context).
+        teacher_max_length: room of a block, in teacher tokens (the teacher's context), or that of
+            each teacher.
 
     Returns:
         The segment numbers of each block, in the order of the segments. O(N log N) for N segments,
@@ -49,11 +52,14 @@ def pack(
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
-    ours, theirs = np.asarray(student_tokens, np.int64), np.asarray(teacher_tokens, np.int64)
-    needs = np.maximum(ours, -(-theirs * max_length // teacher_max_length))  # rounded up
+    sizes = np.column_stack([np.asarray(student_tokens), np.asarray(teacher_tokens)]).astype(
+        np.int64
+    )
+    limits = [max_length, *_limits(teacher_max_length)][: sizes.shape[1]]
+    by_model = zip(sizes.T, limits, strict=True)
+    needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)  # rounded up
     blocks: list[list[int]] = []
-    student_room: list[int] = []
-    teacher_room: list[int] = []
+    left: list[list[int]] = []  # by block, the room of each model's row
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]  # by room left
     rooms = 0  # bit r is set where a block with room r is open
     for segment in np.argsort(-needs, kind="stable").tolist():
@@ -67,15 +73,17 @@ def pack(
         else:
             block = len(blocks)
             blocks.append([])
-            student_room.append(max_length)
-            teacher_room.append(teacher_max_length)
+            left.append(list(limits))
         blocks[block].append(segment)
-        student_room[block] -= int(ours[segment])
-        teacher_room[block] -= int(theirs[segment])
-        room = min(student_room[block], teacher_room[block] * max_length // teacher_max_length)
+        left[block] = [a - b for a, b in zip(left[block], sizes[segment].tolist(), strict=True)]
+        room = min(a * max_length // limit for a, limit in zip(left[block], limits, strict=True))
         open_blocks[room].append(block)
         rooms |= 1 << room
     return [sorted(block) for block in blocks]
+
+
+def _limits(teacher_max_length: int | Sequence[int]) -> Sequence[int]:
+    return [teacher_max_length] if isinstance(teacher_max_length, int) else teacher_max_length
 
 
 class Blocks(Dataset[dict[str, Any]]):
@@ -84,22 +92,33 @@ class Blocks(Dataset[dict[str, Any]]):
     Args:
         segments: rows of `vocagnolm.data.Segments`.
         max_length: student tokens of a block.
-        teacher_max_length: teacher tokens that one row of the teacher may hold.
+        teacher_max_length: teacher tokens that one row of the teacher may hold, or one of each
+            teacher.
     """
 
-    def __init__(self, segments: datasets.Dataset, max_length: int, teacher_max_length: int):
+    def __init__(
+        self,
+        segments: datasets.Dataset,
+        max_length: int,
+        teacher_max_length: int | Sequence[int],
+    ):
         lengths = segments.with_format("numpy")
-        packed = pack(
-            lengths["student_tokens"][:],
-            lengths["teacher_tokens"][:],
-            max_length,
-            teacher_max_length,
-        )
+        counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
+        teachers = len(counts) // max(len(segments), 1)
+        by_teacher = np.asarray(counts, np.int64).reshape(len(segments), teachers)
+        packed = pack(lengths["student_tokens"][:], by_teacher, max_length, teacher_max_length)
         self.max_length = max_length
         self.student_tokens = int(np.sum(lengths["student_tokens"][:]))
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._ends = np.cumsum([len(block) for block in packed])
-        columns = ["student_ids", "teacher_ids", "teacher_losses", "first", "last"]
+        columns = [
+            "student_ids",
+            "teacher_ids",
+            "teacher_losses",
+            "first",
+            "last",
+            "teacher_counts",
+        ]
         self._rows = segments.select_columns(columns).with_format("numpy")
 
     def __len__(self) -> int:
@@ -126,7 +145,7 @@ class PackedCollator:
 
     Position ids restart at every segment, which is how the models of `transformers` know that
     attention must not cross; no attention mask may be passed. Padding is a segment of its own.
-    The teacher's rows are padded to the next multiple of 64 after the longest one, so that their
+    A teacher's rows are padded to the next multiple of 64 after the longest one, so that their
     shapes are few.
 
     Attributes:
@@ -135,6 +154,8 @@ class PackedCollator:
         teacher_max_length: the most teacher positions of a row, where padding ends; give what the
             blocks were packed with. Without it padding may exceed a context that is no multiple
             of 64, and so a learned table of positions.
+        chunks: map every token of chunk c of a row to chunk c of the teacher's row (Section 6.1)
+            instead of to the teacher tokens that cover it.
 
     A batch holds (B rows, S student and T teacher positions, every label and range indexed by the
     token it belongs to):
@@ -143,32 +164,40 @@ class PackedCollator:
       starts, as nothing predicts its first token;
     - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
     - from a store `teacher_losses` instead, float32 [B, T], NaN where a token has none;
-    - `teacher_ranges` [B, S, 2]: half-open, in positions of the teacher's row, (-1, -1) unmapped;
-      with K stores [B, K S, 2], the ranges of all tokens in one after those in another;
+    - `teacher_widths`: how many of the T columns each teacher's rows take, one teacher after the
+      other;
+    - `teacher_ranges` [B, K S, 2] for K teachers: half-open, in the T columns, (-1, -1) unmapped;
+      the ranges of all tokens in one teacher's columns after those in another's;
     - `block` [B]: number of the block;
+    - with `chunks`, `chunk` [B, S]: the chunk of each position, that of the last token for padding;
     - `mapped_tokens`, `unmapped_tokens`: for each row the label tokens with and without a teacher
       range, as Python integers, so that counts derived from them cost no wait for the device.
     """
 
     max_length: int
     attend_across_documents: bool = False
-    teacher_max_length: int | None = None
+    teacher_max_length: int | Sequence[int] | None = None
+    chunks: int | None = None
 
     def __call__(self, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the batch of some blocks."""
-        longest = max(sum(_teacher_tokens(block)) for block in blocks)
-        teacher_length = -(-longest // 64) * 64
-        if self.teacher_max_length is not None:
-            assert longest <= self.teacher_max_length, "packed for a longer row of the teacher"
-            teacher_length = min(teacher_length, self.teacher_max_length)
+        widths = self._widths(blocks)
         batch = self._rows("", [block["student_ids"] for block in blocks], self.max_length)
         if any(len(losses) for block in blocks for losses in block["teacher_losses"]):
-            rows = [_row_losses(block["teacher_losses"], teacher_length) for block in blocks]
-            batch["teacher_losses"] = torch.from_numpy(np.stack(rows))
+            losses = [_losses(block, widths) for block in blocks]
+            batch["teacher_losses"] = torch.from_numpy(np.stack(losses))
         else:
-            ids = [block["teacher_ids"] for block in blocks]
-            batch |= self._rows("teacher_", ids, teacher_length)
-        ranges = np.stack([_row_ranges(block, self.max_length) for block in blocks])
+            ids = [_by_teacher(block, "teacher_ids", len(widths)) for block in blocks]
+            parts = [
+                self._rows("teacher_", segments, width)
+                for segments, width in zip(zip(*ids, strict=True), widths, strict=True)
+            ]
+            batch |= {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+        batch["teacher_widths"] = widths
+        if self.chunks is not None:
+            rows = [_chunk_row(block, self.chunks, self.max_length) for block in blocks]
+            batch["chunk"] = torch.from_numpy(np.stack(rows))
+        ranges = np.stack([self._ranges(block, widths) for block in blocks])
         has_label = batch["labels"].numpy() != IGNORED_LABEL
         by_teacher = ranges.reshape(len(blocks), -1, self.max_length, 2)
         mapped = has_label & (by_teacher[..., 0] != UNMAPPED).all(1)
@@ -177,6 +206,23 @@ class PackedCollator:
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
         return batch
+
+    def _widths(self, blocks: Sequence[dict[str, Any]]) -> list[int]:
+        """Columns of each teacher; a run without one has a single row, of no token."""
+        tokens = np.array([_counts(block).sum(0) for block in blocks])
+        longest = tokens.max(0).tolist() or [0]
+        widths = [-(-width // 64) * 64 for width in longest]
+        if self.teacher_max_length is not None:
+            limits = _limits(self.teacher_max_length)
+            pairs = list(zip(longest, limits, strict=True))
+            assert all(a <= b for a, b in pairs), "packed for a longer row of a teacher"
+            widths = [min(width, limit) for width, limit in zip(widths, limits, strict=True)]
+        return widths
+
+    def _ranges(self, block: dict[str, Any], widths: Sequence[int]) -> IntArray:
+        if self.chunks is None:
+            return _ranges(block, widths, self.max_length)
+        return _chunk_ranges(block, widths, self.chunks, self.max_length)
 
     def _rows(
         self, prefix: str, blocks: Sequence[Sequence[IntArray]], length: int
@@ -206,31 +252,73 @@ class PackedCollator:
 _ROW_KEYS = ("input_ids", "labels", "position_ids")
 
 
-def _teacher_tokens(block: dict[str, Any]) -> list[int]:
-    """Teacher tokens of each segment, which have ids or, from a store, losses."""
-    return [
-        len(ids) or len(losses)
-        for ids, losses in zip(block["teacher_ids"], block["teacher_losses"], strict=True)
+def _counts(block: dict[str, Any]) -> IntArray:
+    """Tokens of each teacher in each segment, [segments, K]."""
+    return np.asarray(block["teacher_counts"], np.int64).reshape(len(block["student_ids"]), -1)
+
+
+def _by_teacher(block: dict[str, Any], column: str, teachers: int) -> list[list[Any]]:
+    """What each teacher has of every segment of a block, by teacher."""
+    counts = _counts(block)
+    parts = [
+        np.split(values, np.cumsum(row)[:-1]) if len(row) else [values]
+        for values, row in zip(block[column], counts, strict=True)
     ]
+    return [[part[teacher] for part in parts] for teacher in range(teachers)]
 
 
-def _row_losses(segments: Sequence[FloatArray], length: int) -> FloatArray:
-    row = np.full(length, np.nan, np.float32)
-    losses = np.concatenate(segments)
-    row[: len(losses)] = losses
+def _losses(block: dict[str, Any], widths: Sequence[int]) -> FloatArray:
+    row = np.full(sum(widths), np.nan, np.float32)
+    at = 0
+    parts = _by_teacher(block, "teacher_losses", len(widths))
+    for segments, width in zip(parts, widths, strict=True):
+        losses = np.concatenate(segments)
+        row[at : at + len(losses)] = losses
+        at += width
     return row
 
 
-def _row_ranges(block: dict[str, Any], length: int) -> IntArray:
-    """Teacher ranges of a row: those of its segments, moved to where the teacher reads them."""
-    teachers = len(block["first"][0]) // len(block["student_ids"][0])
-    ranges = np.full((teachers, length, 2), UNMAPPED, np.int64)
-    at = teacher_at = 0
-    for first, last, teacher_tokens in zip(
-        block["first"], block["last"], _teacher_tokens(block), strict=True
-    ):
-        here = np.stack([first, last], axis=-1).astype(np.int64).reshape(teachers, -1, 2)
+def _ranges(block: dict[str, Any], widths: Sequence[int], length: int) -> IntArray:
+    """Teacher ranges of a row: those of its segments, moved to where each teacher reads them."""
+    ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
+    counts = _counts(block)
+    if not counts.shape[1]:
+        return ranges.reshape(-1, 2)
+    # Where a segment's tokens begin in a teacher's row, less where they begin in the segment.
+    starts = np.cumsum([0, *widths[:-1]]) + np.cumsum(counts, 0) - counts
+    shifts = starts - (np.cumsum(counts, 1) - counts)
+    at = 0
+    for first, last, shift in zip(block["first"], block["last"], shifts, strict=True):
+        here = np.stack([first, last], axis=-1).astype(np.int64).reshape(len(widths), -1, 2)
         end = at + here.shape[1]
-        ranges[:, at:end] = np.where(here == UNMAPPED, UNMAPPED, here + teacher_at)
-        at, teacher_at = end, teacher_at + teacher_tokens
+        ranges[:, at:end] = np.where(here == UNMAPPED, UNMAPPED, here + shift[:, None, None])
+        at = end
+    return ranges.reshape(-1, 2)
+
+
+def _chunk_row(block: dict[str, Any], chunks: int, length: int) -> IntArray:
+    """The chunk of every position of a row."""
+    tokens = sum(map(len, block["student_ids"]))
+    edges = chunk_edges(tokens, chunks)
+    positions = np.arange(length).clip(max=tokens - 1)
+    chunk: IntArray = edges.searchsorted(positions, side="right") - 1
+    return chunk
+
+
+def _chunk_ranges(
+    block: dict[str, Any], widths: Sequence[int], chunks: int, length: int
+) -> IntArray:
+    """Teacher ranges of a row whose tokens are guided by the chunk of the same number."""
+    ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
+    tokens, chunk = sum(map(len, block["student_ids"])), _chunk_row(block, chunks, length)
+    at = 0
+    for mine, counts, width in zip(ranges, _counts(block).T, widths, strict=False):
+        edges = chunk_edges(int(counts.sum()), chunks)
+        starts = np.cumsum(counts) - counts  # the first token of a segment has no loss
+        losses = np.diff(edges - starts.searchsorted(edges))
+        by_chunk = np.where(
+            losses[:, None] > 0, at + np.stack([edges[:-1], edges[1:]], -1), UNMAPPED
+        )
+        mine[:tokens] = by_chunk[chunk[:tokens]]
+        at += width
     return ranges.reshape(-1, 2)

@@ -292,8 +292,8 @@ def load(
     )
     settings = [Setting(*combination) for combination in combinations]
     length = arguments.max_length
-    blocks = Blocks(segments.rows, length, stored.limit)
-    return blocks, PackedCollator(length, teacher_max_length=stored.limit), settings
+    blocks = Blocks(segments.rows, length, stored.limits())
+    return blocks, PackedCollator(length, teacher_max_length=stored.limits()), settings
 
 
 def write(selections: Selections, text: str, directory: Path) -> None:

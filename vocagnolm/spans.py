@@ -349,3 +349,32 @@ def _find_file(name: str, filename: str, revision: str | None) -> str | None:
     except OSError:  # transformers' one error for a missing file and for a hub out of reach
         return None
     return path
+
+
+def check_same_tokens(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, method: str
+) -> None:
+    """Refuse a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
+
+    Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
+
+    Raises:
+        ValueError: with the first tokens that differ.
+    """
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    differing = sorted(token for token, number in ours.items() if theirs.get(token) != number)
+    largest = max(ours.values())
+    between = sorted(t for t, number in theirs.items() if t not in ours and number <= largest)
+    if differing or between:
+        shown = ", ".join(map(repr, (differing or between)[:3]))
+        raise ValueError(
+            f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
+            f"tokens, found {len(differing or between):,} that are not the same in "
+            f"{teacher.name_or_path} ({shown}): use --method uld or vocagnolm, which take any"
+        )
+    if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
+        raise ValueError(
+            f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
+            "vocabulary, but cuts a text into other tokens: use --method uld or vocagnolm, which "
+            "take any tokenizer"
+        )

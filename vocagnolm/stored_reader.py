@@ -57,11 +57,6 @@ class StoredReader:
         """The most tokens each teacher was shown at once, its start token counted."""
         return [int(store.manifest["context"]) for store in self.stores]
 
-    @property
-    def limit(self) -> int:
-        """The most teacher tokens of a segment, start tokens counted."""
-        return sum(self.limits())
-
     def fingerprint(self) -> str:
         """Everything that decides what is read here."""
         return "|".join(store.fingerprint() for store in self.stores)

@@ -7,70 +7,27 @@ it and would round its outputs, and a second model in `prepare` is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
-
-
-class ResidentTeacher:
-    """A frozen causal LM that scores the teacher's rows of a batch.
-
-    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it.
-
-    Args:
-        model: the teacher, any Hugging Face causal LM. It is put into eval mode, frozen and moved.
-        device: where it runs.
-
-    Raises:
-        ValueError: its losses cannot be computed without its logits (see `add_token_losses`).
-        NonFiniteLoss: its losses are not finite on a probe.
-    """
-
-    def __init__(self, model: PreTrainedModel, device: torch.device):
-        model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
-        self.model = add_token_losses(model.train(False).requires_grad_(False))
-
-    @torch.no_grad()
-    def losses(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Losses of the teacher's tokens.
-
-        Args:
-            batch: `teacher_input_ids`, `teacher_labels`, `teacher_position_ids`, all [B, T].
-
-        Returns:
-            loss_BT: float32, nats, -log P(token | the tokens before it in its segment).
-            valid_BT: bool, where a token has a loss. No gradient flows.
-        """
-        labels = batch["teacher_labels"]
-        loss_BT = self.model(
-            input_ids=batch["teacher_input_ids"],
-            position_ids=batch["teacher_position_ids"],
-            labels=labels,
-            token_losses=True,
-        )
-        return loss_BT, labels != IGNORED_LABEL
-
-    def reduce(self, loss_BS: Tensor, mapped_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """One teacher's losses on student tokens, as they are (see `StoredTeacher.reduce`)."""
-        return loss_BS, mapped_BS
-
-
-Reduction = Literal["min", "mean", "max", "weighted"]
+from vocagnolm.distillation import HeadStates, entropies
+from vocagnolm.guidance import Reduction, reduce_teachers
+from vocagnolm.output_head import last_hidden_state, read_head
+from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses, by_predicted_token
 
 
 @dataclass(frozen=True)
-class StoredTeacher:
-    """Teachers whose losses come with the batch, from one store or several.
+class TeacherReduction:
+    """How the losses of several teachers on a student token become one (beyond the paper).
 
     Attributes:
-        teachers: how many stores.
-        reduction: how the losses of several teachers on a student token become one.
+        teachers: how many.
+        reduction: of their losses.
         weights: of the teachers, for "weighted" only; any positive numbers.
     """
 
@@ -84,12 +41,20 @@ class StoredTeacher:
             raise ValueError(
                 f"--teacher_reduction {self.reduction} takes {expected or 'no'} --teacher_weights, "
                 f"found {len(self.weights)}: "
-                + ("give one for each store" if expected else "leave them out")
+                + ("give one for each teacher" if expected else "leave them out")
             )
         if not all(0 < weight < math.inf for weight in self.weights):
             raise ValueError(
                 f"--teacher_weights must be positive and finite, got {list(self.weights)}"
             )
+
+    def reduce(self, loss_BS: Tensor, mapped_BS: Tensor) -> tuple[Tensor, Tensor]:
+        """One loss per student token of the several teachers' (see `guidance.reduce_teachers`)."""
+        return reduce_teachers(loss_BS, mapped_BS, self.teachers, self.reduction, self.weights)
+
+
+class StoredTeacher(TeacherReduction):
+    """Teachers whose losses come with the batch, from one store or several."""
 
     def losses(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Losses [B, T] of the tokens of all teachers, one after the other, and which have one."""
@@ -97,28 +62,84 @@ class StoredTeacher:
         valid_BT = ~loss_BT.isnan()
         return loss_BT.masked_fill(~valid_BT, 0.0), valid_BT
 
-    def reduce(self, loss_BS: Tensor, mapped_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """One loss per student token of the several teachers'.
+
+class ResidentTeacher:
+    """Frozen causal LMs that score the teachers' rows of a batch.
+
+    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it.
+
+    Args:
+        models: the teachers, any Hugging Face causal LMs. They are put into eval mode, frozen and
+            moved.
+        device: where they run.
+        reduction: of the losses of several.
+
+    Raises:
+        ValueError: the losses of one cannot be computed without its logits (see
+            `add_token_losses`), or the reduction is not for so many.
+        NonFiniteLoss: the losses of one are not finite on a probe.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[PreTrainedModel],
+        device: torch.device,
+        reduction: TeacherReduction | None = None,
+    ):
+        for model in models:
+            model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
+        self.models = [add_token_losses(m.train(False).requires_grad_(False)) for m in models]
+        reduction = reduction or TeacherReduction(len(models))
+        if reduction.teachers != len(models):
+            raise ValueError(
+                f"expected a reduction of {len(models)} teachers, got one of {reduction.teachers}"
+            )
+        self.reduce = reduction.reduce
+
+    @torch.no_grad()
+    def losses(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Losses of the teachers' tokens.
 
         Args:
-            loss_BS: [B, K S] in nats, the tokens of a row by one teacher after those by another.
-            mapped_BS: bool [B, K S], which of them have a teacher token.
+            batch: `teacher_input_ids`, `teacher_labels`, `teacher_position_ids`, all [B, T], and
+                how many columns each teacher has, `teacher_widths`.
 
         Returns:
-            float32 [B, S], 0.0 where a teacher has no token; and bool [B, S].
+            loss_BT: float32, nats, -log P(token | the tokens before it in its segment).
+            valid_BT: bool, where a token has a loss. No gradient flows.
         """
-        shape = loss_BS.shape[0], self.teachers, -1
-        loss_BKS, mapped_BS = loss_BS.reshape(shape), mapped_BS.reshape(shape).all(1)
-        if self.reduction == "min":
-            reduced_BS = loss_BKS.amin(1)
-        elif self.reduction == "max":
-            reduced_BS = loss_BKS.amax(1)
-        else:
-            # In float64, equal losses have exactly their mean; MPS has none. No tensor of weights:
-            # copying it to a device would wait for the device.
-            wide = torch.float32 if loss_BS.device.type == "mps" else torch.float64
-            weights = self.weights or (1.0,) * self.teachers
-            pairs = zip(weights, loss_BKS.to(wide).unbind(1), strict=True)
-            total_BS = torch.stack([weight * loss for weight, loss in pairs]).sum(0)
-            reduced_BS = (total_BS / sum(weights)).float()
-        return reduced_BS * mapped_BS, mapped_BS
+        names = ("input_ids", "labels", "position_ids")
+        rows = (batch[f"teacher_{name}"].split(batch["teacher_widths"], -1) for name in names)
+        losses = [
+            model(**dict(zip(names, own, strict=True)), token_losses=True)
+            for model, *own in zip(self.models, *rows, strict=True)
+        ]
+        return torch.cat(losses, -1), batch["teacher_labels"] != IGNORED_LABEL
+
+    @torch.no_grad()
+    def losses_and_entropies(self, batch: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """As `losses`, with the entropy of the distribution that each token has its loss from.
+
+        For one teacher. Returns `loss_BT`, `entropy_BT` in nats and `valid_BT`.
+        """
+        (model,) = self.models
+
+        def entropy(hidden_BTD: Tensor, *head: Any) -> Tensor:
+            states = HeadStates(hidden_BTD.flatten(0, 1), *head)
+            return by_predicted_token(entropies(states).view(hidden_BTD.shape[:2]))
+
+        loss_BT, entropy_BT = model(
+            input_ids=batch["teacher_input_ids"],
+            labels=batch["teacher_labels"],
+            position_ids=batch["teacher_position_ids"],
+            token_losses=True,
+            also=entropy,
+        )
+        return loss_BT, entropy_BT, batch["teacher_labels"] != IGNORED_LABEL
+
+    @torch.no_grad()
+    def states(self, input_ids: Tensor, position_ids: Tensor) -> HeadStates:
+        """What the distributions of one teacher are made of, at all [B * T] positions."""
+        (model,) = self.models
+        hidden_BTD = last_hidden_state(model, input_ids=input_ids, position_ids=position_ids)
+        return HeadStates(hidden_BTD.flatten(0, 1), *read_head(model, hidden_BTD))

@@ -11,88 +11,38 @@ Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden siz
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
+
+from vocagnolm.output_head import (
+    Head,
+    last_hidden_state,
+    output_embeddings,
+    read_head,
+    rows_per_tile,
+)
 
 IGNORED_LABEL = -100
 EXACT = {
     torch.float32,
     torch.float64,
 }  # other dtypes get tolerances of their own in the self-checks
-# Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
-# below a tenth of the full logits of one packed block.
-TILE_LOGITS_CUDA = 2**26
-TILE_LOGITS = 2**23
-
+# What is computed beside the losses within the same forward pass: from the hidden states [B, T, D]
+# and the head's weight, bias and form.
+Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class NonFiniteLoss(RuntimeError):  # noqa: N818 - the name says what was found, as StopIteration does
     """A model gives NaN or infinite losses; nothing can be ranked by them, so the run must stop."""
-
-
-class _Head(NamedTuple):
-    """From hidden states to logits: cap * tanh(scale * (hidden @ weight.T + bias) / cap)."""
-
-    scale: float
-    cap: float | None
-    dtype: torch.dtype  # of the factors of the matrix products
-
-    @property
-    def sum_dtype(self) -> torch.dtype:
-        """Of logits, losses and gradient sums: float32, or float64 for a float64 model."""
-        return torch.promote_types(self.dtype, torch.float32)
-
-    def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-        """Return `a @ b` in `sum_dtype`, in `out` if given."""
-        if self.dtype == self.sum_dtype:
-            return torch.mm(a, b, out=out)
-        if a.is_cuda:
-            # The kernel sums in float32; without out_dtype it would round the sums on the way out.
-            return torch.mm(a, b, out_dtype=self.sum_dtype)
-        product = torch.mm(a, b)
-        return product.to(self.sum_dtype) if out is None else out.copy_(product)
-
-    def tile(self, rows: int, weight_VD: Tensor) -> Tensor | None:
-        """Return memory for the logits [rows, V] of one tile after the other."""
-        if weight_VD.is_cuda:  # its allocator reuses memory; the system's would scatter the tiles
-            return None
-        return torch.empty(rows, len(weight_VD), dtype=self.sum_dtype, device=weight_VD.device)
-
-    def logits(
-        self, hidden_KD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tile_KV: Tensor | None
-    ) -> Tensor:
-        """Return logits [K, V] in `sum_dtype`, on which the caller may work in place."""
-        out_KV = None if tile_KV is None else tile_KV[: len(hidden_KD)]
-        logits_KV = self.matmul(hidden_KD.to(self.dtype), weight_VD.T, out_KV)
-        if bias_V is not None:
-            logits_KV += bias_V
-        if self.scale != 1.0:
-            logits_KV *= self.scale
-        if self.cap is not None:
-            logits_KV.div_(self.cap).tanh_().mul_(self.cap)
-        return logits_KV
-
-    def gradient(self, logits_KV: Tensor, targets_K: Tensor, grad_K: Tensor) -> Tensor:
-        """Turn logits, in place, into the gradient of sum(grad * loss) at the matrix product."""
-        slope_KV = None
-        if self.cap is not None:
-            slope_KV = (logits_KV / self.cap).square_().neg_().add_(1.0)  # of cap * tanh(x / cap)
-        gradient_KV = logits_KV.sub_(logits_KV.amax(-1, keepdim=True)).exp_()
-        gradient_KV /= gradient_KV.sum(-1, keepdim=True)
-        minus_one_K1 = gradient_KV.new_full((len(targets_K), 1), -1.0)
-        gradient_KV.scatter_add_(-1, targets_K[:, None], minus_one_K1)
-        gradient_KV *= grad_K[:, None] * self.scale
-        return gradient_KV if slope_KV is None else gradient_KV.mul_(slope_KV)
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -105,12 +55,12 @@ class _TokenLoss(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        head: _Head,
+        head: Head,
         weighted_tokens: int | None,
     ) -> Tensor:
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N)
         ctx.head, ctx.weighted_tokens = head, weighted_tokens
-        rows = _rows_per_tile(weight_VD, len(targets_N))
+        rows = rows_per_tile(len(targets_N), weight_VD)
         weight_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
         loss_N = torch.empty(len(targets_N), dtype=head.sum_dtype, device=hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -127,13 +77,13 @@ class _TokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
-        head: _Head = ctx.head
+        head: Head = ctx.head
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_grad = torch.zeros_like(hidden_ND) if needs_hidden else None
         weight_grad = torch.zeros_like(weight_VD, dtype=head.sum_dtype) if needs_weight else None
         bias_grad = torch.zeros_like(bias_V, dtype=head.sum_dtype) if needs_bias else None
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)
-        rows = _rows_per_tile(weight_VD, len(used))
+        rows = rows_per_tile(len(used), weight_VD)
         factor_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
         with torch.autocast(grad_N.device.type, enabled=False):
             for start in range(0, len(used), rows):
@@ -153,11 +103,6 @@ class _TokenLoss(torch.autograd.Function):
         weight_grad = None if weight_grad is None else weight_grad.to(weight_VD.dtype)
         bias_grad = None if bias_grad is None else bias_grad.to(bias_V.dtype)
         return hidden_grad, weight_grad, bias_grad, None, None, None
-
-
-def _rows_per_tile(weight_VD: Tensor, rows: int) -> int:
-    logits = TILE_LOGITS_CUDA if weight_VD.is_cuda else TILE_LOGITS
-    return max(1, min(rows, logits // len(weight_VD)))
 
 
 def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Tensor]:
@@ -182,7 +127,8 @@ def add_token_losses(model: ModelT) -> ModelT:
 
     A further argument of the call, `weighted_tokens`, is an upper bound on the tokens whose loss
     gets a non-zero gradient; it spares a GPU one wait per backward pass. If more tokens get one,
-    every gradient is NaN: a wrong bound never drops tokens silently.
+    every gradient is NaN: a wrong bound never drops tokens silently. With `also`, a function of the
+    hidden states and the output head (see `Also`), its result is returned behind the losses.
 
     Every other call, `generate` included, is what it was. The new forward belongs to the instance
     and runs inside the module's own call, so that DDP, FSDP2, autocast and gradient checkpointing
@@ -200,7 +146,7 @@ def add_token_losses(model: ModelT) -> ModelT:
     patched: Any = model
     if getattr(inspect.unwrap(patched.forward), "gives_token_losses", False):
         return model
-    _output_embeddings(patched)
+    output_embeddings(patched)
     bound, own_forward = patched.forward, type(patched).forward
     # Unbound where possible, so that a deep copy runs its own layers and not the original's.
     original = getattr(bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs))
@@ -228,73 +174,33 @@ def _token_losses(
     *args: Any,
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
+    also: Also | None = None,
     **kwargs: Any,
-) -> Tensor:
+) -> Any:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
-    # With a cache, transformers would let packed documents attend to each other.
-    output = model.base_model(*args, **kwargs | {"use_cache": False, "return_dict": True})
-    hidden_BTD = getattr(output, "last_hidden_state", None)
-    if hidden_BTD is None:
-        raise ValueError(_unsupported(model, "its base model returns no last_hidden_state"))
-    embeddings, kind = _output_embeddings(model), hidden_BTD.device.type
-    autocast = torch.is_autocast_enabled(kind)  # read here: the backward pass runs outside of it
-    dtype = torch.get_autocast_dtype(kind) if autocast else hidden_BTD.dtype
+    hidden_BTD = last_hidden_state(model, *args, **kwargs)
+    weight_VD, bias_V, head = read_head(model, hidden_BTD)
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).to(hidden_BTD.device)
     loss_N: Tensor = _TokenLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         hidden_BTD.flatten(0, 1),
-        _whole(embeddings.weight),
-        _whole(embeddings.bias),
+        weight_VD,
+        bias_V,
         targets_BT.flatten().clamp(min=0),
-        _Head(*_scale_and_cap(model.config), dtype),
+        head,
         weighted_tokens,
     )
     # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
     loss_BT = loss_N.view_as(targets_BT).masked_fill(targets_BT == IGNORED_LABEL, 0.0)
-    return F.pad(loss_BT[:, :-1], (1, 0)).float()
+    loss_BT = by_predicted_token(loss_BT).float()
+    return loss_BT if also is None else (loss_BT, also(hidden_BTD, weight_VD, bias_V, head))
 
 
-def _whole(parameter: Tensor | None) -> Tensor | None:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-
-
-def _scale_and_cap(config: Any) -> tuple[float, float | None]:
-    """Return the factor and the soft cap that a model's own forward applies to its logits."""
-    text_config = config.get_text_config()
-
-    def number(name: str) -> float | None:
-        value = getattr(text_config, name, None)
-        return float(value) if isinstance(value, int | float) else None
-
-    scale = 1.0
-    for name in (
-        "logit_scale",
-        "lm_head_multiplier",
-        "output_multiplier",
-    ):  # Cohere, Falcon-H1, Muse
-        scale *= number(name) or 1.0
-    scale /= number("logits_scaling") or 1.0  # Granite, MiniCPM
-    return scale, number("final_logit_softcapping") or number("logits_soft_cap")  # Gemma, Griffin
-
-
-def _output_embeddings(model: Any) -> nn.Linear:
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(_unsupported(model, "it is no transformers.PreTrainedModel"))
-    embeddings = cast(Any, model).get_output_embeddings()
-    if not isinstance(embeddings, nn.Linear):  # an adapter around the head would be passed over
-        kind = type(embeddings).__name__
-        raise ValueError(_unsupported(model, f"its output embeddings are of type {kind}"))
-    return embeddings
-
-
-def _unsupported(model: Any, found: str) -> str:
-    return (
-        f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
-        "language model as AutoModelForCausalLM.from_pretrained returns it: a base model that "
-        "returns last_hidden_state, and output embeddings that are a torch.nn.Linear"
-    )
+def by_predicted_token(values_BT: Tensor) -> Tensor:
+    """Move what the position before a token says to the token, with 0 for the first one."""
+    return F.pad(values_BT[:, :-1], (1, 0))
 
 
 @contextmanager
@@ -312,7 +218,7 @@ def _probing(model: nn.Module) -> Iterator[None]:
 
 def _probe_ids(model: Any, shape: tuple[int, ...]) -> Tensor:
     """Return fixed random ids inside the vocabulary; the global random state is not touched."""
-    read, written = model.get_input_embeddings().weight, _output_embeddings(model).weight
+    read, written = model.get_input_embeddings().weight, output_embeddings(model).weight
     generator = torch.Generator().manual_seed(0)
     return torch.randint(min(len(read), len(written)), shape, generator=generator).to(read.device)
 
@@ -334,7 +240,7 @@ def _check_head(model: Any, forward: Any) -> None:
         losses = forward(input_ids=ids, labels=ids, token_losses=True)
     _require_finite(model, logits, losses)
     logits, targets = logits.to(losses.device), ids[:, 1:].to(losses.device)
-    weight_VD = _output_embeddings(model).weight
+    weight_VD = output_embeddings(model).weight
     reproduced = logits.shape[-1] == len(weight_VD)
     if reproduced:
         expected = F.cross_entropy(logits[:, :-1].float().mT, targets, reduction="none")
@@ -347,7 +253,7 @@ def _check_head(model: Any, forward: Any) -> None:
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its "
             "output head does something this project does not reproduce. Use another model, or "
-            "add what it does to _scale_and_cap in vocagnolm/token_loss.py"
+            "add what it does to scale_and_cap in vocagnolm/output_head.py"
         )
 
 

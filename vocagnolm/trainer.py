@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,22 +22,14 @@ from transformers import EvalPrediction, PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm.callbacks import StepGuard
-from vocagnolm.guidance import (
-    Guidance,
-    aggregate_teacher_losses,
-    random_scores,
-    select_tokens,
-    select_top,
-    selected_count,
-)
+from vocagnolm.distillation import Distillation
+from vocagnolm.guidance import Guidance, TokenGuidance
 from vocagnolm.metrics import GuidanceMetrics
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
 
 logger = logging.getLogger(__name__)
-
-Method = Literal["vocagnolm", "cpt", "random"]
-Divisor = Literal["all", "selected"]
 
 
 class VocAgnoTrainer(Trainer):
@@ -49,15 +42,20 @@ class VocAgnoTrainer(Trainer):
     its last whole global batch.
 
     Args:
-        teacher: a causal LM with any vocabulary. It is frozen, moved to the student's device, and
-            neither optimised nor saved. Or a `StoredTeacher`, where the blocks bring the losses of
-            a store with them. Only for `method="vocagnolm"`.
-        method: `vocagnolm`; `cpt`, plain continual pretraining on every token; or `random`, a
-            random `guidance.top_k` of the tokens (the control that separates which tokens are
-            chosen from how many).
+        teacher: a causal LM with any vocabulary, or several. They are frozen, moved to the
+            student's device, and neither optimised nor saved. Or a `StoredTeacher`, where the
+            blocks bring the losses of a store with them. Not for `cpt` and `random`.
+        method: `vocagnolm`; `cpt`, plain continual pretraining on every token; `random`, a random
+            `guidance.top_k` of the tokens (the control that separates which tokens are chosen from
+            how many); or a baseline of Section 4.2: `kld` and `uld` add a distance of
+            distributions to the cross-entropy of every token; `rho1` is `vocagnolm` with a
+            reference that has the student's tokenizer; `chunk`, with blocks that are collated in
+            `chunks`, is `vocagnolm` over chunks, or random chunks without a teacher.
         guidance: how teacher losses become weights; the defaults are the paper's.
         divisor: what the sum of weighted losses is divided by, counted over the whole optimizer
             step: `all` label tokens (Eq. 3 as printed) or the `selected` ones.
+        distillation: of `kld` and `uld`; the paper's if not given.
+        teacher_reduction: how the losses of several teachers become one.
         on_teacher_losses: called with the numbers [B] of the blocks of every training batch and
             the teacher's losses [B, T], in nats.
 
@@ -72,61 +70,66 @@ class VocAgnoTrainer(Trainer):
     def __init__(
         self,
         *args: Any,
-        teacher: PreTrainedModel | StoredTeacher | None = None,
+        teacher: PreTrainedModel | Sequence[PreTrainedModel] | StoredTeacher | None = None,
         method: Method = "vocagnolm",
         guidance: Guidance | None = None,
         divisor: Divisor = "all",
+        distillation: Distillation | None = None,
+        teacher_reduction: TeacherReduction | None = None,
         on_teacher_losses: Callable[[Tensor, Tensor], None] | None = None,
         **kwargs: Any,
     ):
-        _check_choice("--method", method, get_args(Method))
-        _check_choice("--loss_divisor", divisor, get_args(Divisor))
-        if (teacher is not None) != (method == "vocagnolm"):
-            needs = "needs a teacher" if teacher is None else "has no use for a teacher"
-            raise ValueError(f"--method {method} {needs}")
-        for name in ("compute_metrics", "compute_loss_func"):
-            if kwargs.get(name) is not None:
-                raise ValueError(
-                    f"{name} has no effect: the loss is Eq. 3, and logits are not made"
-                )
-        if kwargs.get("data_collator") is None:
-            raise ValueError(
-                "blocks need data_collator=vocagnolm.packing.PackedCollator(max_length)"
-            )
+        models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
+        guidance = guidance or Guidance()
+        check_method(method, divisor, models, guidance)
+        if distillation is not None and method not in DISTILLATION:
+            raise ValueError(f"distillation has no effect with --method {method}: leave it out")
+        _check_arguments(kwargs)
         super().__init__(*args, **kwargs | {"compute_metrics": _mean_token_loss})
         self.model: PreTrainedModel
-        if teacher is not None and teacher is self.model:
+        self._check_student(models)
+        _keep_losses_float32(self.accelerator)
+        self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
+        # The keys of a block are not the names of the model's arguments, and all are needed.
+        self.args.remove_unused_columns = False
+        self.on_teacher_losses = on_teacher_losses
+        add_token_losses(self.model)
+        self.teacher = (
+            models
+            if models is None or isinstance(models, StoredTeacher)
+            else ResidentTeacher(models, self.args.device, teacher_reduction)
+        )
+        self.objective: Objective = Objective(
+            method,
+            guidance,
+            divisor,
+            distillation or DISTILLATION.get(method),
+            self.teacher,
+            self.args.seed,
+        )
+        self.metrics = GuidanceMetrics(self.args.device)
+        self.add_callback(StepGuard(self))
+
+    def _check_student(self, teachers: object) -> None:
+        """Refuse what would train another model than is asked for, or none."""
+        if isinstance(teachers, Sequence) and any(model is self.model for model in teachers):
             raise ValueError(
                 "model and teacher are one object, and freezing the teacher would freeze the "
                 "student; pass copy.deepcopy(model)"
             )
         if self.args.label_smoothing_factor:
             raise ValueError("label_smoothing_factor has no effect: losses are those of the labels")
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"one process sees {self.args.n_gpu} GPUs; start one process per GPU with "
+                "accelerate launch, or set CUDA_VISIBLE_DEVICES"
+            )
         if self.model.dtype in (torch.bfloat16, torch.float16):
             logger.warning(
                 "the student's weights are %s, on which small updates are lost: load it in float32 "
                 "and set bf16=True for bfloat16 compute",
                 self.model.dtype,
             )
-        _keep_losses_float32(self.accelerator)
-        self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        if self.args.n_gpu > 1:
-            raise ValueError(
-                f"one process sees {self.args.n_gpu} GPUs; start one process per GPU with "
-                "accelerate launch, or set CUDA_VISIBLE_DEVICES"
-            )
-        # The keys of a block are not the names of the model's arguments, and all are needed.
-        self.args.remove_unused_columns = False
-        self.on_teacher_losses = on_teacher_losses
-        self.method, self.guidance, self.divisor = method, guidance or Guidance(), divisor
-        add_token_losses(self.model)
-        self.teacher = (
-            teacher
-            if teacher is None or isinstance(teacher, StoredTeacher)
-            else ResidentTeacher(teacher, self.args.device)
-        )
-        self.metrics = GuidanceMetrics(self.args.device)
-        self.add_callback(StepGuard(self))
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student, for `model_init`, that gives token losses."""
@@ -159,31 +162,10 @@ class VocAgnoTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:
             return [], None  # a run resumed at its end; Trainer alone would take one more step
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        count = torch.tensor(sum(map(self._divisor_count, batches)), device=device)
+        count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
         return batches, self.accelerator.reduce(count, "sum")
 
-    def _divisor_count(self, batch: Mapping[str, Any]) -> int:
-        if self.divisor == "all" or self.method == "cpt":
-            return int(sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"]))
-        return self._weighted_tokens(batch)
-
-    def _weighted_tokens(self, batch: Mapping[str, Any]) -> int:
-        """How many tokens of a batch get weight 1: known on the host, so nothing waits for it."""
-        mapped, unmapped = batch["mapped_tokens"], batch["unmapped_tokens"]
-        guidance, strategy = self.guidance, self.guidance.unmapped
-        if self.method == "cpt":
-            return int(sum(mapped) + sum(unmapped))
-        if self.method == "random":
-            mapped = [a + b for a, b in zip(mapped, unmapped, strict=True)]
-            unmapped, strategy = [0] * len(mapped), "exclude"
-        if guidance.scope == "batch":
-            mapped, unmapped = [sum(mapped)], [sum(unmapped)]
-        return sum(
-            selected_count(a, b, guidance.top_k, strategy)
-            for a, b in zip(mapped, unmapped, strict=True)
-        )
-
-    # -- Eq. 2 to 4: the loss ----------------------------------------------------------------
+    # -- Eq. 2 to 6: the loss ----------------------------------------------------------------
 
     def compute_loss(
         self,
@@ -197,73 +179,81 @@ class VocAgnoTrainer(Trainer):
         DDP and FSDP average gradients over processes; multiplying by their number makes the sum of
         all shares the mean over the global batch. Gradient flows to the student only.
         """
-        # The teacher goes first: its activations are gone before the student's come.
-        teacher = self._score_with_teacher(inputs) if self.teacher is not None else None
-        loss_BS = self._student_losses(model, inputs, self._weighted_tokens(inputs))
-        valid_BS = inputs["labels"] != IGNORED_LABEL
-        weight_BS = self._weights(loss_BS.detach(), valid_BS, teacher, inputs["block"])
-        self.metrics.add_student(loss_BS, valid_BS, weight_BS, inputs["block"])
         assert isinstance(num_items_in_batch, Tensor)
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
-        loss = (weight_BS * loss_BS).sum() * share
+        total = self._distilled if self.objective.distillation else self._weighted
+        loss = total(model, inputs) * share
         return (loss, {}) if return_outputs else loss
 
-    def _score_with_teacher(self, inputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Eq. 2: the teacher's loss on every student token [B, S], and where there is one."""
-        assert self.teacher is not None
+    def _weighted(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Eq. 3: the sum of the losses of the tokens that are trained on."""
+        scores, block_B = None, inputs["block"]
+        if self.teacher is not None:  # it goes first: its activations are gone before the student's
+            with self.metrics.time_teacher():
+                scores = self.objective.scores(inputs)
+            if self.on_teacher_losses is not None:
+                self.on_teacher_losses(block_B, scores.loss_BT)
+            self.metrics.add_teacher(scores.loss_BT, scores.valid_BT, block_B)
+        loss_BS: Tensor = self._student_losses(
+            model, inputs, weighted_tokens=self.objective.weighted_tokens(inputs)
+        )
+        valid_BS = inputs["labels"] != IGNORED_LABEL
+        weight_BS = self.objective.weights(loss_BS.detach(), scores, inputs)
+        self.metrics.add_student(loss_BS, valid_BS, weight_BS, block_B)
+        if scores is not None:
+            excess_BS = loss_BS.detach() - scores.loss_BS
+            self.metrics.add_excess(excess_BS, scores.mapped_BS & valid_BS)
+        total: Tensor = (weight_BS * loss_BS).sum()
+        return total
+
+    def _distilled(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
+        distillation = self.objective.distillation
+        assert distillation is not None
         with self.metrics.time_teacher():
-            loss_BT, valid_BT = self.teacher.losses(inputs)
-        if self.on_teacher_losses is not None:
-            self.on_teacher_losses(inputs["block"], loss_BT)
-        self.metrics.add_teacher(loss_BT, valid_BT, inputs["block"])
-        return self.teacher.reduce(
-            *aggregate_teacher_losses(
-                loss_BT, inputs["teacher_ranges"], self.guidance.aggregation, valid_BT
-            )
+            pairs = self.objective.pairs(inputs)
+        loss_BS, distance_R = self._student_losses(
+            model, inputs, also=partial(pairs.distances, distillation.distance)
+        )
+        valid_BS = inputs["labels"] != IGNORED_LABEL
+        self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
+        self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
+        total: Tensor = loss_BS.sum() + distillation.weight * distance_R.sum()
+        return total
+
+    @torch.no_grad()
+    def token_guidance(self, batch: dict[str, Any]) -> TokenGuidance:
+        """What decides over every token of a batch, as the student is now; trains nothing.
+
+        Every process has to call it, with a batch of its own or the same.
+
+        Raises:
+            ValueError: no token is chosen by a teacher.
+        """
+        if self.objective.choice != "guided":
+            method = self.objective.method
+            raise ValueError(f"--method {method} chooses no token by a teacher's losses")
+        inputs = self._prepare_inputs(batch)
+        scores = self.objective.scores(inputs)
+        was_training = self.model.training
+        self.model.train(False)
+        with self.compute_loss_context_manager():
+            loss_BS = self._student_losses(self.model_wrapped, inputs)
+        self.model.train(was_training)
+        valid_BS = inputs["labels"] != IGNORED_LABEL
+        weight_BS = self.objective.weights(loss_BS, scores, inputs)
+        return TokenGuidance(
+            loss_BS, scores.loss_BS, valid_BS, scores.mapped_BS, weight_BS, scores.loss_BT
         )
 
-    def _weights(
-        self,
-        loss_BS: Tensor,
-        valid_BS: Tensor,
-        teacher: tuple[Tensor, Tensor] | None,
-        block_B: Tensor,
-    ) -> Tensor:
-        """Eq. 4: weight 1 for the tokens that are trained on, 0 for the others."""
-        guidance = self.guidance
-        if self.method == "random":
-            scores_BS = random_scores(block_B, loss_BS.shape[1], self.args.seed)
-            return select_top(scores_BS, valid_BS, guidance.top_k, guidance.scope).float()
-        if teacher is None:
-            return valid_BS.float()
-        teacher_BS, mapped_BS = teacher
-        self.metrics.add_excess(loss_BS - teacher_BS, mapped_BS & valid_BS)
-        return select_tokens(
-            loss_BS,
-            teacher_BS,
-            valid_BS,
-            mapped_BS,
-            top_k=guidance.top_k,
-            unmapped=guidance.unmapped,
-            scope=guidance.scope,
-        )
-
-    def _student_losses(
-        self, model: nn.Module, inputs: dict[str, Any], weighted_tokens: int | None = None
-    ) -> Tensor:
-        """Eq. 1 for every student token [B, S].
+    def _student_losses(self, model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> Any:
+        """Eq. 1 for every student token [B, S], and what else the options ask of one forward.
 
         Through the wrapped module's own forward: anything else would make DDP skip its all-reduce,
         silently.
         """
-        losses: Tensor = model(
-            input_ids=inputs["input_ids"],
-            position_ids=inputs["position_ids"],
-            labels=inputs["labels"],
-            token_losses=True,
-            weighted_tokens=weighted_tokens,
-        )
-        return losses
+        names = ("input_ids", "position_ids", "labels")
+        return model(**{name: inputs[name] for name in names}, token_losses=True, **options)
 
     # -- Evaluation, logs and safety ---------------------------------------------------------
 
@@ -319,6 +309,15 @@ class VocAgnoTrainer(Trainer):
         return path
 
 
+def _check_arguments(kwargs: Mapping[str, Any]) -> None:
+    """Refuse arguments of Trainer that have no effect, and the lack of one that is needed."""
+    for name in ("compute_metrics", "compute_loss_func"):
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} has no effect: the loss is Eq. 3, and logits are not made")
+    if kwargs.get("data_collator") is None:
+        raise ValueError("blocks need data_collator=vocagnolm.packing.PackedCollator(max_length)")
+
+
 def _keep_losses_float32(accelerator: Accelerator) -> None:
     """Undo two defaults of Accelerate's FSDP2 under mixed precision.
 
@@ -335,8 +334,3 @@ def _keep_losses_float32(accelerator: Accelerator) -> None:
 def _mean_token_loss(rows: EvalPrediction) -> dict[str, float]:
     sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
     return {"loss": float(sums.sum(dtype=np.float64) / max(counts.sum(), 1))}
-
-
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,73 @@
+"""One trainer for every method of `train.py`, made the same anywhere."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import datasets
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
+
+from vocagnolm.data import Segments, Teachers, align_corpus, student_reader, teacher_reader
+from vocagnolm.distillation import Distillation
+from vocagnolm.guidance import Guidance
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.teacher import TeacherReduction
+
+METHODS = (
+    *("kld", "kld forward", "uld", "uld position", "rho1", "rho1 entropy"),
+    *("chunk", "chunk random", "several min", "several mean", "several max", "several weighted"),
+)
+CHUNKS = 5
+
+
+class World:
+    """A student, a teacher with another vocabulary, and a reference with the student's."""
+
+    def __init__(self, texts: list[str], tokenizers: Any, models: Any):
+        self.texts, (self.ours, self.theirs) = texts, tokenizers
+        self.student, self.teacher, self.reference = models
+        self.segments: dict[Any, Segments] = {}
+
+    def blocks(self, *teachers: Any, by_position: bool = False) -> Blocks:
+        key = (*(id(teacher) for teacher in teachers), by_position)
+        if key not in self.segments:
+            corpus = datasets.Dataset.from_dict({"text": self.texts})
+            readers = tuple(teacher_reader(teacher, TEACHER_CONTEXT) for teacher in teachers)
+            guide = Teachers(readers, by_position) if teachers else None
+            self.segments[key] = align_corpus(corpus, student_reader(self.ours, MAX_LENGTH), guide)
+        return Blocks(self.segments[key].rows, MAX_LENGTH, [TEACHER_CONTEXT] * len(teachers))
+
+    def trainer(self, out: Path, method: str, **training: Any) -> Any:
+        """A trainer of any method, named as in `METHODS`."""
+        options: dict[str, Any] = {"method": method.split()[0]}
+        teacher, blocks = self.teacher, self.blocks(self.theirs)
+        if method.startswith("kld"):
+            teacher, blocks = self.reference, self.blocks()
+            distance = "forward_kl" if "forward" in method else "reverse_kl"
+            options["distillation"] = Distillation(distance)
+        elif method.startswith("uld"):
+            blocks = self.blocks(self.theirs, by_position="position" in method)
+            options["distillation"] = Distillation("sorted_l1", 0.7)
+        elif method.startswith("rho1"):
+            teacher, blocks = self.reference, self.blocks(self.ours)
+            score = "loss_and_entropy" if "entropy" in method else "loss"
+            options["guidance"] = Guidance(top_k=0.3, score=score)
+        elif method.startswith("chunk"):
+            options["data_collator"] = PackedCollator(MAX_LENGTH, chunks=CHUNKS)
+            if "random" in method:
+                teacher, blocks = None, self.blocks()
+        elif method.startswith("several"):
+            reduction = method.split()[1]
+            weights = (1.0, 3.0) if reduction == "weighted" else ()
+            options["method"] = "vocagnolm"
+            options["teacher_reduction"] = TeacherReduction(2, reduction, weights)
+            blocks = self.blocks(self.theirs, self.ours)
+            teacher = [self.teacher, self.reference]
+        elif method == "cpt":
+            teacher, blocks = None, self.blocks()
+        teacher = copy.deepcopy(teacher)
+        return make_trainer(
+            out, blocks, copy.deepcopy(self.student), teacher, options=options, **training
+        )

@@ -1,0 +1,343 @@
+"""The paper's baselines and several teachers, against slow references and under every split."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods_world import METHODS, World
+from test_distillation import slow_distance
+from test_trainer import (
+    LOSS_TOLERANCE,
+    PARAMETER_TOLERANCE,
+    full_losses,
+    largest_difference,
+    worker_parameters,
+)
+from transformers import PreTrainedTokenizerBase
+from world import make_models, make_trainer
+
+from vocagnolm.guidance import Guidance
+from vocagnolm.teacher import TeacherReduction
+from vocagnolm.token_loss import IGNORED_LABEL
+
+
+@pytest.fixture(scope="module")
+def world(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    tiny_llama: Callable[..., Any],
+) -> World:
+    texts = [*training_texts[:59], "😀 数学 ½ x́"]
+    tokenizers = student_tokenizer, teacher_tokenizer
+    _, reference = make_models(tiny_llama, student_tokenizer, student_tokenizer)
+    return World(texts, tokenizers, (*make_models(tiny_llama, *tokenizers), reference))
+
+
+def batch_of(trainer: Any, rows: int = 4) -> dict[str, Any]:
+    return trainer.data_collator([trainer.train_dataset[i] for i in range(rows)])
+
+
+def logits_of(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Full logits [B, T, V], one document at a time."""
+    rows = []
+    for row, places in zip(ids, positions, strict=True):
+        starts = [t for t in range(len(row)) if places[t] == 0]
+        parts = [
+            model(row[None, a:b], use_cache=False).logits[0]
+            for a, b in itertools.pairwise([*starts, len(row)])
+        ]
+        rows.append(torch.cat(parts))
+    return torch.stack(rows)
+
+
+def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> None:
+    """The trainer's loss and its gradients are those of a sum of losses."""
+    divided = torch.tensor(100)
+    loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=divided)
+    expected = expected / 100
+    assert abs((loss - expected).item()) < LOSS_TOLERANCE * max(1.0, abs(expected.item()))
+    ours, theirs = (
+        torch.autograd.grad(x, list(trainer.model.parameters())) for x in (loss, expected)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a - b).norm()) <= LOSS_TOLERANCE * float(b.norm())
+
+
+@pytest.mark.parametrize("method", ["kld", "kld forward", "uld", "uld position"])
+def test_distilled_loss_equals_full_logits_when_compared_pair_by_pair(
+    method: str, world: World, tmp_path: Path
+) -> None:
+    """Eq. 5 and Eq. 6, with loops."""
+    trainer = world.trainer(tmp_path, method)
+    batch = batch_of(trainer)
+    student = logits_of(trainer.model, batch["input_ids"], batch["position_ids"])
+    (teacher_model,) = trainer.teacher.models
+    prefix = "" if method.startswith("kld") else "teacher_"
+    rows = batch[f"{prefix}input_ids"], batch[f"{prefix}position_ids"]
+    with torch.no_grad():
+        teacher = logits_of(teacher_model, *rows)
+    distillation = trainer.objective.distillation
+    total, pairs = torch.zeros((), dtype=torch.float64), 0
+    for row, t in (batch["labels"] != IGNORED_LABEL).nonzero().tolist():
+        label = batch["labels"][row, t]
+        total = total - torch.log_softmax(student[row, t - 1], -1)[label]
+        first, last = (t, t + 1) if not prefix else batch["teacher_ranges"][row, t].tolist()
+        if first >= 0:
+            pair = student[row, t - 1], teacher[row, last - 2]
+            distance = slow_distance(distillation.distance, *pair)
+            total = total + distillation.weight * distance
+            pairs += 1
+    assert pairs > 100
+    if prefix:  # </s> has no counterpart
+        assert pairs < int((batch["labels"] != IGNORED_LABEL).sum())
+    assert_same(trainer, batch, total)
+    log = trainer.metrics.read(lambda sums: sums, 1)
+    assert log["distance_from_teacher"] > 0
+    assert log["selected_fraction"] == 1.0
+
+
+def test_uld_pairs_tokens_by_number_when_asked(world: World, tmp_path: Path) -> None:
+    """The first implementation's way: i-th with i-th in each document, the longer one cut."""
+    batch = batch_of(world.trainer(tmp_path, "uld position"))
+    for row, places in enumerate(batch["position_ids"].tolist()):
+        theirs = batch["teacher_position_ids"][row].tolist()
+        segments = [t for t, place in enumerate(theirs) if place == 0]
+        number = -1
+        for t, place in enumerate(places):
+            number += place == 0
+            first, last = batch["teacher_ranges"][row, t].tolist()
+            if first >= 0:
+                assert (first, last) == (segments[number] + place, segments[number] + place + 1)
+    others = batch_of(world.trainer(tmp_path, "uld"))
+    assert not torch.equal(batch["teacher_ranges"], others["teacher_ranges"])
+
+
+def test_kld_adds_exactly_zero_when_the_teacher_is_the_student(
+    world: World, tmp_path: Path
+) -> None:
+    plain = world.trainer(tmp_path / "cpt", "cpt")
+    same = make_trainer(
+        tmp_path / "kld",
+        world.blocks(),
+        copy.deepcopy(world.student),
+        copy.deepcopy(world.student),
+        options={"method": "kld"},
+    )
+    losses, gradients = [], []
+    for trainer in (plain, same):
+        loss = trainer.compute_loss(
+            trainer.model, batch_of(trainer), num_items_in_batch=torch.tensor(7)
+        )
+        losses.append(loss.detach())
+        gradients.append(torch.autograd.grad(loss, list(trainer.model.parameters())))
+    assert torch.equal(*losses)
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def slow_selection(
+    trainer: Any, batch: dict[str, Any], excess: list[dict[int, Any]]
+) -> torch.Tensor:
+    """Weight 1 for the largest scores of every row, and for label tokens without one."""
+    weights = torch.zeros(batch["labels"].shape)
+    for row, scores in enumerate(excess):
+        for t in range(weights.shape[1]):
+            if batch["labels"][row, t] != IGNORED_LABEL and t not in scores:
+                weights[row, t] = 1.0
+        count = math.ceil(round(trainer.objective.guidance.top_k * len(scores), 9))
+        for t in sorted(scores, key=lambda t: (-scores[t], t))[:count]:
+            weights[row, t] = 1.0
+    return weights
+
+
+@pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.startswith(("rho1", "chunk", "several"))]
+)
+def test_selected_loss_equals_slow_reference_when_tokens_are_scored(
+    method: str, world: World, tmp_path: Path
+) -> None:
+    trainer = world.trainer(tmp_path, method)
+    batch = batch_of(trainer)
+    student = full_losses(
+        trainer.model, *(batch[k] for k in ("input_ids", "position_ids", "labels"))
+    )
+    if method == "chunk random":
+        weights = slow_random_chunks(trainer, batch)
+    else:
+        weights = slow_selection(trainer, batch, slow_scores(method, trainer, batch, student))
+    assert 0 < weights.sum() < (batch["labels"] != IGNORED_LABEL).sum()
+    assert trainer.objective.weighted_tokens(batch) == weights.sum()
+    assert_same(trainer, batch, (weights * student).sum())
+
+
+def slow_scores(
+    method: str, trainer: Any, batch: dict[str, Any], student: torch.Tensor
+) -> list[dict[int, Any]]:
+    """By row and token, the excess loss of one or two teachers, or its rank plus the entropy's."""
+    at, losses, entropies = 0, [], []
+    for model, width in zip(trainer.teacher.models, batch["teacher_widths"], strict=True):
+        own = [
+            batch[f"teacher_{key}"][:, at : at + width]
+            for key in ("input_ids", "position_ids", "labels")
+        ]
+        with torch.no_grad():
+            losses.append(full_losses(model, *own))
+            logits = logits_of(model, *own[:2])
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        entropies.append(torch.cat([torch.zeros_like(entropy[:, :1]), entropy[:, :-1]], 1))
+        at += width
+    loss, entropy = torch.cat(losses, 1), torch.cat(entropies, 1)
+    scores: list[dict[int, Any]] = []
+    length = batch["labels"].shape[1]
+    for row in range(len(student)):
+        excess, uncertainty = {}, {}
+        for t in range(length):
+            ranges = batch["teacher_ranges"][row, t::length].tolist()
+            if batch["labels"][row, t] == IGNORED_LABEL or any(a == -1 for a, _ in ranges):
+                continue
+            guides = [
+                max(float(loss[row, i]) for i in range(a, b) if loss[row, i] > 0) for a, b in ranges
+            ]
+            reduce: dict[str, Callable[[Any], float]] = {
+                "min": min,
+                "max": max,
+                "weighted": lambda x: (x[0] + 3 * x[1]) / 4,
+            }
+            guide = reduce.get(method.split()[-1], lambda x: sum(x) / len(x))(guides)
+            excess[t] = float(student[row, t]) - guide
+            uncertainty[t] = max(float(entropy[row, i]) for i in range(*ranges[0]))
+        if "entropy" in method:
+            ranks = [sorted(c, key=lambda t, c=c: (c[t], -t)) for c in (excess, uncertainty)]
+            excess = {t: sum(rank.index(t) for rank in ranks) for t in excess}
+        scores.append(excess)
+    return scores
+
+
+def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
+    """Whole chunks in a random order, until the share is reached in the middle of one."""
+    weights = torch.zeros(batch["labels"].shape)
+    for row, labels in enumerate(batch["labels"].tolist()):
+        alone = {**batch, **{k: batch[k][row : row + 1] for k in ("labels", "block", "chunk")}}
+        found = trainer.objective.weights(torch.zeros(1, len(labels)), None, alone)[0]
+        tokens = [t for t, label in enumerate(labels) if label != IGNORED_LABEL]
+        count = math.ceil(round(0.4 * len(tokens), 9))
+        chunk = batch["chunk"][row].tolist()
+        shares = {
+            c: [found[t] for t in tokens if chunk[t] == c] for c in {chunk[t] for t in tokens}
+        }
+        cut = [c for c, chosen in shares.items() if 0 < sum(chosen) < len(chosen)]
+        assert len(cut) <= 1
+        for c in cut:
+            assert shares[c] == sorted(shares[c], reverse=True)
+        assert sum(map(sum, shares.values())) == count
+        weights[row] = found
+    return weights
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_update_is_the_same_when_the_global_batch_is_split(
+    method: str, world: World, tmp_path: Path
+) -> None:
+    results = []
+    for number, (rows, steps) in enumerate(((8, 1), (4, 2), (1, 8))):
+        trainer = world.trainer(
+            tmp_path / str(number),
+            method,
+            per_device_train_batch_size=rows,
+            gradient_accumulation_steps=steps,
+            max_steps=2,
+        )
+        before = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+        trainer.train()
+        after = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+        results.append(after)
+        assert largest_difference(before, after) > 1e-4  # it learns at all
+    for other in results[1:]:
+        assert largest_difference(results[0], other) < PARAMETER_TOLERANCE
+
+
+def test_update_is_the_same_when_two_processes_share_it(
+    world: World, tokenizer_dirs: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "texts.json").write_text(json.dumps(world.texts))
+    for role in ("student", "teacher", "reference"):
+        getattr(world, role).save_pretrained(tmp_path / role)
+    families = {"student_tokenizer": "metaspace", "teacher_tokenizer": "nfc_digits"}
+    common = {key: str(tokenizer_dirs[family]) for key, family in families.items()}
+    common["training"] = {"max_steps": 2}
+    methods = [*METHODS, "kld", "uld", "chunk"]  # the last ones sharded
+    jobs = [
+        {**common, "method": method, "fsdp": number >= len(METHODS)}
+        for number, method in enumerate(methods)
+    ]
+    for method, shared in zip(methods, worker_parameters(tmp_path, jobs), strict=True):
+        alone = world.trainer(tmp_path / "alone", method, max_steps=2)
+        alone.train()
+        found = {name: p.detach() for name, p in alone.model.named_parameters()}
+        shared = {name: shared[name] for name in found}
+        assert largest_difference(found, shared) < PARAMETER_TOLERANCE, method
+
+
+def test_rho1_is_vocagnolm_when_the_reference_is_the_teacher(world: World, tmp_path: Path) -> None:
+    guidance = Guidance(top_k=0.3)
+    runs = []
+    for method in ("rho1", "vocagnolm"):
+        trainer = make_trainer(
+            tmp_path / method,
+            world.blocks(world.ours),
+            copy.deepcopy(world.student),
+            copy.deepcopy(world.reference),
+            options={"method": method, "guidance": guidance},
+        )
+        trainer.train()
+        runs.append({n: p.detach().clone() for n, p in trainer.model.named_parameters()})
+    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
+
+
+def test_ranges_are_the_identity_when_the_tokenizers_are_equal(world: World) -> None:
+    """But for a character of several tokens, each of which is mapped to all of them."""
+    world.blocks(world.ours)
+    (segments,) = (s for key, s in world.segments.items() if key == (id(world.ours), False))
+    split = total = 0
+    for row in segments.rows:
+        for t, (first, last) in enumerate(zip(row["first"], row["last"], strict=True)):
+            if first >= 0:
+                assert first <= t < last
+                assert row["student_ids"][t] == row["teacher_ids"][t]
+                total += 1
+                split += last - first > 1
+    assert 0 < split < total / 20
+
+
+def test_two_teachers_guide_like_one_when_they_are_the_same(world: World, tmp_path: Path) -> None:
+    one = world.trainer(tmp_path / "one", "vocagnolm")
+    one.train()
+    for reduction in ("min", "mean", "max"):
+        two = make_trainer(
+            tmp_path / reduction,
+            world.blocks(world.theirs, world.theirs),
+            copy.deepcopy(world.student),
+            [copy.deepcopy(world.teacher), copy.deepcopy(world.teacher)],
+            options={"teacher_reduction": TeacherReduction(2, reduction)},
+        )
+        two.train()
+        for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_teacher_turned_nan_stops_the_run_when_distributions_are_compared(
+    world: World, tmp_path: Path
+) -> None:
+    trainer = world.trainer(tmp_path, "uld")
+    with torch.no_grad():
+        trainer.teacher.models[0].lm_head.weight[3].fill_(torch.nan)
+    with pytest.raises(RuntimeError, match="the teacher's losses are NaN or infinite"):
+        trainer.train()

@@ -1,0 +1,393 @@
+"""The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
+
+Enters: a packed batch, what decided over its tokens (`guidance.TokenGuidance`) and what both models
+read, in characters. Leaves: plain data, which the pages and figures draw. The command and the
+training callback go through the same function, `view_rows`. No torch at run time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from vocagnolm.alignment import UNMAPPED
+from vocagnolm.spans import Spans, encode
+
+if TYPE_CHECKING:
+    import datasets
+
+    from vocagnolm.data import Reader
+    from vocagnolm.guidance import TokenGuidance
+    from vocagnolm.packing import Blocks
+
+FORMAT = 1
+
+Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
+STATUSES: tuple[Status, ...] = get_args(Status)
+
+
+@dataclass(frozen=True)
+class PieceView:
+    """A teacher token behind a student token.
+
+    Attributes:
+        text: its characters; tokens that hold parts of one character all have that character.
+        start: where they start in the text.
+        end: where they end.
+        loss_nats: the teacher's loss on it.
+    """
+
+    text: str
+    start: int
+    end: int
+    loss_nats: float
+
+
+@dataclass(frozen=True)
+class TokenView:
+    """A student token and what became of it.
+
+    Attributes:
+        text: what it shows: the name of a special token, else the characters that no token before
+            it shows. So all texts but those of special tokens, joined, are the text, and the second
+            token of a character (byte fallback) shows none.
+        start: where its characters start in the text; with `end`, also those it shares.
+        end: where they end; `start` for a special token.
+        status: "kept" or "dropped" where both losses were compared, "unmapped" where there is no
+            teacher loss to compare with, "unlabelled" where there is nothing to learn, as nothing
+            predicts a start token.
+        is_trained: whether its weight in the loss is 1.
+        student_loss_nats: None where unlabelled.
+        teacher_loss_nats: aggregated over its pieces, Eq. (2); None where there is none.
+        pieces: the teacher tokens that cover its characters, if they are known.
+    """
+
+    text: str
+    start: int
+    end: int
+    status: Status
+    is_trained: bool
+    student_loss_nats: float | None
+    teacher_loss_nats: float | None
+    pieces: tuple[PieceView, ...] = ()
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it stands for no characters."""
+        return self.start == self.end
+
+    @property
+    def excess_nats(self) -> float | None:
+        """The student's loss less the teacher's, by which tokens are ranked."""
+        if self.student_loss_nats is None or self.teacher_loss_nats is None:
+            return None
+        return self.student_loss_nats - self.teacher_loss_nats
+
+
+@dataclass(frozen=True)
+class TextView:
+    """A segment of a document.
+
+    Attributes:
+        text: its characters.
+        document: number of the document.
+        start: where in the document it starts, in characters.
+        block: number of the sequence that it was packed into.
+        tokens: the student's, special tokens included, in order.
+    """
+
+    text: str
+    document: int
+    start: int
+    block: int
+    tokens: tuple[TokenView, ...]
+
+
+@dataclass(frozen=True)
+class ViewSettings:
+    """How the tokens were chosen.
+
+    Attributes:
+        student: its name.
+        teacher: its name.
+        method: as of `train.py`.
+        top_k: share of the competing tokens that is kept.
+        aggregation: how the losses of several pieces become one.
+        unmapped: what happens to tokens without a teacher loss.
+        competition: among which tokens the share is taken, in words.
+        step: optimizer steps of the student, where a training run shows itself.
+    """
+
+    student: str
+    teacher: str
+    method: str
+    top_k: float
+    aggregation: str
+    unmapped: str
+    competition: str
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class GuidanceView:
+    """What one page shows."""
+
+    settings: ViewSettings
+    texts: tuple[TextView, ...]
+
+    @property
+    def tokens(self) -> list[TokenView]:
+        """The tokens of all texts."""
+        return [token for text in self.texts for token in text.tokens]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Counts and means of some tokens.
+
+    Attributes:
+        tokens: how many.
+        trained: how many of them are trained.
+        student_nats: their mean loss; None where none of them has one.
+        teacher_nats: mean of the aggregated teacher losses, likewise.
+        excess_nats: mean of the excess, likewise.
+    """
+
+    tokens: int
+    trained: int
+    student_nats: float | None
+    teacher_nats: float | None
+    excess_nats: float | None
+
+
+def summarize(tokens: Sequence[TokenView]) -> Summary:
+    """Count tokens and average their losses."""
+
+    def mean(value: Callable[[TokenView], float | None]) -> float | None:
+        known = [x for token in tokens if (x := value(token)) is not None]
+        return fmean(known) if known else None
+
+    return Summary(
+        tokens=len(tokens),
+        trained=sum(token.is_trained for token in tokens),
+        student_nats=mean(lambda token: token.student_loss_nats),
+        teacher_nats=mean(lambda token: token.teacher_loss_nats),
+        excess_nats=mean(lambda token: token.excess_nats),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class SegmentText:
+    """A segment in characters.
+
+    Attributes:
+        text: its characters.
+        document: number of the document.
+        start: where in the document it starts.
+        specials: names of the special tokens, by position among the student's N tokens.
+        spans: int64 [N, 2], characters of the student's tokens; none for special ones.
+        teacher_spans: int64 [M, 2], characters of the teacher's text tokens.
+        ranges: int64 [N, 2], half-open, which of those are behind each student token.
+    """
+
+    text: str
+    document: int
+    start: int
+    specials: Mapping[int, str]
+    spans: Spans
+    teacher_spans: Spans
+    ranges: Spans
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """Some blocks that can be looked at again and again.
+
+    Attributes:
+        batch: as a `PackedCollator` makes it.
+        rows: for each row of the batch its segments.
+    """
+
+    batch: dict[str, Any]
+    rows: tuple[tuple[SegmentText, ...], ...]
+
+
+def load_sample(
+    blocks: Blocks,
+    numbers: Sequence[int],
+    collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+    segments: datasets.Dataset,
+    corpus: datasets.Dataset,
+    readers: tuple[Reader, Reader | None],
+) -> Sample:
+    """Read some blocks as the trainer does, and their texts.
+
+    Args:
+        blocks: of a training run.
+        numbers: which of them.
+        collate: the run's `PackedCollator`.
+        segments: the rows that the blocks were packed from.
+        corpus: the documents, in the column `text`.
+        readers: the student's, and the (first) teacher's or None, as with a store: then losses are
+            shown without pieces.
+    """
+    rows = []
+    for number in numbers:
+        found = (segments[int(segment)] for segment in blocks.segments(number))
+        rows.append(
+            tuple(read_segment(row, corpus[row["document"]]["text"], *readers) for row in found)
+        )
+    return Sample(collate([blocks[number] for number in numbers]), tuple(rows))
+
+
+def read_segment(
+    row: Mapping[str, Any], document: str, student: Reader, teacher: Reader | None
+) -> SegmentText:
+    """Encode a segment again, which gives the characters of the tokens in its row.
+
+    Args:
+        row: of `data.Segments.rows`.
+        document: the text that the segment is cut from.
+        student: how the student reads.
+        teacher: how the (first) teacher reads, or None: then no token has pieces.
+    """
+    text, ids = document[row["start"] : row["end"]], row["student_ids"]
+    ours = encode(student.tokenizer, text).spans
+    last = 1 + len(ours)  # special tokens stand at 0 and, behind a document's end, here
+    ends = np.full((len(ids) - last, 2), len(text))
+    theirs = (
+        np.zeros((0, 2), np.int64) if teacher is None else encode(teacher.tokenizer, text).spans
+    )
+    ranges = np.full((len(ids), 2), UNMAPPED)
+    if teacher is not None:
+        both = np.stack([row["first"], row["last"]], axis=1)[: len(ids)]  # the first teacher's
+        ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)  # its start token is number 0
+    special = (0, *range(last, len(ids)))
+    names = student.tokenizer.convert_ids_to_tokens([ids[position] for position in special])
+    return SegmentText(
+        text=text,
+        document=row["document"],
+        start=row["start"],
+        specials=dict(zip(special, names, strict=True)),
+        spans=np.concatenate([np.zeros((1, 2), np.int64), ours, ends]),
+        teacher_spans=theirs,
+        ranges=ranges,
+    )
+
+
+class _Verdict(NamedTuple):
+    """What the tensors say of one token."""
+
+    student_nats: float
+    teacher_nats: float
+    has_label: bool
+    is_mapped: bool
+    is_trained: bool
+
+    @property
+    def status(self) -> Status:
+        if not self.has_label:
+            return "unlabelled"
+        if not self.is_mapped:
+            return "unmapped"
+        return "kept" if self.is_trained else "dropped"
+
+
+def view_rows(
+    batch: Mapping[str, Any], guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
+) -> tuple[TextView, ...]:
+    """The views of all segments of a batch.
+
+    With several teachers the pieces are the first one's, and the loss is that of all.
+
+    Args:
+        batch: as a `PackedCollator` makes it.
+        guidance: what decided over its tokens.
+        rows: for each row the segments packed into it, in order.
+    """
+    columns = (
+        guidance.student_loss_BS,
+        guidance.teacher_loss_BS,
+        guidance.valid_BS,
+        guidance.mapped_BS,
+        guidance.weight_BS.bool(),
+    )
+    views = []
+    for row, segments in enumerate(rows):
+        verdicts = map(_Verdict, *(column[row].tolist() for column in columns))
+        piece_losses = iter(
+            guidance.teacher_loss_BT[row].tolist()
+        )  # the first teacher's come first
+        block = int(batch["block"][row])
+        views += [_view(segment, block, verdicts, piece_losses) for segment in segments]
+    return tuple(views)
+
+
+def _view(
+    segment: SegmentText, block: int, verdicts: Iterator[_Verdict], piece_losses: Iterator[float]
+) -> TextView:
+    """The view of the segment that comes next in a row."""
+    text, pieces = segment.text, []
+    if len(segment.teacher_spans):
+        next(piece_losses)  # of its start token
+        for start, end in segment.teacher_spans.tolist():
+            pieces.append(PieceView(text[start:end], start, end, next(piece_losses)))
+    tokens: list[TokenView] = []
+    shown = 0
+    for position, ((start, end), (first, last)) in enumerate(
+        zip(segment.spans.tolist(), segment.ranges.tolist(), strict=True)
+    ):
+        verdict = next(verdicts)
+        is_compared = verdict.has_label and verdict.is_mapped
+        tokens.append(
+            TokenView(
+                text=segment.specials.get(position, text[max(start, shown) : end]),
+                start=start,
+                end=end,
+                status=verdict.status,
+                is_trained=verdict.is_trained,
+                student_loss_nats=verdict.student_nats if verdict.has_label else None,
+                teacher_loss_nats=verdict.teacher_nats if is_compared else None,
+                pieces=() if first == UNMAPPED else tuple(pieces[first:last]),
+            )
+        )
+        shown = max(shown, end)
+    return TextView(text, segment.document, segment.start, block, tuple(tokens))
+
+
+def to_json(view: GuidanceView) -> dict[str, Any]:
+    """The content of `guidance.json`, which `read_views` reads."""
+    return {"format": FORMAT, **asdict(view)}
+
+
+def read_views(path: Path) -> GuidanceView:
+    """Read what `vocagnolm inspect` or a training run has written as JSON.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']}, expected {FORMAT}")
+        texts = tuple(_text_from_json(text) for text in content["texts"])
+        return GuidanceView(ViewSettings(**content["settings"]), texts)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is no guidance view ({type(error).__name__}: {error}): write it with "
+            "vocagnolm inspect --output_dir, or train.py --guidance_table_steps"
+        ) from error
+
+
+def _text_from_json(text: dict[str, Any]) -> TextView:
+    tokens = (
+        TokenView(**token | {"pieces": tuple(PieceView(**piece) for piece in token["pieces"])})
+        for token in text["tokens"]
+    )
+    return TextView(**text | {"tokens": tuple(tokens)})

@@ -1,0 +1,157 @@
+"""The output head of a causal language model: from hidden states to logits, tile by tile.
+
+The logits of all tokens are never held at once; who needs them makes a tile, reduces it to a few
+numbers per token, and drops it.
+
+Shapes: N rows, K rows of a tile, D hidden size, V vocabulary.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+# Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
+# below a tenth of the full logits of one packed block.
+TILE_LOGITS_CUDA = 2**26
+TILE_LOGITS = 2**23
+
+
+class Head(NamedTuple):
+    """From hidden states to logits: cap * tanh(scale * (hidden @ weight.T + bias) / cap)."""
+
+    scale: float
+    cap: float | None
+    dtype: torch.dtype  # of the factors of the matrix products
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Of logits, losses and gradient sums: float32, or float64 for a float64 model."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+    def matmul(self, a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return `a @ b` in `sum_dtype`, in `out` if given."""
+        if self.dtype == self.sum_dtype:
+            return torch.mm(a, b, out=out)
+        if a.is_cuda:
+            # The kernel sums in float32; without out_dtype it would round the sums on the way out.
+            return torch.mm(a, b, out_dtype=self.sum_dtype)
+        product = torch.mm(a, b)
+        return product.to(self.sum_dtype) if out is None else out.copy_(product)
+
+    def tile(self, rows: int, weight_VD: Tensor) -> Tensor | None:
+        """Return memory for the logits [rows, V] of one tile after the other."""
+        if weight_VD.is_cuda:  # its allocator reuses memory; the system's would scatter the tiles
+            return None
+        return torch.empty(rows, len(weight_VD), dtype=self.sum_dtype, device=weight_VD.device)
+
+    def logits(
+        self, hidden_KD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tile_KV: Tensor | None
+    ) -> Tensor:
+        """Return logits [K, V] in `sum_dtype`, on which the caller may work in place."""
+        out_KV = None if tile_KV is None else tile_KV[: len(hidden_KD)]
+        logits_KV = self.matmul(hidden_KD.to(self.dtype), weight_VD.T, out_KV)
+        if bias_V is not None:
+            logits_KV += bias_V
+        if self.scale != 1.0:
+            logits_KV *= self.scale
+        if self.cap is not None:
+            logits_KV.div_(self.cap).tanh_().mul_(self.cap)
+        return logits_KV
+
+    def gradient(self, logits_KV: Tensor, targets_K: Tensor, grad_K: Tensor) -> Tensor:
+        """Turn logits, in place, into the gradient of sum(grad * loss) at the matrix product."""
+        slope_KV = self.slope(logits_KV)
+        gradient_KV = logits_KV.sub_(logits_KV.amax(-1, keepdim=True)).exp_()
+        gradient_KV /= gradient_KV.sum(-1, keepdim=True)
+        minus_one_K1 = gradient_KV.new_full((len(targets_K), 1), -1.0)
+        gradient_KV.scatter_add_(-1, targets_K[:, None], minus_one_K1)
+        gradient_KV *= grad_K[:, None] * self.scale
+        return gradient_KV if slope_KV is None else gradient_KV.mul_(slope_KV)
+
+    def slope(self, logits_KV: Tensor) -> Tensor | None:
+        """Return the derivative of the soft cap, if there is one; the scale is not in it."""
+        if self.cap is None:
+            return None
+        return (logits_KV / self.cap).square_().neg_().add_(1.0)  # of cap * tanh(x / cap)
+
+
+def rows_per_tile(rows: int, *weights_VD: Tensor) -> int:
+    """Rows of a tile of logits over one vocabulary, or of tiles over several side by side."""
+    logits = TILE_LOGITS_CUDA if weights_VD[0].is_cuda else TILE_LOGITS
+    return max(1, min(rows, logits // sum(map(len, weights_VD))))
+
+
+def read_head(model: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None, Head]:
+    """Return the weight [V, D] and bias [V] of a model's output head, whole, and the rest of it.
+
+    Args:
+        model: a causal language model.
+        hidden: its last hidden states; they and autocast decide the dtype of the products.
+    """
+    embeddings, kind = output_embeddings(model), hidden.device.type
+    autocast = torch.is_autocast_enabled(kind)  # read here: the backward pass runs outside of it
+    dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
+    head = Head(*scale_and_cap(model.config), dtype)
+    weight_VD = _whole(embeddings.weight)
+    assert weight_VD is not None
+    return weight_VD, _whole(embeddings.bias), head
+
+
+def last_hidden_state(model: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the hidden states [B, T, D] that a model's output head reads."""
+    # With a cache, transformers would let packed documents attend to each other.
+    output = model.base_model(*args, **kwargs | {"use_cache": False, "return_dict": True})
+    hidden: Tensor | None = getattr(output, "last_hidden_state", None)
+    if hidden is None:
+        raise ValueError(unsupported(model, "its base model returns no last_hidden_state"))
+    return hidden
+
+
+def _whole(parameter: Tensor | None) -> Tensor | None:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+def scale_and_cap(config: Any) -> tuple[float, float | None]:
+    """Return the factor and the soft cap that a model's own forward applies to its logits."""
+    text_config = config.get_text_config()
+
+    def number(name: str) -> float | None:
+        value = getattr(text_config, name, None)
+        return float(value) if isinstance(value, int | float) else None
+
+    scale = 1.0
+    for name in (
+        "logit_scale",
+        "lm_head_multiplier",
+        "output_multiplier",
+    ):  # Cohere, Falcon-H1, Muse
+        scale *= number(name) or 1.0
+    scale /= number("logits_scaling") or 1.0  # Granite, MiniCPM
+    return scale, number("final_logit_softcapping") or number("logits_soft_cap")  # Gemma, Griffin
+
+
+def output_embeddings(model: Any) -> nn.Linear:
+    """Return the linear layer that makes the logits of a model.
+
+    Raises:
+        ValueError: it has none, or another kind of layer.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(unsupported(model, "it is no transformers.PreTrainedModel"))
+    embeddings = cast(Any, model).get_output_embeddings()
+    if not isinstance(embeddings, nn.Linear):  # an adapter around the head would be passed over
+        kind = type(embeddings).__name__
+        raise ValueError(unsupported(model, f"its output embeddings are of type {kind}"))
+    return embeddings
+
+
+def unsupported(model: Any, found: str) -> str:
+    """Say why a model cannot be used."""
+    return (
+        f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
+        "language model as AutoModelForCausalLM.from_pretrained returns it: a base model that "
+        "returns last_hidden_state, and output embeddings that are a torch.nn.Linear"
+    )

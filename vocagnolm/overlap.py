@@ -1,0 +1,270 @@
+"""How well two tokenizers fit: words in common, and characters that aligned tokens share.
+
+Enters: tokenizers, spans of one text, ranges of `align_spans`. Leaves: shares and counts that can
+be added up over documents. A text part A of the student and a part B of the teacher, as sets of
+characters, give IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
+
+Spans are expected as `spans.encode_batch` gives them, without gaps and none empty: then tokens that
+follow one another cover what lies between the start of the first and the end of the last.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import astuple, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.alignment import UNMAPPED, chunk_edges
+from vocagnolm.spans import Spans
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Shares = npt.NDArray[np.float64]
+
+_METASPACE = "▁"
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that byte-level vocabularies write for each byte, as GPT-2 chose them.
+
+    Bytes that print are their own letters; the others take those from U+0100 on, in order.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printing))
+    letters = {chr(byte): byte for byte in printing}
+    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTE_OF_LETTER = _byte_letters()
+
+
+@dataclass(frozen=True)
+class VocabularyOverlap:
+    """Sizes of two vocabularies and of what they share."""
+
+    shared: int
+    teacher_size: int
+    student_size: int
+
+    def shares(self) -> dict[str, float]:
+        """Shared words over the teacher's (the paper's definition), the student's and either's."""
+        return {
+            "teacher": self.shared / self.teacher_size,
+            "student": self.shared / self.student_size,
+            "union": self.shared / (self.teacher_size + self.student_size - self.shared),
+        }
+
+
+def raw_overlap(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
+) -> VocabularyOverlap:
+    """Compare vocabularies as they are written, added tokens included.
+
+    This is the paper's number. It takes ` the`, written `▁the` by one family and `Ġthe` by the
+    other, for different words.
+    """
+    return _compare(set(student.get_vocab()), set(teacher.get_vocab()))
+
+
+def byte_overlap(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
+) -> VocabularyOverlap:
+    """Compare vocabularies by what their words stand for; sizes are of distinct byte strings."""
+    return _compare(decoded_vocabulary(student), decoded_vocabulary(teacher))
+
+
+def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
+    """The byte strings that the words of a vocabulary stand for.
+
+    In a byte-level vocabulary every letter is a byte. In any other one `▁` is a space, and
+    `<0xAB>` the byte where the model falls back to bytes. Added tokens are themselves.
+    """
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    added = {token["content"] for token in backend["added_tokens"]}
+    words = set(tokenizer.get_vocab())
+    steps = json.dumps([backend["pre_tokenizer"], backend["decoder"]])
+    if '"ByteLevel"' in steps:
+        decoded = {_from_letters(word) for word in words - added}
+    else:
+        falls_back = bool(backend["model"].get("byte_fallback"))
+        decoded = {_from_metaspace(word, falls_back) for word in words - added}
+    return decoded | {word.encode() for word in words & added}
+
+
+def _compare(student: set[str] | set[bytes], teacher: set[str] | set[bytes]) -> VocabularyOverlap:
+    return VocabularyOverlap(len(student & teacher), len(teacher), len(student))
+
+
+def _from_letters(word: str) -> bytes:
+    try:
+        return bytes(map(_BYTE_OF_LETTER.__getitem__, word))
+    except KeyError:
+        return word.encode()
+
+
+def _from_metaspace(word: str, falls_back: bool) -> bytes:
+    byte = _BYTE_TOKEN.fullmatch(word) if falls_back else None
+    return bytes.fromhex(byte[1]) if byte else word.replace(_METASPACE, " ").encode()
+
+
+def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
+    """IoU and IoS of every student token with the teacher tokens of its range.
+
+    Args:
+        student_spans: int64 [N, 2], none empty.
+        teacher_spans: int64 [M, 2], none empty and without gaps, over the same text.
+        ranges: int64 [N, 2], half-open ranges of teacher tokens, or (-1, -1).
+
+    Returns:
+        (iou [N], ios [N]), in [0, 1]; both are 0 where no teacher token is mapped.
+
+    >>> student = np.array([[0, 3], [3, 5]])  # "a+b", "=c"
+    >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
+    >>> iou, ios = overlaps(student, teacher, np.array([[0, 2], [1, 3]]))
+    >>> iou.tolist(), ios.tolist()
+    ([0.75, 0.5], [1.0, 1.0])
+    """
+    iou, ios = np.zeros(len(student_spans)), np.zeros(len(student_spans))
+    mapped = ranges[:, 0] != UNMAPPED
+    iou[mapped], ios[mapped] = _shares(student_spans[mapped], _hull(teacher_spans, ranges[mapped]))
+    return iou, ios
+
+
+def chunk_overlaps(
+    student_spans: Spans, teacher_spans: Spans, chunks: int
+) -> tuple[Shares, Shares]:
+    """IoU and IoS of chunks of equal token count: chunk c of the student with that of the teacher.
+
+    Args:
+        student_spans: int64 [N, 2], none empty and without gaps.
+        teacher_spans: int64 [M, 2], likewise, over the same text.
+        chunks: how many, at least 1.
+
+    Returns:
+        (iou, ios), in [0, 1], of the student's chunks that have tokens: all of them where N is at
+        least `chunks`. Both are 0 where the teacher's chunk has none.
+    """
+    student_edges = chunk_edges(len(student_spans), chunks)
+    teacher_edges = chunk_edges(len(teacher_spans), chunks)
+    student = np.stack((student_edges[:-1], student_edges[1:]), axis=1)
+    teacher = np.stack((teacher_edges[:-1], teacher_edges[1:]), axis=1)
+    teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED
+    filled = student[:, 0] < student[:, 1]
+    return overlaps(_hull(student_spans, student[filled]), teacher_spans, teacher[filled])
+
+
+def _hull(spans: Spans, ranges: Spans) -> Spans:
+    """The characters from the first token of each range to its last."""
+    return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
+
+
+def _shares(ours: Spans, theirs: Spans) -> tuple[Shares, Shares]:
+    starts, ends = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, 1], theirs[:, 1])
+    shared = np.maximum(ends - starts, 0)
+    lengths = ours[:, 1] - ours[:, 0]
+    return shared / (lengths + theirs[:, 1] - theirs[:, 0] - shared), shared / lengths
+
+
+@dataclass(frozen=True)
+class MapCounts:
+    """What an alignment is made of, as sums over tokens; counts of texts can be added.
+
+    Attributes:
+        characters: of the text, in Unicode code points.
+        student_tokens: of the text, without special tokens.
+        teacher_tokens: likewise.
+        unmapped: student tokens without a teacher token.
+        one: student tokens with a range of one teacher token.
+        two: with a range of two.
+        more: with a range of three or more (one-to-many: two or more).
+        same_span: with a range of one teacher token of the same characters (one-to-one).
+        shared: whose first teacher token is also one of the token before (many-to-one).
+        straddling: whose range begins before the token or ends after it.
+        iou_sum: of the tokens' IoU.
+        ios_sum: of the tokens' IoS.
+    """
+
+    characters: int = 0
+    student_tokens: int = 0
+    teacher_tokens: int = 0
+    unmapped: int = 0
+    one: int = 0
+    two: int = 0
+    more: int = 0
+    same_span: int = 0
+    shared: int = 0
+    straddling: int = 0
+    iou_sum: float = 0.0
+    ios_sum: float = 0.0
+
+    def __add__(self, other: MapCounts) -> MapCounts:
+        return MapCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def iou(self) -> float:
+        """Mean IoU of the student's tokens; 0 without any."""
+        return self.iou_sum / max(self.student_tokens, 1)
+
+    @property
+    def ios(self) -> float:
+        """Mean IoS of the student's tokens; 0 without any."""
+        return self.ios_sum / max(self.student_tokens, 1)
+
+    def shares(self) -> dict[str, float]:
+        """The ratios of tokens and characters, and each kind's share of the student's tokens.
+
+        Only for texts with tokens. A token may be of several kinds: one that is not one-to-one can
+        be one-to-many, many-to-one and straddling at once.
+        """
+        tokens, characters = self.student_tokens, self.characters
+        return {
+            "teacher_tokens_per_student_token": self.teacher_tokens / tokens,
+            "student_tokens_per_character": tokens / characters,
+            "teacher_tokens_per_character": self.teacher_tokens / characters,
+            "mapped": 1 - self.unmapped / tokens,
+            "unmapped": self.unmapped / tokens,
+            "range_of_1": self.one / tokens,
+            "range_of_2": self.two / tokens,
+            "range_of_3_or_more": self.more / tokens,
+            "one_to_one": self.same_span / tokens,
+            "one_to_many": (self.two + self.more) / tokens,
+            "many_to_one": self.shared / tokens,
+            "straddling": self.straddling / tokens,
+        }
+
+
+def count_map(
+    characters: int, student_spans: Spans, teacher_spans: Spans, ranges: Spans
+) -> MapCounts:
+    """Count the kinds of student tokens in one text; arguments as of `overlaps`."""
+    iou, ios = overlaps(student_spans, teacher_spans, ranges)
+    is_mapped = ranges[:, 0] != UNMAPPED
+    sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
+    mapped = ranges[is_mapped]
+    before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
+    starts_before, ends_after = before[:, 0] > 0, before[:, 1] < 0
+    same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)
+    return MapCounts(
+        characters=characters,
+        student_tokens=len(student_spans),
+        teacher_tokens=len(teacher_spans),
+        unmapped=len(ranges) - len(mapped),
+        one=_count(sizes == 1),
+        two=_count(sizes == 2),
+        more=_count(sizes > 2),
+        same_span=_count(same_span),
+        shared=_count(mapped[1:, 0] < mapped[:-1, 1]),
+        straddling=_count(starts_before | ends_after),
+        iou_sum=float(iou.sum()),
+        ios_sum=float(ios.sum()),
+    )
+
+
+def _count(chosen: npt.NDArray[np.bool_]) -> int:
+    return int(np.count_nonzero(chosen))
