@@ -267,7 +267,7 @@ def test_parse_takes_the_recipe_and_then_the_flags_when_both_are_given(tmp_path:
         "seed: null\nattend_across_documents: false\noutput_dir: --odd\n",
     )
     model, data, _, run = parse((*config, "--learning_rate", "1e-3", "--max_length=128"))
-    assert model.teacher == "from/recipe"
+    assert model.teacher == ["from/recipe"]
     assert (run.learning_rate, data.max_length, run.global_batch_tokens) == (1e-3, 128, 256)
     assert run.lr_scheduler_kwargs == {"min_lr_rate": 0.5}
     assert (run.seed, run.report_to, run.output_dir) == (42, [], "--odd")
@@ -343,7 +343,7 @@ def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
             "--teacher is required: name the causal LM that guides the student, or a store of its "
             "losses with --teacher_losses",
         ),
-        (("--teacher",), "argument --teacher: expected one argument"),
+        (("--teacher",), "argument --teacher: expected at least one argument"),
         ((*TEACHER, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),
         ((*TEACHER, "--top_k", "0"), "--top_k must be in (0, 1], got 0.0"),
         ((*TEACHER, "--top_k", "nan"), "--top_k must be in (0, 1], got nan"),

@@ -1,0 +1,69 @@
+"""A teacher that no single device holds: its weights sharded over the devices of a machine.
+
+Not over all machines: the weights are gathered again for every forward pass, and between machines
+that takes about as long as the pass itself (15 GB for a 7B teacher).
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
+
+
+def devices_of_a_machine() -> int:
+    """Processes of this machine, as the launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The layers that repeat, by the classes that the model names as not to be split.
+
+    Raises:
+        ValueError: it names none.
+    """
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
+            "--teacher_sharding node shards one by one: leave it out"
+        )
+    return layers
+
+
+def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Spread the weights of a frozen model over the processes of each machine, in place.
+
+    Every process must then call the model equally often, each with rows of its own. The losses are
+    those of the whole model, bit for bit; one layer is gathered at a time.
+
+    Args:
+        model: on the CPU, the same in all processes; token losses already added.
+        device: where each process computes; its shard is moved there, layer by layer.
+
+    Raises:
+        ValueError: the processes are not as many on every machine, or the model has no layers.
+    """
+    mesh = _mesh(device)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device)
+    return model
+
+
+def _mesh(device: torch.device) -> DeviceMesh:
+    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
+    if world % local:
+        raise ValueError(
+            f"--teacher_sharding node needs as many processes on every machine: {world} processes "
+            f"cannot be {local} on each"
+        )
+    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=("node", "device"))
+    return mesh["device"]
