@@ -65,6 +65,8 @@ class World:
             options["teacher_reduction"] = TeacherReduction(2, reduction, weights)
             blocks = self.blocks(self.theirs, self.ours)
             teacher = [self.teacher, self.reference]
+        elif method == "selected":
+            options |= {"method": "vocagnolm", "divisor": "selected"}
         elif method == "cpt":
             teacher, blocks = None, self.blocks()
         teacher = copy.deepcopy(teacher)

@@ -169,13 +169,15 @@ def test_packed_segments_have_the_losses_of_separate_ones(
 SPLITS = [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 2, 2)]  # processes, accumulation, batch size
 
 
-def worker_parameters(tmp_path: Path, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run jobs in two gloo processes and return each one's parameters."""
+def worker_parameters(
+    tmp_path: Path, jobs: list[dict[str, Any]], processes: int = 2
+) -> list[dict[str, Any]]:
+    """Run jobs in several gloo processes and return each one's parameters."""
     (tmp_path / "jobs.json").write_text(json.dumps(jobs))
     here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
-        [*command, str(here / "trainer_worker.py"), str(tmp_path)],
+        [*command, f"--nproc_per_node={processes}", str(here / "trainer_worker.py"), str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)},
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""One of two gloo processes: runs jobs of tests and saves the student's parameters.
+"""One of several gloo processes: runs jobs of tests and saves the student's parameters.
 
 torchrun --nproc_per_node=2 tests/trainer_worker.py DIR
 """
@@ -9,11 +9,12 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 import yaml
-from accelerate import PartialState
+from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
 from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,19 +24,27 @@ import train
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:
+    world_size, where = int(os.environ["WORLD_SIZE"]), directory / job.get("models", "")
     tokenizers = [
         AutoTokenizer.from_pretrained(job[f"{role}_tokenizer"]) for role in ("student", "teacher")
     ]
     models = [
-        AutoModelForCausalLM.from_pretrained(directory / role, dtype=torch.float64)
+        AutoModelForCausalLM.from_pretrained(where / role, dtype=torch.float64)
         for role in ("student", "teacher", "reference")
-        if (directory / role).exists()
+        if (where / role).exists()
     ]
     texts = json.loads((directory / "texts.json").read_text())
-    sharding = {"fsdp": True, "fsdp_config": {"version": 2}} if job["fsdp"] else {}
+    sharding: dict[str, Any] = {}
+    if job["fsdp"]:
+        sharding = {"fsdp": True, "fsdp_config": {"version": 2}}
+    if job.get("replicas"):
+        size = world_size // job["replicas"]
+        sharding["parallelism_config"] = ParallelismConfig(
+            dp_replicate_size=job["replicas"], dp_shard_size=size
+        )
     training = {
         "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 2,
+        "gradient_accumulation_steps": 4 // world_size,
         "use_cpu": not job["fsdp"],
         **job["training"],
         **sharding,
@@ -47,7 +56,7 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         if job["options"]["method"] != "vocagnolm":
             models[1] = None
         trainer = make_trainer(out, blocks, *models, options=job["options"], **training)
-    assert trainer.accelerator.num_processes == 2
+    assert trainer.accelerator.num_processes == world_size
     assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
     trainer.train()
     if job["training"].get("bf16"):

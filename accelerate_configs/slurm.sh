@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Hardware: 4 machines with 8 H100 each, under Slurm; requeued when preempted or out of time, until the run is done:
+#   sbatch accelerate_configs/slurm.sh --teacher Qwen/Qwen2.5-Math-7B-Instruct --output_dir runs/mine
+# The arguments are those of train.py. CONFIG names another file of accelerate_configs/, VENV an environment to activate.
+#SBATCH --job-name=vocagnolm
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=24:00:00
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:-.}"
+if [[ -n "${VENV:-}" ]]; then source "$VENV/bin/activate"; fi
+config=${CONFIG:-accelerate_configs/fsdp2_32xh100.yaml}
+host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+port=$((20000 + SLURM_JOB_ID % 20000))
+preempted=
+
+# Five minutes before the end this script is told. It tells one training process of each machine; all of them save at the
+# same step and stop. The launchers between would end at such a signal, hence the pattern: workers are started with -u.
+preempt() {
+  preempted=yes
+  srun --overlap --ntasks-per-node=1 pkill -USR1 --oldest --full -- '-u train.py' || true
+}
+trap preempt USR1 TERM
+
+srun --kill-on-bad-exit=1 bash -c '
+  exec accelerate launch -q --config_file "$0" --machine_rank "$SLURM_NODEID" --num_machines "$SLURM_NNODES" \
+    --num_processes "$((8 * SLURM_NNODES))" --main_process_ip "$1" --main_process_port "$2" train.py "${@:3}"
+' "$config" "$host" "$port" "$@" &
+step=$!
+status=0
+wait "$step" || status=$?
+while kill -0 "$step" 2>/dev/null; do  # a trapped signal ends `wait` early
+  status=0
+  wait "$step" || status=$?
+done
+if [[ -n "$preempted" ]]; then
+  echo "preempted: requeueing job $SLURM_JOB_ID, which goes on from its newest checkpoint"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$status"

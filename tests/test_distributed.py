@@ -1,0 +1,82 @@
+"""The real Trainer and Accelerate on two and four processes: the parameters of one process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods_world import World
+from test_trainer import largest_difference, worker_parameters
+from transformers import PreTrainedTokenizerBase
+from world import make_models
+
+STEPS, TOLERANCE = 5, 1e-5
+CHECKPOINTED = {"gradient_checkpointing": True}
+# What is trained, how it is spread over the processes, and over how many.
+JOBS: list[dict[str, Any]] = [
+    {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
+    {"processes": 2, "models": "plain", "fsdp": True, "training": CHECKPOINTED},
+    {"processes": 2, "models": "tied", "fsdp": True, "method": "selected"},
+    {"processes": 4, "models": "plain", "fsdp": False},
+    {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
+    {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
+    {"processes": 4, "models": "plain", "fsdp": True, "method": "selected"},
+    {"processes": 4, "models": "plain", "fsdp": True, "replicas": 2},
+    {"processes": 4, "models": "plain", "fsdp": True, "method": "several mean"},
+]
+
+
+@pytest.fixture(scope="module")
+def worlds(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    tiny_llama: Callable[..., Any],
+) -> dict[str, World]:
+    tokenizers = student_tokenizer, teacher_tokenizer
+
+    def make(tied: bool) -> World:
+        def build(*arguments: Any, **options: Any) -> Any:
+            return tiny_llama(*arguments, **options, tie_word_embeddings=tied)
+
+        _, reference = make_models(build, student_tokenizer, student_tokenizer)
+        models = (*make_models(build, *tokenizers), reference)
+        return World(training_texts[:59], tokenizers, models)
+
+    return {"plain": make(False), "tied": make(True)}
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_parameters_are_those_of_one_process_when_there_are_several(
+    processes: int,
+    worlds: dict[str, World],
+    tokenizer_dirs: dict[str, Path],
+    tmp_path: Path,
+) -> None:
+    for name, world in worlds.items():
+        (tmp_path / "texts.json").write_text(json.dumps(world.texts))
+        for role in ("student", "teacher", "reference"):
+            getattr(world, role).save_pretrained(tmp_path / name / role)
+    families = {"student_tokenizer": "metaspace", "teacher_tokenizer": "nfc_digits"}
+    common = {key: str(tokenizer_dirs[family]) for key, family in families.items()}
+    jobs = [
+        {"method": "vocagnolm", **common, **job}
+        | {"training": job.get("training", {}) | {"max_steps": STEPS}}
+        for job in JOBS
+        if job["processes"] == processes
+    ]
+    alone: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+    for job, shared in zip(jobs, worker_parameters(tmp_path, jobs, processes), strict=True):
+        key = name, method = job["models"], job["method"]
+        start = dict(worlds[name].student.named_parameters())
+        if key not in alone:
+            trainer = worlds[name].trainer(tmp_path / "alone", method, max_steps=STEPS)
+            trainer.train()
+            alone[key] = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
+            assert largest_difference(start, alone[key]) > 1e-4
+        found = {n: shared[n] for n in start}
+        assert largest_difference(alone[key], found) < TOLERANCE, job
