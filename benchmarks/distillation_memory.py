@@ -56,7 +56,7 @@ def measure(
         states, weight = (x.clone().requires_grad_() for x in (student, ours))
         total = (chunked if way == "chunked" else naive)(states, weight, rows).sum()
         total.backward()
-        return float(total)
+        return float(total.detach())
 
     step(2)  # what is allocated once, for any number of tokens
     before, start_s = resident_bytes("VmRSS"), time.perf_counter()
