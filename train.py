@@ -4,8 +4,10 @@
     accelerate launch train.py --config recipes/demo.yaml --student DIR --dataset pages.jsonl
     python train.py --teacher T --dry_run          # print the plan and exit
 
-Every field of transformers.TrainingArguments is an option too. Exit status: 0 done, 2 a wrong
-argument or file, 3 stopped because the numbers went bad.
+Every field of transformers.TrainingArguments is an option too. The same command goes on with a run
+that ended before its end. Exit status: 0 done, 2 a wrong argument or file, 3 the numbers went bad,
+4 out of memory or another process lost, 75 (EX_TEMPFAIL) stopped by a signal with everything saved,
+so that a scheduler may start it again. docs/running.md tells what happens when.
 """
 
 from __future__ import annotations
@@ -13,19 +15,24 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
 import datasets
 import torch
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm import checkpoints, config, job
+from vocagnolm import checkpoints, config, failures, job, preemption
 from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
 from vocagnolm.pair import load_models, load_pair, trainer_options
+from vocagnolm.processes import decided_by_one
+from vocagnolm.speed import compile_layers
 from vocagnolm.token_loss import NonFiniteLoss, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
+LOST = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,20 +40,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not sys.stderr.isatty():  # a log file wants no progress bars, and an error stays one line
         datasets.disable_progress_bars()
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        arguments = config.parse(sys.argv[1:] if argv is None else argv)
-        built = build(arguments)
-    except (ValueError, ImportError, OSError) as error:
-        return stop(error, 2)
-    except NonFiniteLoss as error:
-        return stop(error, 3)
-    if built is None:
-        return 0
-    try:
-        train(*built, arguments)
-    except NonFiniteLoss as error:
-        return stop(error, 3)
-    return 0
+    with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
+        try:
+            arguments = config.parse(sys.argv[1:] if argv is None else argv)
+            built = build(arguments)
+        except NonFiniteLoss as error:
+            return stop(error, 3)
+        except RuntimeError as error:
+            return stop_if_known(error, "the preparation")
+        except (ValueError, ImportError, OSError) as error:
+            return stop(error, 2)
+        if built is None:
+            return 0
+        trainer, checkpoint = built
+        try:
+            return train(trainer, checkpoint, arguments)
+        except NonFiniteLoss as error:
+            return stop(error, 3)
+        except RuntimeError as error:
+            return stop_if_known(error, f"{trainer.doing} (step {trainer.state.global_step + 1})")
 
 
 def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | None:
@@ -56,9 +68,14 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     """
     model, data, guidance, run = arguments
     settings = job.settings(arguments)
-    checkpoints.check_settings(run.output_dir, settings)
-    checkpoint = checkpoints.resolve(run.resume_from_checkpoint, run.output_dir)
-    if checkpoints.is_finished(run.output_dir) and not run.dry_run:
+    checkpoints.check_settings(run.output_dir, settings, job.defaults())
+    checkpoint, is_finished = decided_by_one(
+        lambda: (
+            checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say),
+            checkpoints.is_finished(run.output_dir),
+        )
+    )
+    if is_finished and not run.dry_run:
         say(f"{run.output_dir} holds the finished run: nothing to do")
         return None
     pair = load_pair(model, guidance, data.max_length)
@@ -70,15 +87,17 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         say(job.example(pair, documents))
         return None
     settings |= job.corpus_settings(pair, documents, blocks)
-    checkpoints.check_settings(run.output_dir, settings)
+    checkpoints.check_settings(run.output_dir, settings, job.defaults())
     recorder = job.load_recorder(pair, arguments, documents, blocks)
-    student, teacher = load_models(pair, model, run.device)
+    student, teacher = load_models(pair, model, run.device, seed=run.seed)
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
         args=run,
         **trainer_options(arguments, teacher),
         on_teacher_losses=recorder.add if recorder else None,
+        max_bad_steps=run.max_bad_steps,
+        device_peak_tflops=run.device_peak_tflops,
         train_dataset=blocks,
         eval_dataset=eval_blocks,
         data_collator=PackedCollator(
@@ -95,46 +114,93 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     if not data.attend_across_documents:
         for reader in (trainer.model, *getattr(trainer.teacher, "models", ())):
             check_packing(reader)
+    if model.compile_layers:  # behind the probes, which would be compiled too
+        for reader in (trainer.model, *getattr(trainer.teacher, "models", ())):
+            compile_layers(reader)
     if IS_MAIN:
         checkpoints.write_settings(run.output_dir, settings)
         documents.write_skipped(run.output_dir)
     return trainer, checkpoint
 
 
-def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arguments) -> None:
-    """Train, evaluate, and save a model that `from_pretrained` loads with its tokenizer."""
+def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arguments) -> int:
+    """Train, evaluate, save a model that `from_pretrained` loads, and return the exit status."""
+    run = arguments[-1]
     if checkpoint:
         say(f"resuming from {checkpoint}")
+        say(checkpoints.change_of_processes(Path(checkpoint), run.world_size))
     trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.preemption.is_agreed:
+        step, steps = trainer.state.global_step, trainer.state.max_steps
+        say(f"stopped after step {step} of {steps}, saved in {run.output_dir}: start it again")
+        return preemption.REQUEUE
+    with preemption.handling(preemption.SCHEDULERS, preemption.finish_first):
+        finish(trainer, arguments)
+    return 0
+
+
+def finish(trainer: VocAgnoTrainer, arguments: config.Arguments) -> None:
+    """Evaluate and save the trained model; its card comes last, which makes the run a finished."""
+    run = arguments[-1]
     if trainer.eval_dataset is not None and not trainer.evaluated_last_step:
         trainer.evaluate()
+    trainer.doing = "the saving of the model"
     trainer.model.config.use_cache = True  # training turned it off; generation needs it
     if trainer.is_fsdp_enabled:  # checkpoints are sharded, the final model is whole
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model()
     trainer.save_state()
     if IS_MAIN:
-        checkpoints.write_tracker(arguments[-1].output_dir, arguments[-1].report_to)
-        write_model_card(arguments[-1].output_dir, job.settings(arguments), trainer.state)
-    say(f"saved {arguments[-1].output_dir}")
+        checkpoints.write_tracker(run.output_dir, run.report_to)
+        write_model_card(run.output_dir, job.settings(arguments), trainer.state)
+    say(f"saved {run.output_dir}")
 
 
-def say(text: str) -> None:
-    """Print once, whatever the number of processes."""
-    if IS_MAIN:
+def say(text: str | None) -> None:
+    """Print once, whatever the number of processes, if there is something to say."""
+    if IS_MAIN and text:
         print(text, flush=True)
 
 
 def stop(error: Exception, status: int) -> int:
     """One line that says what to do, once for each machine, and the exit status."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        name = "train.py" if IS_MAIN else f"train.py (process {os.environ['RANK']})"
-        print(f"{name}: error:", " ".join(str(error).split()), file=sys.stderr, flush=True)
+        tell(str(error))
     return status
 
 
-if __name__ == "__main__":
-    status = main()
+def stop_if_known(error: RuntimeError, doing: str) -> int:
+    """One line on what one process alone met, or the error as it is."""
+    explanation = failures.explain(error, doing)
+    if explanation is None:
+        raise error
+    tell(explanation)
+    return LOST
+
+
+def tell(text: str) -> None:
+    """Say on stderr what ended the run, in one line."""
+    name = "train.py" if IS_MAIN else f"train.py (process {os.environ['RANK']})"
+    print(f"{name}: error:", " ".join(text.split()), file=sys.stderr, flush=True)
+
+
+def run_script() -> NoReturn:
+    """Run the job, and leave without waiting for processes that may be gone."""
+    goes_alone = True
+    try:
+        status = main()
+        goes_alone = status == LOST
+    except KeyboardInterrupt:
+        status = 130
+    except SystemExit as left:  # --help, or a signal
+        status = int(left.code or 0)
     if torch.distributed.is_initialized():
+        if goes_alone:
+            sys.stdout.flush()
+            os._exit(status)
         torch.distributed.destroy_process_group()
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    run_script()

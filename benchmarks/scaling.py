@@ -1,210 +1,46 @@
-"""What scoring a corpus once costs beside guided runs that keep their teacher: an estimate.
+"""What the paper's runs cost on 1 to 256 GPUs, with a teacher at hand and from a store: estimates.
 
-    python benchmarks/scaling.py --configs DIR
+    python benchmarks/scaling.py
+    python benchmarks/scaling.py --peak_tflops 312 --memory_tb_s 2.0 --price 1.5
 
-`DIR` holds a directory with a `config.json` for the student and each teacher. Nothing is run, no
-weights are read: FLOPs are counted from the configs, hours follow from an assumed share of a GPU's
-peak (MFU), dollars from an assumed price. All assumptions are options, and printed.
-
-Floating-point operations of a forward pass, per token:
-
-    2 x matmul parameters + 2 x layers x heads x head dimension x context
-
-The first term is a multiplication and an addition for every weight of the projections, the MLP and
-the head; the embedding is a look-up. The second is Q K^T and A V, 4 x heads x head dimension for
-each key in each layer, with half a context of keys on average, as attention is causal. It assumes
-whole contexts: isolated documents attend to less. A training step takes three times a forward
-pass, without recomputation. Overhead of communication, loading and compiling is part of the MFU.
+Nothing is run, no weights are read: FLOPs, bytes and messages are counted from the sizes of the
+models (`cost_model.py`), hours follow from an assumed share of a GPU's peak (MFU), dollars from an
+assumed price. All assumptions are options, and printed. docs/scaling.md has the formulas, and these
+tables.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import fields, replace
 
-TEACHERS = (  # with teacher tokens per student token, as measured in docs/results.md
-    ("llemma-7b", 0.997),
-    ("mistral-7b-v0.1", 0.994),
-    ("deepseek-math-7b", 0.978),
-    ("qwen2.5", 0.943),
+from cost_model import (
+    KEPT_BYTES,
+    LARGEST,
+    NODE,
+    STUDENT,
+    TEACHERS,
+    TOKEN_RATIO,
+    Setup,
+    break_even,
+    device_gib,
+    forward_flops,
+    matmul_parameters,
+    online_cost,
+    step_compute_s,
+    step_messages_s,
+    stored_cost,
+    teacher_flops,
+    teacher_hours,
+    training_flops,
+    training_hours,
+    wall_hours,
 )
+
 RUNS = (1, 3, 6, 10)
-CONFIG_KEYS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "vocab_size",
-)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A decoder with a gated MLP (Llama, Mistral, Qwen2), as in its `config.json`."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    key_value_heads: int
-    head_dim: int
-    vocabulary: int
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What one teacher costs over the corpus.
-
-    Attributes:
-        teacher: its directory.
-        matmul_parameters: of the teacher.
-        flops_per_token: of its forward pass, per teacher token.
-        tokens: teacher tokens of the corpus.
-        store_gb: size of the store, in 10^9 bytes.
-        scoring_flops: of scoring the corpus once.
-        scoring_hours, cpt_hours, online_hours: GPU hours of scoring once, of a run without a
-            teacher or from a store, and of a run with the teacher at hand.
-    """
-
-    teacher: str
-    matmul_parameters: int
-    flops_per_token: float
-    tokens: float
-    store_gb: float
-    scoring_flops: float
-    scoring_hours: float
-    cpt_hours: float
-    online_hours: float
-
-
-def read_architecture(directory: Path) -> Architecture:
-    """The sizes in a model's `config.json`.
-
-    Raises:
-        ValueError: the config lacks a size, as those of other architectures do.
-    """
-    path = directory / "config.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    missing = [key for key in CONFIG_KEYS if key not in config]
-    if missing:
-        raise ValueError(
-            f"expected the sizes of a Llama-like model, found no {', '.join(missing)} in {path}: "
-            "name another model"
-        )
-    heads = config["num_attention_heads"]
-    return Architecture(
-        hidden=config["hidden_size"],
-        intermediate=config["intermediate_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        key_value_heads=config["num_key_value_heads"],
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocabulary=config["vocab_size"],
-    )
-
-
-def matmul_parameters(model: Architecture) -> int:
-    """Weights that a token is multiplied with: projections, MLP and head, no embedding.
-
-    >>> matmul_parameters(Architecture(10, 20, 2, 2, 1, 5, 100))  # 2 x (100 + 100 + 100 + 600)
-    2800
-    """
-    query_and_output = 2 * model.hidden * model.heads * model.head_dim
-    key_and_value = 2 * model.hidden * model.key_value_heads * model.head_dim
-    mlp = 3 * model.hidden * model.intermediate
-    return model.layers * (query_and_output + key_and_value + mlp) + model.hidden * model.vocabulary
-
-
-def attention_flops(model: Architecture, context: int) -> float:
-    """Of Q K^T and A V for one token, averaged over a causal context of `context` tokens.
-
-    >>> attention_flops(Architecture(10, 20, 2, 2, 1, 5, 100), context=50)
-    2000
-    """
-    return 2 * model.layers * model.heads * model.head_dim * context
-
-
-def forward_flops(model: Architecture, context: int) -> float:
-    """Of a forward pass, per token.
-
-    >>> forward_flops(Architecture(10, 20, 2, 2, 1, 5, 100), context=50)
-    7600
-    """
-    return 2 * matmul_parameters(model) + attention_flops(model, context)
-
-
-def store_gigabytes(tokens: float, bytes_per_token: float) -> float:
-    """Size of a store, in 10^9 bytes.
-
-    >>> store_gigabytes(tokens=1e9, bytes_per_token=3.0)
-    3.0
-    """
-    return tokens * bytes_per_token / 1e9
-
-
-def gpu_hours(flops: float, peak_tflops: float, mfu: float) -> float:
-    """Hours of one GPU that reaches a share `mfu` of its peak.
-
-    >>> gpu_hours(3.6e18, peak_tflops=1000, mfu=0.5)
-    2.0
-    """
-    return flops / (peak_tflops * 1e12 * mfu) / 3600
-
-
-def online_cost(scoring: float, cpt: float, runs: int) -> float:
-    """Of runs that each read the whole corpus with their teacher, in the unit of the others.
-
-    >>> online_cost(scoring=10, cpt=5, runs=3)
-    45
-    """
-    return runs * (scoring + cpt)
-
-
-def stored_cost(scoring: float, cpt: float, runs: int) -> float:
-    """Of scoring once, and runs from the store at the cost of continual pretraining (CPT).
-
-    >>> stored_cost(scoring=10, cpt=5, runs=3)
-    25
-    """
-    return scoring + runs * cpt
-
-
-def break_even(scoring: float, cpt: float, online: float) -> int:
-    """The fewest runs k with scoring + k cpt <= k online.
-
-    >>> break_even(scoring=10, cpt=5, online=15), break_even(scoring=11, cpt=5, online=15)
-    (1, 2)
-    """
-    return math.ceil(scoring / (online - cpt) - 1e-9)  # a rounding error is no further run
-
-
-def estimate(args: argparse.Namespace, name: str, ratio: float) -> Estimate:
-    """Everything about a teacher that makes `ratio` tokens of a student's token."""
-    model = read_architecture(args.configs / name)
-    student = read_architecture(args.configs / args.student)
-    tokens = args.student_tokens * ratio
-    flops = tokens * forward_flops(model, args.context)
-    teacher_hours = gpu_hours(flops, args.peak_tflops, args.scoring_mfu)
-    step_flops = 3 * args.student_tokens * forward_flops(student, args.context)
-    cpt_hours = gpu_hours(step_flops, args.peak_tflops, args.training_mfu)
-    return Estimate(
-        teacher=name,
-        matmul_parameters=matmul_parameters(model),
-        flops_per_token=forward_flops(model, args.context),
-        tokens=tokens,
-        store_gb=store_gigabytes(tokens, args.bytes_per_token),
-        scoring_flops=flops * (1 + args.reread),
-        scoring_hours=teacher_hours * (1 + args.reread),
-        cpt_hours=cpt_hours,
-        online_hours=teacher_hours + cpt_hours,
-    )
+DEVICES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -213,100 +49,171 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(cells) + " |" for cells in lines]
 
 
-def scoring_table(estimates: Sequence[Estimate], price: float) -> list[str]:
+def roofline_table(setup: Setup) -> list[str]:
+    """What a GPU could do at its peak, and does at the assumed shares of it."""
+    header = ("run", "student GFLOP", "teacher GFLOP", "teacher's share", "tokens/s at the peak")
+    student, peak = training_flops(setup), setup.peak_tflops * 1e12
+    rows = []
+    for teacher in (None, *TEACHERS):
+        frozen = teacher_flops(setup, teacher) if teacher else 0.0
+        seconds = student / setup.training_mfu + frozen / setup.forward_mfu
+        total = student + frozen
+        cells = (f"{student / 1e9:.2f}", f"{frozen / 1e9:.2f}", f"{frozen / total:.0%}")
+        rates = (f"{peak / total / 1e3:.1f} k", f"{peak / seconds / 1e3:.1f} k")
+        rows.append([teacher or "CPT, or from a store", *cells, *rates])
+    return markdown((*header, "tokens/s assumed"), rows)
+
+
+def products_table(setup: Setup) -> list[str]:
+    """Whether matrix products wait for memory: FLOPs per byte that they read or write."""
+    ridge = setup.peak_tflops / setup.memory_tb_s
+    tokens, rows = setup.micro_batch * setup.context, []
+    for role, model in (("student", STUDENT), (LARGEST, TEACHERS[LARGEST])):
+        for name, outputs in (
+            ("key or value", model.key_value_heads * model.head_dim),
+            ("query or output", model.heads * model.head_dim),
+            ("MLP", model.intermediate),
+            ("head", model.vocabulary),
+        ):
+            inputs = model.hidden
+            moved = 2 * (tokens * inputs + inputs * outputs + tokens * outputs)
+            intensity = 2 * tokens * inputs * outputs / moved
+            bound = "arithmetic" if intensity > ridge else "memory"
+            rows.append([f"{role}: {name}", f"{inputs} x {outputs}", f"{intensity:,.0f}", bound])
+    return markdown(("matrix product", "weights", "FLOP / byte", "bound by"), rows)
+
+
+def memory_table(setup: Setup) -> list[str]:
+    """GiB of a GPU by layout and number of GPUs."""
+    rows = []
+    for sharding in KEPT_BYTES:
+        placements = [("none", False), ("on each GPU", False), ("in each machine", False)]
+        for teacher, checkpointed in [*placements, ("on each GPU", True)]:
+            cells = []
+            for devices in DEVICES:
+                size = device_gib(setup, sharding, devices, teacher, checkpointed)
+                exists = devices >= {"DDP": 1, "FSDP2": 2, "HSDP": 2 * NODE}[sharding]
+                over = " (over)" if size > setup.memory_gib else ""
+                cells.append(f"{size:.0f}{over}" if exists else "")
+            name = f"{sharding}, checkpointing" if checkpointed else sharding
+            rows.append([name, teacher, *cells])
+    return markdown(("student", "teacher", *map(str, DEVICES)), rows)
+
+
+def messages_table(setup: Setup) -> list[str]:
+    """Milliseconds of an optimizer step: what is sent beside what is computed."""
+    devices = [count for count in DEVICES if count > 1]
+    one_card = replace(setup, nics=1)
+    seconds = {
+        name: [step_messages_s(given, what, count) for count in devices]
+        for name, what, given in (
+            ("DDP", "DDP", setup),
+            ("DDP, one network card a machine", "DDP", one_card),
+            ("FSDP2", "FSDP2", setup),
+            ("FSDP2, one network card a machine", "FSDP2", one_card),
+            ("HSDP", "HSDP", setup),
+            ("HSDP, one network card a machine", "HSDP", one_card),
+            ("teacher sharded in each machine", "in each machine", setup),
+            ("teacher sharded over all GPUs", "over all GPUs", setup),
+        )
+    }
+    for name, teacher in (("computing, from a store", None), ("computing, online", LARGEST)):
+        seconds[name] = [step_compute_s(setup, count, teacher) for count in devices]
+    rows = [[name, *(f"{1e3 * s:,.0f}" for s in row)] for name, row in seconds.items()]
+    return markdown(("ms per optimizer step", *map(str, devices)), rows)
+
+
+def wall_table(setup: Setup) -> list[str]:
+    """Hours of runs by number of GPUs."""
+    rows = []
+    for devices in DEVICES:
+        hours = [wall_hours(setup, devices, teacher) for teacher in (None, *TEACHERS)]
+        scoring = max(teacher_hours(setup, teacher) for teacher in TEACHERS)
+        scoring *= (1 + setup.reread) / devices
+        cells = [f"{hidden:.1f} ({exposed:.1f})" for hidden, exposed in hours]
+        rows.append([str(devices), cells[0], f"{scoring:.1f}", *cells[1:]])
+    online = [f"online, {teacher}" for teacher in TEACHERS]
+    return markdown(("GPUs", "from a store", "scoring once, at most", *online), rows)
+
+
+def dollars_table(setup: Setup) -> list[str]:
+    """Dollars of the same runs, at their slower."""
+    rows = []
+    for devices in DEVICES:
+        hours = [wall_hours(setup, devices, teacher)[1] for teacher in (None, *TEACHERS)]
+        rows.append([str(devices), *(f"{h * devices * setup.price:,.0f}" for h in hours)])
+    online = [f"online, {teacher}" for teacher in TEACHERS]
+    return markdown(("GPUs", "from a store", *online), rows)
+
+
+def scoring_table(setup: Setup) -> list[str]:
     """What scoring once takes."""
-    header = (
-        *("teacher", "matmul parameters", "GFLOP / token", "tokens", "store"),
-        *("FLOP", "GPU hours", "dollars"),
-    )
-    rows = [
-        [
-            found.teacher,
-            f"{found.matmul_parameters / 1e9:.3f} B",
-            f"{found.flops_per_token / 1e9:.2f}",
-            f"{found.tokens / 1e9:.2f} B",
-            f"{found.store_gb:.1f} GB",
-            f"{found.scoring_flops:.2e}",
-            f"{found.scoring_hours:.0f}",
-            f"{found.scoring_hours * price:,.0f}",
-        ]
-        for found in estimates
-    ]
-    return markdown(header, rows)
+    header = ("teacher", "matmul parameters", "GFLOP / token", "tokens", "store", "FLOP")
+    rows = []
+    for name, model in TEACHERS.items():
+        tokens = setup.student_tokens * TOKEN_RATIO[name]
+        hours = teacher_hours(setup, name) * (1 + setup.reread)
+        flops = setup.student_tokens * teacher_flops(setup, name) * (1 + setup.reread)
+        cells = (
+            f"{matmul_parameters(model) / 1e9:.3f} B",
+            f"{forward_flops(model, setup.context) / 1e9:.2f}",
+            f"{tokens / 1e9:.2f} B",
+            f"{tokens * setup.bytes_per_token / 1e9:.1f} GB",
+            f"{flops:.2e}",
+        )
+        rows.append([name, *cells, f"{hours:.0f}", f"{hours * setup.price:,.0f}"])
+    return markdown((*header, "GPU hours", "dollars"), rows)
 
 
-def runs_table(estimates: Sequence[Estimate], price: float) -> list[str]:
+def runs_table(setup: Setup) -> list[str]:
     """What k runs take, with the teacher at hand and from a store."""
     runs = [f"k = {k}: online, stored" for k in RUNS]
-    header = ("teacher", "CPT run", "online run", "break-even", *runs)
-    rows = []
-    for found in estimates:
-        scoring, cpt, online = found.scoring_hours, found.cpt_hours, found.online_hours
+    cpt, rows = training_hours(setup), []
+    for name in TEACHERS:
+        online = teacher_hours(setup, name) + cpt
+        scoring = teacher_hours(setup, name) * (1 + setup.reread)
         costs = [
-            f"{online_cost(online - cpt, cpt, k) * price:,.0f}, "
-            f"{stored_cost(scoring, cpt, k) * price:,.0f}"
+            f"{online_cost(online - cpt, cpt, k) * setup.price:,.0f}, "
+            f"{stored_cost(scoring, cpt, k) * setup.price:,.0f}"
             for k in RUNS
         ]
         fewest = f"k = {break_even(scoring, cpt, online)}"
-        rows.append([found.teacher, f"{cpt:.0f} h", f"{online:.0f} h", fewest, *costs])
-    return markdown(header, rows)
+        rows.append([name, f"{cpt:.0f} h", f"{online:.0f} h", fewest, *costs])
+    return markdown(("teacher", "CPT run", "online run", "break-even", *runs), rows)
 
 
-def directory_and_ratio(text: str) -> tuple[str, float]:
-    """A teacher of the command line.
-
-    >>> directory_and_ratio("qwen2.5=0.943")
-    ('qwen2.5', 0.943)
-    """
-    directory, ratio = text.split("=")
-    return directory, float(ratio)
-
-
-def parse_arguments() -> argparse.Namespace:
-    """The assumptions."""
+def parse_arguments(argv: Sequence[str] | None = None) -> Setup:
+    """The assumptions of a command line."""
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").split("\n")[0],
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    add = parser.add_argument
-    add("--configs", type=Path, required=True, help="directory of directories with a config.json")
-    add("--student", default="tinyllama", help="directory in --configs")
-    add(
-        "--teachers",
-        nargs="+",
-        type=directory_and_ratio,
-        default=TEACHERS,
-        metavar="DIRECTORY=RATIO",
-        help="with teacher tokens per student token",
-    )
-    add("--student_tokens", type=float, default=15e9, help="of the corpus (OpenWebMath)")
-    add("--context", type=int, default=2048, help="tokens, of student and teacher")
-    add("--bytes_per_token", type=float, default=3.05, help="of the store, per teacher token")
-    add("--reread", type=float, default=0.0, help="share of tokens that scoring reads twice")
-    add("--peak_tflops", type=float, default=989, help="of the GPU (H100, dense bfloat16)")
-    add("--scoring_mfu", type=float, default=0.6, help="share of the peak, forward")
-    add("--training_mfu", type=float, default=0.4, help="share of the peak, training")
-    add("--price", type=float, default=2.5, help="dollars per GPU hour")
-    return parser.parse_args()
+    for option in fields(Setup):
+        parser.add_argument(
+            f"--{option.name}",
+            type=type(option.default),
+            default=option.default,
+            help=option.metadata["help"],
+        )
+    return Setup(**vars(parser.parse_args(argv)))
 
 
-def main() -> None:
-    """Print the assumptions and two tables."""
-    args = parse_arguments()
-    estimates = [estimate(args, name, ratio) for name, ratio in args.teachers]
-    ratios = ", ".join(f"{name} {ratio}" for name, ratio in args.teachers)
-    lines = [
-        f"Measured: {args.bytes_per_token} bytes per teacher token; teacher tokens per student "
-        f"token {ratios}.",
-        f"Assumed: {args.student_tokens / 1e9:g} B student tokens of {args.student}, context "
-        f"{args.context}, {args.reread:.0%} read twice, {args.peak_tflops:g} TFLOP/s peak, MFU "
-        f"{args.scoring_mfu} scoring and {args.training_mfu} training, "
-        f"{args.price} dollars per GPU hour.",
-        "\nScoring once:\n",
-        *scoring_table(estimates, args.price),
-        "\nGPU hours of a run, and dollars of k runs:\n",
-        *runs_table(estimates, args.price),
-    ]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the assumptions and all tables."""
+    setup = parse_arguments(argv)
+    lines = ["Assumed:", ""]
+    lines += [f"- {o.metadata['help']}: {getattr(setup, o.name):g}" for o in fields(Setup)]
+    for title, table in (
+        ("Roofline, per student token and GPU", roofline_table),
+        ("Matrix products of a micro-batch", products_table),
+        ("Memory of a GPU, in GiB", memory_table),
+        ("Messages", messages_table),
+        ("Wall time, in hours", wall_table),
+        ("Dollars", dollars_table),
+        ("Scoring once", scoring_table),
+        ("Runs: GPU hours of one, dollars of k", runs_table),
+    ):
+        lines += ["", f"{title}:", "", *table(setup)]
     sys.stdout.write("\n".join(lines) + "\n")
 
 

@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM
 
 from vocagnolm.sharding import shard_inside_machine
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses
 
 DEVICE = torch.device("cpu")
 
@@ -49,9 +48,8 @@ def main() -> None:
         os.environ["LOCAL_WORLD_SIZE"] = str(torch.distributed.get_world_size() // machines)
         for name in ("plain", "tied"):
             whole = AutoModelForCausalLM.from_pretrained(directory / name, dtype=torch.float32)
-            whole.train(False).requires_grad_(False)
             bytes_whole = sum(p.numel() * p.element_size() for p in whole.parameters())
-            sharded = shard_inside_machine(add_token_losses(copy.deepcopy(whole)), DEVICE)
+            sharded = shard_inside_machine(copy.deepcopy(whole), DEVICE)
             teachers = ResidentTeacher([whole], DEVICE), ResidentTeacher([sharded], DEVICE)
             same = True
             for round_ in range(2):

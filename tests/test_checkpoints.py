@@ -13,24 +13,42 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from vocagnolm import checkpoints
 from vocagnolm.checkpoints import (
     SETTINGS_FILE,
+    change_of_processes,
     check_settings,
     checkpoint_fault,
     find_checkpoint,
+    finish,
     is_finished,
+    make_room,
     resolve,
+    rotate,
     write_settings,
 )
+from vocagnolm.manifest import MANIFEST_FILE
+
+FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "metrics_0.safetensors")
+
+
+def write_checkpoint(path: Path, step: int) -> None:
+    """What is there before the manifest."""
+    path.mkdir(parents=True)
+    save_file({"weight": torch.full((64, 64), float(step))}, path / "model.safetensors")
+    for name in FILES:
+        torch.save({"state": torch.full((100,), float(step))}, path / name)
+    shards = path / "pytorch_model_fsdp_0"  # of FSDP, in a directory of their own
+    shards.mkdir()
+    (shards / ".metadata").write_text("where everything is")
+    torch.save({"state": torch.zeros(10)}, shards / "__0_0.distcp")
+    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
 
 def make_checkpoint(run: Path, step: int) -> Path:
     path = run / f"checkpoint-{step}"
-    path.mkdir(parents=True)
-    save_file({"weight": torch.zeros(64, 64)}, path / "model.safetensors")
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        torch.save({"state": torch.zeros(100)}, path / name)
-    (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    write_checkpoint(path, step)
+    finish(path, step, 1, FILES)
     return path
 
 
@@ -44,97 +62,103 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
-def make_sharded_weights(path: Path) -> None:
-    (path / "model.safetensors").unlink()
-    names = [f"model-0000{shard}-of-00002.safetensors" for shard in (1, 2)]
-    for name in names:
-        save_file({name: torch.zeros(8)}, path / name)
-    index = {"weight_map": {name: name for name in names}}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
-def lose_a_shard(path: Path) -> None:
-    make_sharded_weights(path)
-    (path / "model-00002-of-00002.safetensors").unlink()
+def put_other(path: Path, name: str) -> None:
+    """The file of the checkpoint of another step."""
+    other = path.with_name("checkpoint-1")
+    if not other.exists():
+        write_checkpoint(other, 1)
+    shutil.copy(other / name, path / name)
+    shutil.rmtree(other)
 
 
-def break_the_index(path: Path) -> None:
-    make_sharded_weights(path)
-    (path / "model.safetensors.index.json").write_text("{oops")
+def change_manifest(path: Path, **changes: object) -> None:
+    file = path / MANIFEST_FILE
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
+STATE_FAULT = "trainer_state.json is missing or damaged"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "absent": (shutil.rmtree, "no such directory"),
-    "sentinel": (
-        lambda path: (path / "checkpoint-is-incomplete.txt").touch(),
-        "it was not finished",
+    "unfinished": (
+        lambda path: (path / MANIFEST_FILE).unlink(),
+        "it has no manifest.json, so it was not finished or is another tool's",
     ),
-    "no state": (
-        lambda path: (path / "trainer_state.json").unlink(),
-        "trainer_state.json is missing or damaged",
+    "manifest cut": (lambda path: truncate(path / MANIFEST_FILE), "manifest.json is damaged"),
+    "manifest empty": (
+        lambda path: (path / MANIFEST_FILE).write_bytes(b""),
+        "manifest.json is damaged",
     ),
+    "manifest list": (
+        lambda path: (path / MANIFEST_FILE).write_text("[]"),
+        "manifest.json is damaged",
+    ),
+    "manifest without files": (
+        lambda path: change_manifest(path, files=None),
+        "manifest.json is damaged",
+    ),
+    "manifest of odd files": (
+        lambda path: change_manifest(path, files={"a": {"bytes": "many"}}),
+        "manifest.json is damaged",
+    ),
+    "manifest of the future": (
+        lambda path: change_manifest(path, format=2),
+        "manifest.json has format 2, not 1",
+    ),
+    "manifest of another step": (
+        lambda path: change_manifest(path, step=2),
+        "manifest.json is of step 2, trainer_state.json of step {step}",
+    ),
+    "state of another step": (
+        lambda path: put_other(path, "trainer_state.json"),
+        "manifest.json is of step {step}, trainer_state.json of step 1",
+    ),
+    "no state": (lambda path: (path / "trainer_state.json").unlink(), STATE_FAULT),
     "state cut": (
         lambda path: (path / "trainer_state.json").write_text('{"global_st'),
-        "trainer_state.json is missing or damaged",
+        STATE_FAULT,
     ),
-    "state empty": (
-        lambda path: (path / "trainer_state.json").write_text(""),
-        "trainer_state.json is missing or damaged",
-    ),
-    "state list": (
-        lambda path: (path / "trainer_state.json").write_text("[]"),
-        "trainer_state.json is missing or damaged",
-    ),
-    "state null": (
-        lambda path: (path / "trainer_state.json").write_text("null"),
-        "trainer_state.json is missing or damaged",
-    ),
+    "state null": (lambda path: (path / "trainer_state.json").write_text("null"), STATE_FAULT),
     "state without step": (
         lambda path: (path / "trainer_state.json").write_text("{}"),
-        "trainer_state.json is missing or damaged",
+        STATE_FAULT,
     ),
     "state bytes": (
         lambda path: (path / "trainer_state.json").write_bytes(b"\xff\xfe"),
-        "trainer_state.json is missing or damaged",
+        STATE_FAULT,
     ),
-    "no weights": (
-        lambda path: (path / "model.safetensors").unlink(),
-        "it holds no weights",
+    "state changed": (
+        lambda path: (path / "trainer_state.json").open("a").write(" "),
+        "trainer_state.json has 19 bytes instead of 18",
     ),
-    "weights cut": (
-        lambda path: truncate(path / "model.safetensors"),
-        "model.safetensors is missing or damaged",
+    "extra random state": (
+        lambda path: (path / "rng_state_1.pth").write_bytes(b"of two processes"),
+        "rng_state_1.pth does not belong to it",
     ),
-    "weights empty": (
-        lambda path: (path / "model.safetensors").write_bytes(b""),
-        "model.safetensors is missing or damaged",
+    "extra weights": (
+        lambda path: (path / "pytorch_model_fsdp_0" / "__1_0.distcp").write_bytes(b"others"),
+        "pytorch_model_fsdp_0/__1_0.distcp does not belong to it",
     ),
-    "shard lost": (lose_a_shard, "model-00002-of-00002.safetensors is missing or damaged"),
-    "index broken": (break_the_index, "model.safetensors.index.json is missing or damaged"),
 } | {
     f"{name} {damage}": (
         lambda path, name=name, change=change: change(path / name),  # type: ignore[misc]
-        f"{name} is missing or damaged",
+        f"{name} {fault}",
     )
-    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-    for damage, change in (
-        ("missing", Path.unlink),
-        ("empty", lambda path: path.write_bytes(b"")),
-        ("cut", truncate),
-        ("zeros", lambda path: path.write_bytes(bytes(500))),
+    for name in ("model.safetensors", *FILES, "pytorch_model_fsdp_0/__0_0.distcp")
+    for damage, change, fault in (
+        ("missing", Path.unlink, "is missing"),
+        ("empty", lambda path: path.write_bytes(b""), "has 0 bytes instead of "),
+        ("cut", truncate, "has "),
+        ("flipped", flip, "is damaged: its checksum is another"),
+        ("foreign", lambda path: put_other(path.parent, path.name), "is damaged: its checksum is"),
     )
-    if (name, damage) != ("rng_state.pth", "missing")  # Trainer goes on with a warning
+    if "fsdp" not in name or damage != "foreign"  # empty in all
 }
-
-
-def make_fsdp_checkpoint(run: Path, step: int) -> Path:
-    path = make_checkpoint(run, step)
-    for name in ("model.safetensors", "optimizer.pt"):
-        (path / name).unlink()
-    for name in ("pytorch_model_fsdp_0", "optimizer_0"):
-        (path / name).mkdir()
-        (path / name / ".metadata").touch()
-    return path
 
 
 # Finding
@@ -143,9 +167,15 @@ def make_fsdp_checkpoint(run: Path, step: int) -> Path:
 def test_checkpoint_fault_finds_nothing_when_the_checkpoint_is_whole(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3)
     assert checkpoint_fault(path) is None
-    make_sharded_weights(path)
+    manifest = json.loads((path / MANIFEST_FILE).read_text())
+    assert (manifest["format"], manifest["step"], manifest["world_size"]) == (1, 3, 1)
+    assert "pytorch_model_fsdp_0/.metadata" in manifest["files"]
+    # Elsewhere, and with what an evaluation leaves in it.
+    path = path.rename(tmp_path / "kept")
+    (path / "evaluation").mkdir()
+    (path / "evaluation" / "results.json").touch()
+    (path / ".nfs0001").touch()
     assert checkpoint_fault(path) is None
-    assert checkpoint_fault(make_fsdp_checkpoint(tmp_path, 4)) is None
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -153,16 +183,23 @@ def test_checkpoint_fault_says_what_is_wrong_when_damaged(tmp_path: Path, damage
     path = make_checkpoint(tmp_path, 3)
     change, fault = DAMAGES[damage]
     change(path)
-    assert checkpoint_fault(path) == fault
+    assert (checkpoint_fault(path) or "").startswith(fault.format(step=3))
 
 
-@pytest.mark.parametrize("kind", ["pytorch_model_fsdp", "optimizer"])
-def test_checkpoint_fault_says_which_shards_are_not_complete_when_fsdp(
-    tmp_path: Path, kind: str
+def test_checkpoint_fault_says_whose_it_is_when_a_checkpoint_is_renamed(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 3).rename(tmp_path / "checkpoint-4")
+    assert checkpoint_fault(path) == "manifest.json is of step 3, its name of step 4"
+
+
+def test_checkpoint_fault_tells_what_takes_long_when_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_fsdp_checkpoint(tmp_path, 4)
-    (path / f"{kind}_0" / ".metadata").unlink()
-    assert checkpoint_fault(path) == f"{kind}_* is not complete"
+    path, told = make_checkpoint(tmp_path, 3), []
+    assert checkpoint_fault(path, told.append) is None
+    assert told == []
+    monkeypatch.setattr(checkpoints, "_LARGE_BYTES", 1000)
+    assert checkpoint_fault(path, told.append) is None
+    assert told == [f"checking the 0.0 GB of {path}"]
 
 
 def test_find_checkpoint_gives_the_newest_when_all_are_good(tmp_path: Path) -> None:
@@ -182,7 +219,8 @@ def test_find_checkpoint_skips_the_newest_with_a_warning_when_damaged(
     change(bad)
     with caplog.at_level(logging.WARNING, logger="vocagnolm.checkpoints"):
         assert find_checkpoint(tmp_path) == str(good)
-    assert caplog.messages == [f"not resuming from {bad}: {fault}"]
+    (message,) = caplog.messages
+    assert message.startswith(f"not resuming from {bad}: {fault.format(step=6)}")
 
 
 def test_find_checkpoint_gives_none_when_there_is_no_good_one(tmp_path: Path) -> None:
@@ -190,6 +228,75 @@ def test_find_checkpoint_gives_none_when_there_is_no_good_one(tmp_path: Path) ->
     assert find_checkpoint(tmp_path / "absent") is None
     (make_checkpoint(tmp_path, 1) / "optimizer.pt").unlink()
     assert find_checkpoint(tmp_path) is None
+
+
+# Writing
+
+
+def test_finished_checkpoint_is_kept_when_its_step_is_saved_again(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 4)
+    for _ in range(2):  # the first attempt is cut off
+        make_room(path)
+        assert not path.exists()
+        aside = tmp_path / "checkpoint-4-replaced"
+        assert find_checkpoint(tmp_path) == str(aside)
+        write_checkpoint(path, 4)
+        assert find_checkpoint(tmp_path) == str(aside)
+    finish(path, 4, 1, FILES)
+    assert find_checkpoint(tmp_path) == str(path)
+    assert not aside.exists()
+
+
+def test_finish_refuses_when_a_file_of_another_process_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint-4"
+    write_checkpoint(path, 4)
+    waits: list[float] = []
+    monkeypatch.setattr(checkpoints.time, "sleep", waits.append)
+    with pytest.raises(OSError, match=r"lacks metrics_1.safetensors.*that all machines share"):
+        finish(path, 4, 2, ["metrics_0.safetensors", "metrics_1.safetensors"])
+    assert sum(waits) == 60
+    assert find_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "best", "left"),
+    [
+        (None, None, [1, 2, 3, 4, 5]),
+        (0, None, [1, 2, 3, 4, 5]),
+        (1, None, [5]),
+        (2, None, [4, 5]),  # 3 is not finished
+        (3, None, [2, 4, 5]),
+        (1, "checkpoint-2", [2, 5]),
+        (2, "checkpoint-1", [1, 5]),
+        (2, "checkpoint-5", [4, 5]),
+        (2, "checkpoint-9", [4, 5]),
+    ],
+)
+def test_rotate_keeps_the_newest_and_the_best_when_there_are_too_many(
+    limit: int | None, best: str | None, left: list[int], tmp_path: Path
+) -> None:
+    paths = [make_checkpoint(tmp_path, step) for step in (1, 2, 3, 4, 5)]
+    (paths[2] / MANIFEST_FILE).unlink()
+    rotate(paths[-1], limit, str(tmp_path / best) if best else None)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"checkpoint-{n}" for n in left]
+
+
+def test_rotate_keeps_what_was_saved_last_when_a_later_step_is_damaged(tmp_path: Path) -> None:
+    older, newest, later = (make_checkpoint(tmp_path, step) for step in (2, 3, 6))
+    flip(later / "model.safetensors")
+    rotate(newest, 1, None)
+    assert find_checkpoint(tmp_path) == str(newest)
+    assert not older.exists()
+
+
+def test_change_of_processes_says_what_differs_when_it_does(tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path, 3)
+    assert change_of_processes(path, 1) is None
+    assert f"{path} was saved by 1 processes and goes on in 4: " in str(
+        change_of_processes(path, 4)
+    )
 
 
 @pytest.mark.parametrize("option", ["auto", None])
@@ -211,8 +318,8 @@ def test_resolve_refuses_the_given_path_when_it_is_damaged(tmp_path: Path, damag
     path = make_checkpoint(tmp_path, 7)
     change, fault = DAMAGES[damage]
     change(path)
-    expected = f"--resume_from_checkpoint {path}: {fault}"
-    with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
+    expected = f"--resume_from_checkpoint {path}: {fault.format(step=7)}"
+    with pytest.raises(ValueError, match=f"^{re.escape(expected)}"):
         resolve(str(path), tmp_path)
 
 

@@ -89,7 +89,7 @@ def defaults() -> Arguments:
         (3, "logging_nan_inf_filter", False),
         (3, "resume_from_checkpoint", "auto"),
         (3, "dry_run", False),
-        (3, "ddp_timeout", 7 * 24 * 3600),
+        (3, "ddp_timeout", 1800),
         (3, "per_device_eval_batch_size", 8),
         (3, "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
     ],
@@ -573,8 +573,8 @@ def test_parse_refuses_a_teacher_when_the_method_has_none(method: str, name: str
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (("--uld_weight", "0"), "--uld_weight must be positive, got 0.0"),
-        (("--uld_weight", "nan"), "--uld_weight must be positive, got nan"),
+        (("--uld_weight", "0"), "--uld_weight must be positive and finite, got 0.0"),
+        (("--uld_weight", "nan"), "--uld_weight must be positive and finite, got nan"),
         (("--chunks", "0"), "--chunks must be at least 1, got 0"),
         (
             ("--guidance_table_steps", "-1"),

@@ -198,6 +198,56 @@ def test_distances_are_summed_in_the_widest_dtype_when_models_have_another(
         assert float((a - b).norm() / a.norm()) < tolerance
 
 
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_distances_are_near_those_of_float32_when_products_are_bfloat16(distance: Any) -> None:
+    """Under autocast, as on a GPU; the backward pass runs outside of it."""
+    words = 57 if distance == "sorted_l1" else STUDENT_WORDS
+    student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", words, 1)
+    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
+    tokens = torch.arange(1, 9)
+    results = []
+    for enabled in (False, True):
+        pairs = Pairs(states_of(teacher, ids), tokens, tokens)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            _, found = student(
+                input_ids=ids,
+                labels=ids,
+                token_losses=True,
+                also=partial(pairs.distances, distance),
+            )
+        assert found.dtype == torch.float32
+        gradient = torch.cat([g.flatten() for g in gradients(student, found.sum()).values()])
+        results.append((found.detach(), gradient))
+    for exact, rounded in zip(*results, strict=True):
+        assert 0 < float((exact - rounded).norm() / exact.norm()) < 0.05
+
+
+def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 3 * (STUDENT_WORDS + 570))
+    student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", 570, 1)
+    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
+    tokens, rows = torch.arange(1, 9), []
+    own = output_head.Head.logits
+
+    def logits(self: Any, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+        rows.append(len(hidden))
+        return own(self, hidden, weight, *rest)
+
+    states = states_of(teacher, ids)
+    pairs = Pairs(states, tokens, tokens)
+    head = read_head(student, states.hidden_MD)
+    monkeypatch.setattr(output_head.Head, "logits", logits)
+    pairs.distances("sorted_l1", states_of(student, ids).hidden_MD[None], *head)
+    assert rows == [3, 3, 3, 3, 2, 2]
+
+
+def test_tile_holds_both_vocabularies_when_the_teachers_is_larger() -> None:
+    student, teacher = torch.empty(10, 4), torch.empty(990, 4)
+    rows = output_head.TILE_LOGITS // 1000
+    assert output_head.rows_per_tile(10**6, student, teacher) == max(rows, 1)
+    assert output_head.rows_per_tile(10**6, student) == output_head.TILE_LOGITS // 10
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_entropies_equal_those_of_full_logits(name: str) -> None:
     model = build(name, STUDENT_WORDS, 0)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from methods_world import World
+from methods_world import METHODS, World
 from test_trainer import largest_difference, worker_parameters
 from transformers import PreTrainedTokenizerBase
 from world import make_models
@@ -21,6 +21,8 @@ JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 2, "models": "plain", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 2, "models": "tied", "fsdp": True, "method": "selected"},
+    *({"processes": 2, "models": "plain", "fsdp": False, "method": method} for method in METHODS),
+    *({"processes": 2, "models": "plain", "fsdp": True, "method": m} for m in ("kld", "uld")),
     {"processes": 4, "models": "plain", "fsdp": False},
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,6 @@ from test_trainer import (
     PARAMETER_TOLERANCE,
     full_losses,
     largest_difference,
-    worker_parameters,
 )
 from transformers import PreTrainedTokenizerBase
 from world import make_models, make_trainer
@@ -262,28 +260,6 @@ def test_update_is_the_same_when_the_global_batch_is_split(
         assert largest_difference(before, after) > 1e-4  # it learns at all
     for other in results[1:]:
         assert largest_difference(results[0], other) < PARAMETER_TOLERANCE
-
-
-def test_update_is_the_same_when_two_processes_share_it(
-    world: World, tokenizer_dirs: dict[str, Path], tmp_path: Path
-) -> None:
-    (tmp_path / "texts.json").write_text(json.dumps(world.texts))
-    for role in ("student", "teacher", "reference"):
-        getattr(world, role).save_pretrained(tmp_path / role)
-    families = {"student_tokenizer": "metaspace", "teacher_tokenizer": "nfc_digits"}
-    common = {key: str(tokenizer_dirs[family]) for key, family in families.items()}
-    common["training"] = {"max_steps": 2}
-    methods = [*METHODS, "kld", "uld", "chunk"]  # the last ones sharded
-    jobs = [
-        {**common, "method": method, "fsdp": number >= len(METHODS)}
-        for number, method in enumerate(methods)
-    ]
-    for method, shared in zip(methods, worker_parameters(tmp_path, jobs), strict=True):
-        alone = world.trainer(tmp_path / "alone", method, max_steps=2)
-        alone.train()
-        found = {name: p.detach() for name, p in alone.model.named_parameters()}
-        shared = {name: shared[name] for name in found}
-        assert largest_difference(found, shared) < PARAMETER_TOLERANCE, method
 
 
 def test_rho1_is_vocagnolm_when_the_reference_is_the_teacher(world: World, tmp_path: Path) -> None:

@@ -211,6 +211,17 @@ def test_count_parameters_refuses_in_one_line_when_the_attention_is_not_installe
         assert "FlashAttention2" in message
 
 
+def test_count_parameters_refuses_in_one_line_when_the_attention_is_unknown(saved: Path) -> None:
+    source = ModelSource(str(saved), "student", attn_implementation="flash")
+    for call, argument in (
+        (source.count_parameters, source.config()),
+        (source.load, torch.float32),
+    ):
+        message = error_of(call, argument)
+        assert message.startswith(f"--student {saved} cannot be loaded: ")
+        assert 'attn_implementation="flash"' in message
+
+
 def test_count_parameters_uses_the_models_attention_when_it_is_given(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,6 +284,7 @@ def test_estimates_grow_as_the_model_does_when_compared() -> None:
     tinyllama = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22)
     assert student_bytes_per_token(tinyllama) / 22 == pytest.approx(107_700, rel=0.01)
     assert training_bytes(10) == 160
+    assert training_bytes(10, trained=1) == 52  # float32 weights; AdamW's state of one of them
 
 
 # Pairs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -228,6 +229,18 @@ def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> l
     return [ids, labels, list(range(size)) if attend_across_documents else positions]
 
 
+def slow_edges(rows: list[list[Any]], size: int, attend_across_documents: bool) -> list[int]:
+    """Where attention may not cross, in the rows laid out one behind the other."""
+    edges = {0}
+    for number, segments in enumerate(rows):
+        at = number * size
+        edges |= {at, at + size}
+        for segment in segments if not attend_across_documents else ():
+            at += len(segment)
+            edges.add(at)
+    return sorted(edges)
+
+
 def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], int, int]:
     """Ranges of a row, and how many of its label tokens have one and have none."""
     ranges = [[-1, -1] for _ in range(length)]
@@ -257,6 +270,10 @@ def slow_batch(
         rows = [slow_row(block[column], size, attend_across_documents) for block in blocks]
         for index, name in enumerate(("input_ids", "labels", "position_ids")):
             batch[prefix + name] = [row[index] for row in rows]
+        edges = slow_edges([block[column] for block in blocks], size, attend_across_documents)
+        longest = max([b - a for a, b in itertools.pairwise(edges)], default=0)
+        batch[prefix + "segment_edges"] = [edges] if prefix else edges
+        batch[prefix + "longest_segment"] = [longest] if prefix else longest
     found = [slow_ranges(block, length) for block in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]
@@ -264,10 +281,12 @@ def slow_batch(
 
 
 def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: value.tolist() if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return value.tolist() if isinstance(value, torch.Tensor) else value
+
+    return {name: plain(value) for name, value in batch.items()}
 
 
 @pytest.mark.parametrize("attend_across_documents", [False, True])
@@ -284,8 +303,11 @@ def test_collator_equals_the_slow_reference_when_blocks_are_packed(
         batch = collator(chosen)
         assert as_lists(batch) == slow_batch(chosen, 48, attend_across_documents)
         tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
-        assert {tensor.dtype for tensor in tensors} == {torch.int64}
-        assert type(batch["mapped_tokens"][0]) is int
+        assert {tensor.dtype for tensor in tensors} == {torch.int64, torch.int32}
+        edges = (batch["segment_edges"], *batch["teacher_segment_edges"])
+        assert {tensor.dtype for tensor in edges} == {torch.int32}
+        counts = (batch["mapped_tokens"][0], batch["longest_segment"])
+        assert {type(count) for count in counts} == {int}
 
 
 def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> None:
@@ -306,6 +328,9 @@ def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> No
     assert batch["input_ids"] == [[1, 10, 11, 1, 12, 2, 0, 0]]
     assert batch["labels"] == [[-100, 10, 11, -100, 12, 2, -100, -100]]
     assert batch["position_ids"] == [[0, 1, 2, 0, 1, 2, 0, 0]]
+    assert (batch["segment_edges"], batch["longest_segment"]) == ([0, 3, 6, 8], 3)
+    assert batch["teacher_segment_edges"] == [[0, 4, 6, 64]]
+    assert batch["teacher_longest_segment"] == [58]
     assert batch["teacher_input_ids"] == [[90, 20, 21, 22, 90, 23] + [0] * 58]
     assert batch["teacher_labels"] == [[-100, 20, 21, 22, -100, 23] + [-100] * 58]
     assert batch["teacher_ranges"] == [
@@ -390,6 +415,10 @@ def test_collator_gives_every_teacher_the_rows_it_has_alone(
         assert expected["teacher_widths"] == [width]
         for name in ("teacher_input_ids", "teacher_labels", "teacher_position_ids"):
             assert torch.equal(batch[name][:, at : at + width], expected[name])
+        assert torch.equal(
+            batch["teacher_segment_edges"][teacher], expected["teacher_segment_edges"][0]
+        )
+        assert batch["teacher_longest_segment"][teacher] == expected["teacher_longest_segment"][0]
         ranges = batch["teacher_ranges"][:, 48 * teacher : 48 * (teacher + 1)]
         assert torch.equal(torch.where(ranges < 0, ranges, ranges - at), expected["teacher_ranges"])
         at += width

@@ -27,7 +27,7 @@ from tqdm.auto import tqdm
 from vocagnolm.alignment import align_spans
 from vocagnolm.audit_plots import draw, markdown
 from vocagnolm.corpus import TEXT, load_corpus, load_sample, unusable, values
-from vocagnolm.files import write_file, write_json
+from vocagnolm.files import check_writable, write_file, write_json
 from vocagnolm.overlap import MapCounts, byte_overlap, chunk_overlaps, count_map, raw_overlap
 from vocagnolm.spans import Spans, encode, encode_batch, load_tokenizer, tokenizer_sha256
 
@@ -340,6 +340,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         datasets.disable_progress_bars()
     try:
         arguments = parse(argv)
+        if arguments.output_dir:
+            check_writable(arguments.output_dir)
         content = _run(arguments)
         if arguments.output_dir:
             write(content, arguments.output_dir)

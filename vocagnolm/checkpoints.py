@@ -1,56 +1,86 @@
-"""Where a run stands on disk: which checkpoint to resume from, and under which settings."""
+"""Where a run stands on disk: its checkpoints, and the settings that it goes on under."""
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import re
+import shutil
 import sys
-import zipfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.files import write_json
+from vocagnolm.files import check_writable, write_json
+from vocagnolm.manifest import (
+    MANIFEST_FILE,
+    content_bytes,
+    content_fault,
+    read_manifest,
+    write_manifest,
+)
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 SETTINGS_FILE = "run.json"
 TRACKER_FILE = "wandb_run.json"
-_INCOMPLETE = "checkpoint-is-incomplete.txt"  # left behind by transformers when a save is cut off
+_REPLACED = "-replaced"  # the end of the name of a checkpoint while its step is saved again
+_LARGE_BYTES = 10**9
+_VISIBLE_S = 60
 
 
-def resolve(resume_from_checkpoint: str | None, output_dir: str | Path) -> str | None:
+def resolve(
+    resume_from_checkpoint: str | None,
+    output_dir: str | Path,
+    tell: Callable[[str], object] = logger.info,
+) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` means: "auto" is the newest good one, if any.
+
+    Args:
+        resume_from_checkpoint: the option.
+        output_dir: of the run.
+        tell: is told what takes a while.
 
     Raises:
         ValueError: a path was given and the checkpoint there is not good.
     """
     if resume_from_checkpoint in (None, AUTO):
-        return find_checkpoint(output_dir)
-    if fault := checkpoint_fault(str(resume_from_checkpoint)):
+        return find_checkpoint(output_dir, tell)
+    if fault := checkpoint_fault(str(resume_from_checkpoint), tell):
         raise ValueError(f"--resume_from_checkpoint {resume_from_checkpoint}: {fault}")
     return resume_from_checkpoint
 
 
-def find_checkpoint(output_dir: str | Path) -> str | None:
+def find_checkpoint(
+    output_dir: str | Path, tell: Callable[[str], object] = logger.info
+) -> str | None:
     """The newest good checkpoint of a run, or None; worse ones are named in a warning."""
-    found = [
-        (int(match.group(1)), path)
-        for path in Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")
-        if path.is_dir() and (match := re.search(r"-(\d+)$", path.name))
-    ]
-    for _, path in sorted(found, reverse=True):
-        if fault := checkpoint_fault(path):
+    for path in sorted(_checkpoints(Path(output_dir)), key=_age, reverse=True):
+        if fault := checkpoint_fault(path, tell):
             logger.warning("not resuming from %s: %s", path, fault)
         else:
             return str(path)
     return None
+
+
+def _checkpoints(output_dir: Path) -> list[Path]:
+    found = output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")
+    return [path for path in found if path.is_dir() and _step(path) is not None]
+
+
+def _step(path: Path) -> int | None:
+    """The step that a checkpoint's name tells."""
+    match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?", path.name)
+    return int(match.group(1)) if match else None
+
+
+def _age(path: Path) -> tuple[int, bool]:
+    return _step(path) or 0, not path.name.endswith(_REPLACED)
 
 
 def is_finished(output_dir: str | Path) -> bool:
@@ -66,38 +96,116 @@ def is_finished(output_dir: str | Path) -> bool:
     )
 
 
-def checkpoint_fault(path: str | Path) -> str | None:
-    """What is wrong with a checkpoint, or None if a run can resume from it."""
+def checkpoint_fault(path: str | Path, tell: Callable[[str], object] = logger.info) -> str | None:
+    """What is wrong with a checkpoint, of which every byte is read; None if it is good.
+
+    Args:
+        path: of the checkpoint.
+        tell: is told what takes a while.
+    """
     path = Path(path)
     if not path.is_dir():
         return "no such directory"
-    if (path / _INCOMPLETE).exists():
-        return "it was not finished"
-    if not isinstance(_read_json(path / "trainer_state.json").get("global_step"), int):
+    step = _read_json(path / "trainer_state.json").get("global_step")
+    if not isinstance(step, int):
         return "trainer_state.json is missing or damaged"
-    return _sharded_fault(path) if any(path.glob("pytorch_model_fsdp_*")) else _weights_fault(path)
+    try:
+        manifest = read_manifest(path)
+    except ValueError as error:
+        return str(error)
+    for what, found in (("trainer_state.json", step), ("its name", _step(path))):
+        if found is not None and found != manifest.get("step"):
+            return f"{MANIFEST_FILE} is of step {manifest.get('step')}, {what} of step {found}"
+    if (size := content_bytes(manifest)) > _LARGE_BYTES:
+        tell(f"checking the {size / 1e9:.1f} GB of {path}")
+    return content_fault(path, manifest["files"])
 
 
-def _sharded_fault(path: Path) -> str | None:
-    """What is wrong with weights and optimizer state that FSDP saved in pieces."""
-    for kind in ("pytorch_model_fsdp", "optimizer"):
-        shards = sorted(path.glob(f"{kind}_*"))
-        if not shards or not all((shard / ".metadata").exists() for shard in shards):
-            return f"{kind}_* is not complete"
-    return None
+# -- Writing -----------------------------------------------------------------------------------
 
 
-def _weights_fault(path: Path) -> str | None:
-    files = {file.name for file in path.glob("*.safetensors")}
-    for index in path.glob("*.safetensors.index.json"):
-        files |= set(_read_json(index).get("weight_map", {"": index.name}).values())
-    if not files:
-        return "it holds no weights"
-    if damaged := next((name for name in sorted(files) if not _is_readable(path / name)), None):
-        return f"{damaged} is missing or damaged"
-    pickles = {"optimizer.pt", "scheduler.pt", *(file.name for file in path.glob("rng_state*"))}
-    damaged = next((name for name in sorted(pickles) if not zipfile.is_zipfile(path / name)), None)
-    return f"{damaged} is missing or damaged" if damaged else None
+def is_complete(path: Path) -> bool:
+    """Whether a checkpoint was written to its end; `checkpoint_fault` says whether it still is."""
+    return (path / MANIFEST_FILE).exists()
+
+
+def make_room(path: Path) -> None:
+    """Prepare for a checkpoint to be written: one that is half-written goes.
+
+    A finished one of the same step is put aside, where `find_checkpoint` sees it, until `finish`.
+    """
+    if is_complete(path):
+        aside = path.with_name(path.name + _REPLACED)
+        if aside.exists():
+            _remove(aside)
+        path.rename(aside)
+    elif path.exists():
+        shutil.rmtree(path)
+
+
+def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> None:
+    """Declare a checkpoint complete, when all processes have written it.
+
+    Args:
+        path: of the checkpoint.
+        step: the last one that it holds.
+        world_size: how many processes wrote it.
+        expected: names of files that other processes have written.
+
+    Raises:
+        OSError: they are not there.
+    """
+    for _ in range(_VISIBLE_S):
+        missing = [name for name in expected if not (path / name).exists()]
+        if not missing:
+            break
+        time.sleep(1)  # a network file system shows what another machine wrote a little later
+    else:
+        raise OSError(
+            f"{path} lacks {missing[0]}, which another process has written: --output_dir must be "
+            "a directory that all machines share"
+        )
+    write_manifest(path, {"step": step, "world_size": world_size})
+    aside = path.with_name(path.name + _REPLACED)
+    if aside.exists():
+        _remove(aside)
+
+
+def rotate(newest: Path, limit: int | None, best: str | None) -> None:
+    """Remove the oldest checkpoints beyond a limit, unfinished ones first.
+
+    Args:
+        newest: the checkpoint that was finished last, which stays.
+        limit: how many stay; None or 0 for all.
+        best: one that stays too, if there is one.
+    """
+    if not limit or limit < 0:
+        return
+    spared = {newest.name} | ({Path(best).name} if best and Path(best).exists() else set())
+
+    def worth(path: Path) -> tuple[bool, bool, tuple[int, bool]]:
+        return path.name in spared, is_complete(path), _age(path)
+
+    by_worth = sorted(_checkpoints(newest.parent), key=worth, reverse=True)
+    for path in by_worth[max(limit, len(spared)) :]:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    (path / MANIFEST_FILE).unlink(missing_ok=True)  # so that half of it is no checkpoint
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def change_of_processes(path: Path, world_size: int) -> str | None:
+    """What it changes that a checkpoint was saved by another number of processes, if it was."""
+    before = _read_json(path / MANIFEST_FILE).get("world_size", world_size)
+    if before == world_size:
+        return None
+    return (
+        f"{path} was saved by {before} processes and goes on in {world_size}: the global batch and "
+        "the order of the data stay, the random states of the processes (dropout) begin anew, and "
+        "sums over processes are rounded in another order"
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -117,18 +225,23 @@ def _is_readable(weights: Path) -> bool:
         return False
 
 
-def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
+def check_settings(
+    output_dir: str | Path,
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+) -> None:
     """Refuse to go on with a run under other settings than it was started with.
 
     Args:
         output_dir: where the run keeps everything.
         settings: what is known so far of what defines the run; the rest is not compared.
+        defaults: of options, for those that the run does not name as it is older than they are.
 
     Raises:
         ValueError: `output_dir` cannot be used, or belongs to another run; the message lists what
             differs.
     """
-    _check_writable(Path(output_dir))
+    check_writable(Path(output_dir))
     path = Path(output_dir) / SETTINGS_FILE
     has_progress = any(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
         Path(output_dir).glob("*.safetensors")
@@ -139,6 +252,7 @@ def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
     if not before:
         raise ValueError(f"{path} is damaged: give another --output_dir")
     now = json.loads(json.dumps(settings))
+    before = {**json.loads(json.dumps(defaults or {})), **before}
     changed = [
         f"--{name} was {before.get(name)}, now {now.get(name)}"
         for name in sorted(now)
@@ -149,14 +263,6 @@ def check_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
             f"{output_dir} holds a run with other settings ({'; '.join(changed)}): "
             "give another --output_dir"
         )
-
-
-def _check_writable(output_dir: Path) -> None:
-    place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
-    if not place.is_dir():
-        raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_dir {output_dir}: {place} cannot be written to")
 
 
 def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:

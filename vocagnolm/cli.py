@@ -12,6 +12,7 @@ COMMANDS = {
     "audit": "vocagnolm.audit",
     "compare": "vocagnolm.comparison",
     "demo": "vocagnolm.demo",
+    "export": "vocagnolm.export",
     "inspect": "vocagnolm.inspect",
     "reselect": "vocagnolm.reselect",
     "score": "vocagnolm.score",

@@ -41,6 +41,7 @@ from vocagnolm.evaluated_runs import (
 )
 from vocagnolm.evaluation.records import write_whole
 from vocagnolm.figures import MARKERS, NUMBERS, SHADES, make
+from vocagnolm.files import check_writable
 
 RESAMPLES = 10_000
 SEED = 0
@@ -347,6 +348,8 @@ def _tables(arguments: argparse.Namespace) -> str:
         raise ValueError(
             "expected --figure with --metric, found none: name a figure or leave it out"
         )
+    if arguments.output_dir:
+        check_writable(arguments.output_dir)
     comparison = compare(arguments.runs, arguments.reported, arguments.resamples, arguments.seed)
     if arguments.output_dir:
         write(comparison, arguments.output_dir)
@@ -357,6 +360,7 @@ def _figures(arguments: argparse.Namespace) -> str:
     """The names of the figures, after they are drawn."""
     if not arguments.output_dir:
         raise ValueError("expected --output_dir with --figure, found none: say where they shall be")
+    check_writable(arguments.output_dir)
     for name, default in (("resamples", RESAMPLES), ("seed", SEED)):
         if getattr(arguments, name) != default:
             raise ValueError(

@@ -38,6 +38,7 @@ TABLE_2 = "Table 2"
 TOKEN_LEVEL = "token level"
 _DEFAULT_METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
 _STYLES = {label: number for number, label in enumerate(METHODS.values())}
+_QUALITY = "evaluate_math.py, or give --reported NAME if the paper has it"
 _AUDIT = "vocagnolm audit --student S --teacher T --dataset D --output_dir audits/T"
 
 
@@ -84,7 +85,11 @@ def _vocabulary(sources: Sources, metric: str, reported: Sequence[str]) -> Figur
         )
     for name in audited:
         if name not in models and name not in rows:
-            _miss(1, f"the quality of {name}", f"evaluate_math.py, or give --reported {name!r}")
+            _miss(
+                1,
+                f"the quality of {name}",
+                _QUALITY,
+            )
     panels = []
     for kind, what in (("raw", "strings, as in the paper"), ("bytes", "decoded bytes")):
         shares = {name: 100 * audit.vocabulary[kind] for name, audit in audited.items()}
@@ -224,7 +229,7 @@ def _teacher_qualities(
                 _miss(
                     5,
                     f"the quality of {name}",
-                    f"evaluate_math.py, or give --reported {name!r} if the paper has it",
+                    _QUALITY,
                 )
         return {name: measure(models[name], metric).value for name in teachers}, "teacher"
     if missing := [name for name in teachers if name not in rows]:

@@ -74,3 +74,16 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def check_writable(output_dir: Path) -> None:
+    """Refuse a place for results before the work is done.
+
+    Raises:
+        ValueError: it, or what it would be in, is a file or cannot be written to.
+    """
+    place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
+    if not place.is_dir():
+        raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise ValueError(f"--output_dir {output_dir}: {place} cannot be written to")

@@ -29,6 +29,7 @@ from transformers.utils import logging as transformers_logging
 from vocagnolm import models
 from vocagnolm.corpus import TEXT, load_sample
 from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
+from vocagnolm.files import check_writable
 from vocagnolm.guidance import (
     AGGREGATIONS,
     UNMAPPED_STRATEGIES,
@@ -39,6 +40,7 @@ from vocagnolm.guidance import (
 )
 from vocagnolm.inspection import GuidanceView, TextView, ViewSettings, read_segment, view_rows
 from vocagnolm.inspection_page import render_table, render_text, write_view
+from vocagnolm.packed_attention import student_segments
 from vocagnolm.packing import PackedCollator
 from vocagnolm.processes import is_on_cpu
 from vocagnolm.spans import load_tokenizer
@@ -129,6 +131,8 @@ def _stop(error: Exception, status: int) -> int:
 
 def _inspect(arguments: argparse.Namespace) -> None:
     guidance = Guidance(arguments.top_k, arguments.aggregation, arguments.unmapped)
+    if arguments.output_dir:
+        check_writable(arguments.output_dir)
     pair = load_pair(arguments)
     length = pair.student_reader.limit
     corpus, first = load_documents(arguments)
@@ -311,6 +315,7 @@ def measure(batch: dict[str, Any], pair: Pair, guidance: Guidance) -> TokenGuida
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
         labels=batch["labels"],
+        segments=student_segments(batch),
         token_losses=True,
     )
     for role, losses in (("student", student_BS), ("teacher", loss_BT)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,10 @@ from vocagnolm.inspection import ViewSettings
 from vocagnolm.inspection import load_sample as load_guidance_sample
 from vocagnolm.loss_recorder import LossRecorder
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.pair import Pair, teacher_dtype
-from vocagnolm.processes import in_agreement
+from vocagnolm.pair import Pair, student_parameters, teacher_dtype
+from vocagnolm.processes import first_of_machine_first, in_agreement
 from vocagnolm.scoring_job import PLAN_FILE, check_plan, versions
+from vocagnolm.sharding import devices_of_a_machine
 from vocagnolm.spans import tokenizer_sha256
 from vocagnolm.store import MANIFEST_FILE, read_manifest, write_json
 from vocagnolm.stored_reader import MISSING, StoredReader
@@ -64,11 +65,11 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
         "text_column": data.text_column,
         "config_name": data.dataset_config,
     }
-    with in_agreement():  # nobody may align what is damaged, and leave it in the cache
+    with in_agreement(takes_long=True):  # nobody may align what is damaged, and cache it
         if isinstance(pair.guide, StoredReader) and run.local_process_index == 0:
             for store in pair.guide.stores:
                 store.check()
-    with run.main_process_first(desc="aligning the corpus"):
+    with first_of_machine_first():
         if run.dry_run:
             corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **where)
         else:
@@ -97,7 +98,7 @@ def _hold_out(
 ) -> Documents:
     """Add what to evaluate on."""
     if data.eval_dataset:
-        with run.main_process_first(desc="aligning the evaluation documents"):
+        with first_of_machine_first():
             corpus = load_corpus(
                 data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
             )
@@ -223,20 +224,28 @@ def load_guidance_table(
 def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
     """The plan of a run."""
     model, data, guidance, run = arguments
-    parameters = pair.student.count_parameters(pair.student_config)
+    parameters, trained = student_parameters(pair, model)
     is_sharded = bool(run.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     devices = run.world_size if is_sharded else 1
     micro_batch = (run.per_device_train_batch_size or 1) * data.max_length
     memory: dict[str, float] = {
-        "student with AdamW": models.training_bytes(parameters) / devices,
+        "student with AdamW": models.training_bytes(parameters, trained) / devices,
         "activations": micro_batch * models.student_bytes_per_token(pair.student_config),
     }
-    lines = [f"student    {model.student}: {parameters:,} parameters"]
+    adapters = f", {trained:,} of them trained" if trained < parameters else ""
+    lines = [f"student    {model.student}: {parameters:,} parameters{adapters}"]
     width = 4 if teacher_dtype(model, run.device) == "float32" else 2
     for teacher, teacher_config in zip(pair.teachers, pair.teacher_configs, strict=True):
         count = teacher.count_parameters(teacher_config)
         lines.append(f"teacher    {teacher.name}: {count:,} parameters, frozen")
         memory["teacher"] = memory.get("teacher", 0.0) + count * width
+    if pair.teachers and devices_of_a_machine() > 1:
+        whole, shard = memory["teacher"], memory["teacher"] / devices_of_a_machine()
+        memory["teacher"] = shard if model.teacher_sharding == "node" else whole
+        lines.append(
+            f"sharding   --teacher_sharding {model.teacher_sharding}; the teacher takes "
+            f"{whole / 2**30:.2f} GiB per device with none, {shard / 2**30:.2f} GiB with node"
+        )
     if isinstance(pair.guide, StoredReader):
         for store in pair.guide.stores:
             made = f"{store.manifest['teacher']}, {store.manifest['tokens']:,} tokens"
@@ -286,7 +295,7 @@ _RUN_IDENTITY = (
 )
 _WITHOUT_EFFECT_ON_NUMBERS = {
     *("num_proc", "trust_remote_code", "eval_dataset", "save_store", "store_dtype"),
-    "guidance_table_steps",
+    *("guidance_table_steps", "compile_layers", "teacher_sharding", "device_peak_tflops"),
 }
 
 
@@ -314,6 +323,12 @@ def settings(arguments: config.Arguments) -> dict[str, Any]:
     if guidance.selection_scope == "batch" or guidance.unmapped == "mean":
         names.append("per_device_train_batch_size")
     return values | {name: getattr(run, name) for name in names}
+
+
+def defaults() -> dict[str, Any]:
+    """What `settings` are if nothing is said; a run was under them before an option existed."""
+    parts = (config.ModelArguments, config.DataArguments, config.GuidanceArguments)
+    return {option.name: option.default for part in parts for option in fields(part)}
 
 
 def _one_name(name: str) -> str:

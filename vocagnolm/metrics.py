@@ -1,19 +1,29 @@
-"""What a run reports about its guidance, summed on the device and read once per log."""
+"""What a run reports about its loss and guidance, summed on the device and read once per log."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+# The entries of a log that tell of the clock, and differ from run to run.
+TIMING_KEYS = (
+    "tokens_per_s",
+    *("train_runtime", "train_samples_per_second", "train_steps_per_second"),
+    *("eval_runtime", "eval_samples_per_second", "eval_steps_per_second"),
+    "eval_model_preparation_time",
+)
 
 _BIN_NATS = 0.01
 _BINS = 4001  # excess losses from -20 to 20 nats; those beyond count in the outermost bins
 _QUANTILES = (0.1, 0.5, 0.9)
 _NONE = -1
 _SUMS = (
+    "loss",
     "label_tokens",
     "student_loss",
     "selected_tokens",
@@ -23,34 +33,37 @@ _SUMS = (
     "mapped_tokens",
     "distances",
     "distance",
-    "teacher_seconds",
 )
 
 
 class GuidanceMetrics:
-    """Sums over the tokens since the last `read`. Adding waits for nothing; reading waits once.
+    """Sums over the steps since the last `read`. Adding waits for nothing; reading waits once.
+
+    What is added belongs to the step that is being made, until it is kept or dropped.
 
     Args:
         device: where the losses live.
 
     Attributes:
-        bad_blocks: int64 [2], on the device: a block on which the student's, and the teacher's,
-            losses were not finite; -1 while there is none.
+        bad_blocks: int64 [2], on the device: a block of this step on which the student's, and the
+            teacher's, losses were not finite; -1 while there is none.
+        bad_steps: how many of the last steps were dropped, one after the other.
     """
 
     def __init__(self, device: torch.device):
         # MPS has no float64.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._device = device
-        self._teacher_clock = Stopwatch(device)
+        self.bad_blocks = torch.full((2,), _NONE, device=device)
+        self.bad_steps = 0
         self._clear()
 
-        self.bad_blocks = torch.full((2,), _NONE, device=device)
-
     def _clear(self) -> None:
-        self._sums = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
-        self._histogram = torch.zeros(_BINS, dtype=self._dtype, device=self._device)
+        self._kept = torch.zeros(len(_SUMS) + _BINS, dtype=self._dtype, device=self._device)
+        self._added = torch.zeros_like(self._kept)
+        self._kept_steps = self._dropped_steps = 0
         self._since: float | None = None
+        self._elapsed_before_s = 0.0
 
     def start(self) -> None:
         """Mark the beginning of an optimizer step; the first one after a log starts the clock.
@@ -61,11 +74,23 @@ class GuidanceMetrics:
         if self._since is None:
             self._since = time.perf_counter()
 
-    @contextmanager
-    def time_teacher(self) -> Iterator[None]:
-        """Count what runs inside as the teacher's time."""
-        with self._teacher_clock.running():
-            yield
+    def keep_step(self) -> None:
+        """Count what was added since the last step."""
+        self._kept += self._added
+        self._added.zero_()
+        self._kept_steps += 1
+        self.bad_steps = 0
+
+    def drop_step(self) -> None:
+        """Forget what was added since the last step: it made no update."""
+        self._added.zero_()
+        self.bad_blocks.fill_(_NONE)
+        self._dropped_steps += 1
+        self.bad_steps += 1
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Count what a micro-batch adds to the loss that is trained on."""
+        self._add(loss=loss.detach())
 
     def add_student(
         self, loss_BS: Tensor, valid_BS: Tensor, weight_BS: Tensor, block_B: Tensor
@@ -100,7 +125,7 @@ class GuidanceMetrics:
         self._add(mapped_tokens=mapped_BS)
         bins = (excess_BS.detach() / _BIN_NATS).round().nan_to_num() + _BINS // 2
         bins = bins.clamp(0, _BINS - 1).long().flatten()
-        self._histogram.index_add_(0, bins, mapped_BS.flatten().to(self._dtype))
+        self._added[len(_SUMS) :].index_add_(0, bins, mapped_BS.flatten().to(self._dtype))
 
     def _note_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
@@ -109,7 +134,7 @@ class GuidanceMetrics:
 
     def _add(self, **values: Tensor) -> None:
         for name, value in values.items():
-            self._sums[_SUMS.index(name)] += value.sum(dtype=self._dtype)
+            self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
 
     def read(self, reduce: Callable[[Tensor], Tensor], world_size: int) -> dict[str, float]:
         """Average over all processes and forget.
@@ -120,16 +145,22 @@ class GuidanceMetrics:
 
         Returns:
             Losses in nats per token, shares in [0, 1], quantiles to within 0.005 nats; the mean
-            distance in nats for KL. Teacher entries only where a teacher was counted.
+            distance in nats for KL. Teacher entries only where a teacher was counted;
+            several teachers' tokens are counted together. `loss` is
+            the mean over the steps that made an update, if any did.
         """
-        elapsed_s = time.perf_counter() - self._since if self._since else 0.0
-        self._sums[_SUMS.index("teacher_seconds")] = self._teacher_clock.read()
-        both = reduce(torch.cat([self._sums, self._histogram])).cpu()
+        elapsed_s = self._elapsed_s()
+        both = reduce(self._kept + self._added).cpu()
         sums = dict(zip(_SUMS, both[: len(_SUMS)].tolist(), strict=True))
         histogram = both[len(_SUMS) :]
+        report = {}
+        if self._kept_steps:
+            report["loss"] = sums["loss"] / world_size / self._kept_steps
+        if self._dropped_steps:
+            report["skipped_steps"] = float(self._dropped_steps)
         self._clear()
         tokens = max(sums["label_tokens"], 1.0)
-        report = {
+        report |= {
             "student_loss_nats": sums["student_loss"] / tokens,
             "selected_loss_nats": sums["selected_loss"] / max(sums["selected_tokens"], 1.0),
             "selected_fraction": sums["selected_tokens"] / tokens,
@@ -138,14 +169,80 @@ class GuidanceMetrics:
             report["tokens_per_s"] = sums["label_tokens"] / elapsed_s
         if sums["distances"]:
             report["distance_from_teacher"] = sums["distance"] / sums["distances"]
-        if elapsed_s and sums["teacher_seconds"]:
-            report["teacher_time_fraction"] = sums["teacher_seconds"] / world_size / elapsed_s
+            report["unmapped_fraction"] = 1.0 - sums["distances"] / tokens
         if sums["teacher_tokens"]:
             report["teacher_loss_nats"] = sums["teacher_loss"] / sums["teacher_tokens"]
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
             report |= _quantiles(histogram)
         return report
+
+    def _elapsed_s(self) -> float:
+        now = time.perf_counter()
+        return self._elapsed_before_s + (now - self._since if self._since is not None else 0.0)
+
+    def mean_loss(
+        self,
+        history: Sequence[Mapping[str, float]],
+        reduce: Callable[[Tensor], Tensor],
+        world_size: int,
+    ) -> float:
+        """The mean loss of a run's steps: of those in its log, and of those since; NaN of none.
+
+        Args:
+            history: the run's log; an entry with a `loss` is the mean since the one before.
+            reduce: sums a tensor over the processes; every process must call it.
+            world_size: how many they are.
+        """
+        total = reduce(self._kept[_SUMS.index("loss")]).item() / world_size
+        steps, before = float(self._kept_steps), 0.0
+        for entry in history:
+            if "student_loss_nats" in entry:  # `loss` is absent where all steps were skipped
+                since = entry["step"] - before - entry.get("skipped_steps", 0.0)
+                total, steps = total + entry.get("loss", 0.0) * since, steps + since
+                before = entry["step"]
+        return total / steps if steps else float("nan")
+
+    # -- In a checkpoint ---------------------------------------------------------------------
+
+    def save(self, directory: Path, process: int) -> None:
+        """Write the sums of this process; its steps have all been kept or dropped."""
+        totals = self._kept.cpu()
+        state = {
+            **{name: totals[i].clone() for i, name in enumerate(_SUMS)},
+            "histogram": totals[len(_SUMS) :].clone(),
+            "steps": torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps]),
+            "elapsed_s": torch.tensor(self._elapsed_s(), dtype=torch.float64),
+        }
+        save_file(state, directory / file_name(process))
+
+    def restore(self, directory: Path | None, process: int, world_size: int) -> None:
+        """Begin anew, or go on with what was saved.
+
+        Of another number of processes, the first takes up the sums of all.
+        """
+        self._clear()
+        self.bad_blocks.fill_(_NONE)
+        self.bad_steps = 0
+        saved = sorted(directory.glob(file_name("*"))) if directory is not None else []
+        if not saved:
+            return
+        assert directory is not None
+        is_same = len(saved) == world_size
+        states = [load_file(directory / file_name(process))] if is_same else map(load_file, saved)
+        for state in states:
+            if is_same or process == 0:
+                sums = torch.stack([state[name] for name in _SUMS])
+                self._kept += torch.cat([sums, state["histogram"]]).to(self._kept)
+            self._kept_steps, self._dropped_steps, self.bad_steps = state["steps"].tolist()
+            self._elapsed_before_s = state["elapsed_s"].item()
+        # A micro-batch's loss is times the processes, which gradients are averaged over.
+        self._kept[_SUMS.index("loss")] *= world_size / len(saved)
+
+
+def file_name(process: int | str) -> str:
+    """The name of a process's file in a checkpoint."""
+    return f"metrics_{process}.safetensors"
 
 
 def _quantiles(histogram: Tensor) -> dict[str, float]:
@@ -156,40 +253,3 @@ def _quantiles(histogram: Tensor) -> dict[str, float]:
     values = (torch.searchsorted(cumulative, at) - _BINS // 2) * _BIN_NATS
     names = (f"excess_loss_p{round(100 * quantile)}_nats" for quantile in _QUANTILES)
     return dict(zip(names, values.tolist(), strict=True))
-
-
-class Stopwatch:
-    """Seconds spent in a part of the work; on CUDA from events, which wait for nothing."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._seconds = 0.0
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count what runs inside."""
-        if self._cuda:
-            start, stop = _event(), _event()
-            start.record()
-            yield
-            stop.record()
-            self._events.append((start, stop))
-        else:
-            began = time.perf_counter()
-            yield
-            self._seconds += time.perf_counter() - began
-
-    def read(self) -> float:
-        """Seconds since the last read. Waits for the device."""
-        if self._events:
-            self._events[-1][1].synchronize()
-        milliseconds: float = sum(a.elapsed_time(b) for a, b in self._events)
-        seconds = self._seconds + milliseconds / 1000
-        self._seconds = 0.0
-        self._events.clear()
-        return seconds
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 Role = Literal["student", "teacher"]
-_OPTIMIZER_BYTES = 16  # per parameter: float32 weight, gradient, and AdamW's two moments
+_WEIGHT_BYTES, _OPTIMIZER_BYTES = 4, 12  # of a parameter: float32; gradient, AdamW's two moments
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ class ModelSource:
     """Where a model comes from and how it is to be loaded."""
 
     name: str
-    role: Role | Literal["model"]  # the option that names it
+    role: Role | Literal["model", "checkpoint"]  # the argument that names it
     revision: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def _option(self) -> str:
+        return self.role if self.role == "checkpoint" else f"--{self.role}"
 
     def _options(self) -> dict[str, Any]:
         options = {
@@ -45,6 +50,11 @@ class ModelSource:
         Raises:
             ValueError: there is none, or no causal language model goes with it.
         """
+        if is_adapter(self.name):
+            raise ValueError(
+                f"{self._option} {self.name} holds adapters, which need the model that they were "
+                f"trained around: merge them with vocagnolm export {self.name} --merge"
+            )
         try:
             config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options())
         except (OSError, ValueError, KeyError) as error:
@@ -52,7 +62,7 @@ class ModelSource:
         is_remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not is_remote:
             raise ValueError(
-                f"--{self.role} {self.name} is a {config.model_type} model, which is no causal "
+                f"{self._option} {self.name} is a {config.model_type} model, which is no causal "
                 "language model: give one that predicts the next token"
             )
         return config
@@ -92,14 +102,18 @@ class ModelSource:
         if absent:
             shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
             raise ValueError(
-                f"--{self.role} {self.name}: {len(absent)} weights of {type(model).__name__} are "
+                f"{self._option} {self.name}: {len(absent)} weights of {type(model).__name__} are "
                 f"not in the checkpoint, or have another shape there ({shown}): they would be "
                 "random; use the complete checkpoint"
             )
         return model
 
     def count_parameters(self, config: PreTrainedConfig) -> int:
-        """Parameters of the model that `load` will give, without reading or making its weights.
+        """Parameters of the model that `load` will give, without reading or making its weights."""
+        return sum(parameter.numel() for parameter in self.skeleton(config).parameters())
+
+    def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
+        """The model that `load` will give, on the meta device: shapes without weights.
 
         Args:
             config: what `config` returned.
@@ -111,15 +125,21 @@ class ModelSource:
         options.pop("revision", None)  # `from_config` takes none
         try:
             with torch.device("meta"):
-                model: Any = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
+                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
         except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
             raise self._unreadable(error) from error
-        return sum(parameter.numel() for parameter in model.parameters())
+        return model
 
     def _unreadable(self, error: Exception) -> ValueError:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[0] if lines else type(error).__name__
-        return ValueError(f"--{self.role} {self.name} cannot be loaded: {why}")
+        return ValueError(f"{self._option} {self.name} cannot be loaded: {why}")
+
+
+def is_adapter(name: str | Path) -> bool:
+    """Whether a directory holds adapters in PEFT's format, and no whole model."""
+    directory = Path(name)
+    return (directory / "adapter_config.json").exists() and not (directory / "config.json").exists()
 
 
 def _is_no_load_report(record: logging.LogRecord) -> bool:
@@ -180,6 +200,12 @@ def student_bytes_per_token(config: PreTrainedConfig) -> int:
     return int(text.num_hidden_layers * (28 * hidden + 9 * inner))
 
 
-def training_bytes(parameters: int) -> int:
-    """Weights, gradients and optimizer state of a student trained with AdamW in float32."""
-    return _OPTIMIZER_BYTES * parameters
+def training_bytes(parameters: int, trained: int | None = None) -> int:
+    """Weights, gradients and optimizer state of a student trained with AdamW in float32.
+
+    Args:
+        parameters: all of them.
+        trained: those with a gradient, if not all have one.
+    """
+    trained = parameters if trained is None else trained
+    return _WEIGHT_BYTES * parameters + _OPTIMIZER_BYTES * trained

@@ -21,6 +21,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
+from vocagnolm.packed_attention import student_segments, teacher_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import IGNORED_LABEL
 
@@ -140,12 +141,14 @@ class Objective:
         assert isinstance(self.teacher, ResidentTeacher)
         valid_BS = batch["labels"] != IGNORED_LABEL
         if self.method == "kld":  # of one vocabulary: the teacher reads what the student reads
-            states = self.teacher.states(batch["input_ids"], batch["position_ids"])
+            rows = (batch["input_ids"], batch["position_ids"], student_segments(batch))
+            states = self.teacher.states(*rows)
             count = sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
             token_R = first_tokens(valid_BS, count)
             return Pairs(states, token_R, token_R)
         ids_BT, ranges_BS2 = batch["teacher_input_ids"], batch["teacher_ranges"]
-        states = self.teacher.states(ids_BT, batch["teacher_position_ids"])
+        (segments,) = teacher_segments(batch)
+        states = self.teacher.states(ids_BT, batch["teacher_position_ids"], segments)
         token_R = first_tokens(valid_BS & (ranges_BS2[..., 0] >= 0), sum(batch["mapped_tokens"]))
         row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
         last_BS = row_B1 * ids_BT.shape[1] + ranges_BS2[..., 1] - 1

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from vocagnolm.packed_attention import RowSegments, segment_call, takes_segments
+
 # Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
 # below a tenth of the full logits of one packed block.
 TILE_LOGITS_CUDA = 2**26
@@ -100,14 +102,30 @@ def read_head(model: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None, Head]:
     return weight_VD, _whole(embeddings.bias), head
 
 
-def last_hidden_state(model: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Return the hidden states [B, T, D] that a model's output head reads."""
+def last_hidden_state(
+    model: Any, *args: Any, segments: RowSegments | None = None, **kwargs: Any
+) -> Tensor:
+    """Return the hidden states [B, T, D] that a model's output head reads.
+
+    Args:
+        model: a causal language model.
+        *args: of its base model.
+        segments: of packed rows, for attention that has to be told; other attention sees them in
+            the position ids.
+        **kwargs: of its base model: `input_ids` and, for packed rows, `position_ids`, both [B, T].
+
+    Raises:
+        ValueError: the base model returns none, or lacks the segments it needs.
+    """
+    rows_BT: Tensor | None = kwargs.get("input_ids")
+    if takes_segments(model):
+        kwargs = segment_call(model, segments, kwargs)
     # With a cache, transformers would let packed documents attend to each other.
     output = model.base_model(*args, **kwargs | {"use_cache": False, "return_dict": True})
     hidden: Tensor | None = getattr(output, "last_hidden_state", None)
     if hidden is None:
         raise ValueError(unsupported(model, "its base model returns no last_hidden_state"))
-    return hidden
+    return hidden if rows_BT is None else hidden.view(*rows_BT.shape, -1)
 
 
 def _whole(parameter: Tensor | None) -> Tensor | None:
@@ -137,7 +155,7 @@ def output_embeddings(model: Any) -> nn.Linear:
     """Return the linear layer that makes the logits of a model.
 
     Raises:
-        ValueError: it has none, or another kind of layer.
+        ValueError: it has none, or another kind of layer, or a quantized one.
     """
     if not isinstance(model, PreTrainedModel):
         raise ValueError(unsupported(model, "it is no transformers.PreTrainedModel"))
@@ -145,6 +163,10 @@ def output_embeddings(model: Any) -> nn.Linear:
     if not isinstance(embeddings, nn.Linear):  # an adapter around the head would be passed over
         kind = type(embeddings).__name__
         raise ValueError(unsupported(model, f"its output embeddings are of type {kind}"))
+    weight = embeddings.weight
+    if type(weight) not in (nn.Parameter, Tensor, DTensor) or not weight.is_floating_point():
+        kind = f"{type(weight).__name__} of {weight.dtype}"
+        raise ValueError(unsupported(model, f"its output embeddings are quantized ({kind})"))
     return embeddings
 
 
@@ -153,5 +175,6 @@ def unsupported(model: Any, found: str) -> str:
     return (
         f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
         "language model as AutoModelForCausalLM.from_pretrained returns it: a base model that "
-        "returns last_hidden_state, and output embeddings that are a torch.nn.Linear"
+        "returns last_hidden_state, and output embeddings that are a torch.nn.Linear of numbers as "
+        "they are"
     )

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import Dataset
 
 from vocagnolm.alignment import UNMAPPED, chunk_edges
+from vocagnolm.packed_attention import RowSegments, segments_of
 from vocagnolm.token_loss import IGNORED_LABEL
 
 IntArray = npt.NDArray[np.int64]
@@ -162,7 +163,10 @@ class PackedCollator:
 
     - `input_ids`, `labels`, `position_ids` [B, S]: labels are -100 at padding and where a segment
       starts, as nothing predicts its first token;
+    - `segment_edges`, int32, and `longest_segment`: the same segments once more, as
+      `vocagnolm.packed_attention.RowSegments` has them, for attention that asks for it;
     - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
+    - `teacher_segment_edges`, `teacher_longest_segment`: lists of the same, by teacher;
     - from a store `teacher_losses` instead, float32 [B, T], NaN where a token has none;
     - `teacher_widths`: how many of the T columns each teacher's rows take, one teacher after the
       other;
@@ -182,21 +186,24 @@ class PackedCollator:
     def __call__(self, blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Make the batch of some blocks."""
         widths = self._widths(blocks)
-        batch = self._rows("", [block["student_ids"] for block in blocks], self.max_length)
+        ids = [block["student_ids"] for block in blocks]
+        batch = self._rows("", ids, self.max_length)
+        batch["segment_edges"], batch["longest_segment"] = self._segments(ids, self.max_length)
         if any(len(losses) for block in blocks for losses in block["teacher_losses"]):
             losses = [_losses(block, widths) for block in blocks]
             batch["teacher_losses"] = torch.from_numpy(np.stack(losses))
         else:
-            ids = [_by_teacher(block, "teacher_ids", len(widths)) for block in blocks]
-            parts = [
-                self._rows("teacher_", segments, width)
-                for segments, width in zip(zip(*ids, strict=True), widths, strict=True)
-            ]
+            by_block = [_by_teacher(block, "teacher_ids", len(widths)) for block in blocks]
+            rows = list(zip(zip(*by_block, strict=True), widths, strict=True))
+            parts = [self._rows("teacher_", *row) for row in rows]
             batch |= {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+            found = [self._segments(*row) for row in rows]
+            batch["teacher_segment_edges"] = [segments.edges for segments in found]
+            batch["teacher_longest_segment"] = [segments.longest for segments in found]
         batch["teacher_widths"] = widths
         if self.chunks is not None:
-            rows = [_chunk_row(block, self.chunks, self.max_length) for block in blocks]
-            batch["chunk"] = torch.from_numpy(np.stack(rows))
+            chunks = [_chunk_row(block, self.chunks, self.max_length) for block in blocks]
+            batch["chunk"] = torch.from_numpy(np.stack(chunks))
         ranges = np.stack([self._ranges(block, widths) for block in blocks])
         has_label = batch["labels"].numpy() != IGNORED_LABEL
         by_teacher = ranges.reshape(len(blocks), -1, self.max_length, 2)
@@ -212,7 +219,7 @@ class PackedCollator:
         tokens = np.array([_counts(block).sum(0) for block in blocks])
         longest = tokens.max(0).tolist() or [0]
         widths = [-(-width // 64) * 64 for width in longest]
-        if self.teacher_max_length is not None:
+        if self.teacher_max_length is not None and tokens.shape[1]:  # else there is no teacher
             limits = _limits(self.teacher_max_length)
             pairs = list(zip(longest, limits, strict=True))
             assert all(a <= b for a, b in pairs), "packed for a longer row of a teacher"
@@ -233,6 +240,13 @@ class PackedCollator:
             prefix + name: torch.from_numpy(np.stack(arrays))
             for name, arrays in zip(_ROW_KEYS, rows, strict=True)
         }
+
+    def _segments(self, blocks: Sequence[Sequence[IntArray]], length: int) -> RowSegments:
+        """What attends to itself in the rows of some blocks; padding is a segment of its own."""
+        rows = ([len(segment) for segment in segments] for segments in blocks)
+        if self.attend_across_documents:
+            return segments_of(length for _ in blocks)
+        return segments_of(n for row in rows for n in (*row, length - sum(row)))
 
     def _row(self, segments: Sequence[IntArray], length: int) -> tuple[IntArray, ...]:
         ids, labels, positions = (np.zeros(length, np.int64) for _ in _ROW_KEYS)

@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vocagnolm import config, models
+from vocagnolm import config, models, sharding
+from vocagnolm.adapters import add_adapters
 from vocagnolm.data import Guide, Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.spans import check_same_tokens, load_tokenizer, tokenizer_sha256
+from vocagnolm.speed import quantization
 from vocagnolm.store import Store
 from vocagnolm.stored_reader import StoredReader
 from vocagnolm.teacher import StoredTeacher, TeacherReduction
@@ -137,19 +140,55 @@ def _load_tokenizer(
 
 
 def load_models(
-    pair: Pair, model: config.ModelArguments, device: torch.device
-) -> tuple[PreTrainedModel, list[PreTrainedModel] | StoredTeacher | None]:
-    """Load the weights of all models; a stored teacher has none."""
+    pair: Pair, model: config.ModelArguments, device: torch.device, seed: int = 42
+) -> tuple[nn.Module, list[PreTrainedModel] | StoredTeacher | None]:
+    """Load the weights of all models; a stored teacher has none.
+
+    Args:
+        pair: where they are.
+        model: how they are to be loaded.
+        device: where the teachers will be.
+        seed: of the student's adapters, if it is to have some.
+
+    Raises:
+        ValueError: a model cannot be loaded, or the student cannot have these adapters.
+    """
     student = pair.student.load(torch.float32)
+    teacher = _load_teacher(pair, model, device, student)
+    if model.use_peft:
+        return add_adapters(student, model, seed, pair.student.revision), teacher
+    return student, teacher
+
+
+def _load_teacher(
+    pair: Pair, model: config.ModelArguments, device: torch.device, student: PreTrainedModel
+) -> list[PreTrainedModel] | StoredTeacher | None:
     if isinstance(pair.guide, StoredReader):
         reduction = _teacher_reduction(model)
-        return student, StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
+        return StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
     dtype = getattr(torch, teacher_dtype(model, device))
+    name = model.teacher_quantization
+    quantized = quantization(name, dtype) if name else None
     teachers = []
     for source, tokenizer in zip(pair.teachers, pair.teacher_tokenizers, strict=True):
-        teachers.append(source.load(dtype))
+        teachers.append(source.load(dtype, quantized, device))
         models.check_distinct(student, teachers[-1], pair.student_reader.tokenizer, tokenizer)
-    return student, teachers or None
+    if model.teacher_sharding == "node":
+        teachers = [sharding.shard_inside_machine(teacher, device) for teacher in teachers]
+    return teachers or None
+
+
+def student_parameters(pair: Pair, model: config.ModelArguments) -> tuple[int, int]:
+    """Parameters of the student, and how many of them are trained, before weights are loaded.
+
+    Raises:
+        ValueError: the student cannot have the adapters that are asked for.
+    """
+    skeleton: Any = pair.student.skeleton(pair.student_config)
+    if model.use_peft:
+        skeleton = add_adapters(skeleton, model, seed=0)
+    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in skeleton.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
 
 
 def teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:

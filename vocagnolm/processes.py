@@ -1,15 +1,21 @@
-"""What several processes of one job have to agree on."""
+"""What several processes of one job have to agree on, and how they wait for one another."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
-from accelerate.utils import gather_object, parse_flag_from_env
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
+from torch import distributed
 
 LONGEST_WAIT = timedelta(days=7)  # of a process for the others
+_LOOK_S = 0.05  # how often one that waits looks up
+T = TypeVar("T")
 
 
 class SharedError(ValueError):
@@ -17,15 +23,64 @@ class SharedError(ValueError):
 
 
 @contextmanager
-def in_agreement() -> Iterator[None]:
-    """What one process refuses, all refuse in its words, so that none is left waiting for it."""
+def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
+    """What one process refuses, all refuse in its words, so that none is left waiting for it.
+
+    Args:
+        takes_long: one process may need longer than the others' time-out.
+    """
     why = None
+    wait = _patience() if takes_long else None
     try:
         yield
     except (ValueError, ImportError, OSError) as error:
         why = str(error)
+    if wait is not None:
+        wait()
     if reasons := list(filter(None, gather_object([why]))):
         raise SharedError(reasons[0])
+
+
+def decided_by_one(decide: Callable[[], T]) -> T:
+    """What the first process decides, in all of them; what it refuses, all refuse."""
+    answer: list[T | None] = [None]
+    with in_agreement(takes_long=True):
+        if PartialState().is_main_process:
+            answer = [decide()]
+    decided: T = broadcast_object_list(answer)[0]
+    return decided
+
+
+@contextmanager
+def first_of_machine_first() -> Iterator[None]:
+    """Let one process of each machine do the work, and the others find it done.
+
+    However long it takes: a process that waits looks up all the time, so that signals reach it, and
+    it learns at once when another one has ended.
+    """
+    wait, is_first = _patience(), PartialState().is_local_main_process
+    if not is_first:
+        wait()
+    try:
+        yield
+    finally:
+        if is_first:
+            wait()
+
+
+def _patience() -> Callable[[], None]:
+    """A function that waits until all processes have called it; all have to ask for one at once."""
+    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+        return lambda: None
+    group = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+
+    def wait() -> None:
+        work = distributed.barrier(group, async_op=True)
+        while not work.is_completed():
+            time.sleep(_LOOK_S)
+        work.wait()
+
+    return wait
 
 
 def is_on_cpu() -> bool:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.checkpoints import AUTO
 from vocagnolm.global_batch import split_global_batch
+from vocagnolm.speed import liger_settings
 
-_DAYS_S = 24 * 3600
 _CHECK_STEPS = 1000  # of a run that is never made, to see whether its schedule can be
 _REFUSED = {  # options of TrainingArguments: why they cannot be
     "save_only_model": "leaves nothing to resume from",
     "label_smoothing_factor": "has no effect here",
     "auto_find_batch_size": "has no effect here",
     "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
-    "use_liger_kernel": "is not supported (its loss would replace the weighted one)",
+    "save_on_each_node": "is not supported (all machines share --output_dir)",
+    "enable_jit_checkpoint": "is not needed (signals save a checkpoint in all processes at once)",
 }
 
 
@@ -72,10 +75,20 @@ class RunArguments(TrainingArguments):
     logging_nan_inf_filter: bool = False  # it hides NaNs, at a wait per micro-batch
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
-    ddp_timeout: int = 7 * _DAYS_S  # the other processes wait while the first aligns the corpus
+    max_bad_steps: int = field(
+        default=0,
+        metadata={"help": "Steps in a row that may be skipped as a loss or gradient is NaN."},
+    )
     resume_from_checkpoint: str | None = field(
         default=AUTO,
         metadata={"help": "auto (the newest good checkpoint of --output_dir) or a path."},
+    )
+    liger_kernel_config: dict[str, Any] | str | None = field(  # type: ignore[assignment]  # JSON
+        default=None, metadata={"help": "JSON; the kernels of --use_liger_kernel, without losses."}
+    )
+    device_peak_tflops: float | None = field(
+        default=None,
+        metadata={"help": "Peak of a device for the MFU in the logs; by its name if not given."},
     )
     dry_run: bool = field(default=False, metadata={"help": "Print the plan and exit."})
 
@@ -97,20 +110,36 @@ class RunArguments(TrainingArguments):
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         if self.eval_strategy is None:
             self.eval_strategy = IntervalStrategy.NO
+        self._set_speed()
         # Placeholders that the parent class can work with, until the block length is known.
         self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
         self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
+        if self.use_cpu:  # where the parent class would drop the time-out
+            timeout = timedelta(seconds=self.ddp_timeout)
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
         if not getattr(self.accelerator_config, "use_seedable_sampler", True):
             raise ValueError("use_seedable_sampler false makes resuming inexact: leave it out")
         self._check_schedule()
         self._check_optimizer()
 
+    def _set_speed(self) -> None:
+        if self.use_liger_kernel:
+            self.liger_kernel_config = liger_settings(self.liger_kernel_config)
+        elif self.liger_kernel_config is not None:
+            raise ValueError(
+                "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
+            )
+        if self.device_peak_tflops is not None and not self.device_peak_tflops > 0:
+            raise ValueError(
+                f"--device_peak_tflops must be positive, got {self.device_peak_tflops}"
+            )
+
     def _refuse(self) -> None:
         for name, reason in _REFUSED.items():
-            if getattr(self, name):
+            if getattr(self, name, False):  # an option of newer transformers may be absent
                 raise ValueError(f"--{name} {reason}: leave it out")
         if not self.eval_do_concat_batches:
             raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
@@ -127,7 +156,8 @@ class RunArguments(TrainingArguments):
             )
         if self.deepspeed:
             raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
-        for name in ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm"):
+        not_negative = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
+        for name in (*not_negative, "max_bad_steps"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
         if not self.num_train_epochs > 0:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from vocagnolm.packed_attention import segments_of
 from vocagnolm.store import FloatArray
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
 
@@ -107,6 +108,7 @@ class HFScorer:
             input_ids=ids_BT.to(self._device),
             position_ids=torch.arange(length, device=self._device).expand(len(windows), -1),
             labels=labels_BT.to(self._device),
+            segments=segments_of([length] * len(windows)),
             token_losses=True,
         )
         rows = loss_BT.float().cpu().numpy()

@@ -9,31 +9,17 @@ from __future__ import annotations
 import os
 
 import torch
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
+
+from vocagnolm.speed import decoder_layers
+from vocagnolm.token_loss import add_token_losses
 
 
 def devices_of_a_machine() -> int:
     """Processes of this machine, as the launcher says."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The layers that repeat, by the classes that the model names as not to be split.
-
-    Raises:
-        ValueError: it names none.
-    """
-    names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ValueError(
-            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
-            "--teacher_sharding node shards one by one: leave it out"
-        )
-    return layers
 
 
 def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -43,13 +29,14 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     those of the whole model, bit for bit; one layer is gathered at a time.
 
     Args:
-        model: on the CPU, the same in all processes; token losses already added.
+        model: on the CPU, the same in all processes. It is put into eval mode and frozen.
         device: where each process computes; its shard is moved there, layer by layer.
 
     Raises:
         ValueError: the processes are not as many on every machine, or the model has no layers.
     """
     mesh = _mesh(device)
+    add_token_losses(model.train(False).requires_grad_(False))  # its probe needs whole weights
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
@@ -59,7 +46,12 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
 
 
 def _mesh(device: torch.device) -> DeviceMesh:
-    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    world, local = torch.distributed.get_world_size() if distributed else 1, devices_of_a_machine()
+    if local < 2:
+        raise ValueError(
+            "--teacher_sharding node has no effect with one process on a machine: leave it out"
+        )
     if world % local:
         raise ValueError(
             f"--teacher_sharding node needs as many processes on every machine: {world} processes "

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from vocagnolm.distillation import HeadStates, entropies
 from vocagnolm.guidance import Reduction, reduce_teachers
 from vocagnolm.output_head import last_hidden_state, read_head
+from vocagnolm.packed_attention import RowSegments, teacher_segments
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses, by_predicted_token
 
 
@@ -70,7 +71,7 @@ class ResidentTeacher:
 
     Args:
         models: the teachers, any Hugging Face causal LMs. They are put into eval mode, frozen and
-            moved.
+            moved, unless they are quantized.
         device: where they run.
         reduction: of the losses of several.
 
@@ -87,7 +88,8 @@ class ResidentTeacher:
         reduction: TeacherReduction | None = None,
     ):
         for model in models:
-            model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
+            if not getattr(model, "is_quantized", False):  # those were placed as they were loaded
+                model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
         self.models = [add_token_losses(m.train(False).requires_grad_(False)) for m in models]
         reduction = reduction or TeacherReduction(len(models))
         if reduction.teachers != len(models):
@@ -101,8 +103,9 @@ class ResidentTeacher:
         """Losses of the teachers' tokens.
 
         Args:
-            batch: `teacher_input_ids`, `teacher_labels`, `teacher_position_ids`, all [B, T], and
-                how many columns each teacher has, `teacher_widths`.
+            batch: `teacher_input_ids`, `teacher_labels`, `teacher_position_ids`, all [B, T], how
+                many columns each teacher has, `teacher_widths`, and for attention that asks for
+                them the segments (`vocagnolm.packing.PackedCollator`).
 
         Returns:
             loss_BT: float32, nats, -log P(token | the tokens before it in its segment).
@@ -111,8 +114,10 @@ class ResidentTeacher:
         names = ("input_ids", "labels", "position_ids")
         rows = (batch[f"teacher_{name}"].split(batch["teacher_widths"], -1) for name in names)
         losses = [
-            model(**dict(zip(names, own, strict=True)), token_losses=True)
-            for model, *own in zip(self.models, *rows, strict=True)
+            model(**dict(zip(names, own, strict=True)), segments=segments, token_losses=True)
+            for model, segments, *own in zip(
+                self.models, teacher_segments(batch), *rows, strict=True
+            )
         ]
         return torch.cat(losses, -1), batch["teacher_labels"] != IGNORED_LABEL
 
@@ -122,7 +127,7 @@ class ResidentTeacher:
 
         For one teacher. Returns `loss_BT`, `entropy_BT` in nats and `valid_BT`.
         """
-        (model,) = self.models
+        (model,), (segments,) = self.models, teacher_segments(batch)
 
         def entropy(hidden_BTD: Tensor, *head: Any) -> Tensor:
             states = HeadStates(hidden_BTD.flatten(0, 1), *head)
@@ -132,14 +137,18 @@ class ResidentTeacher:
             input_ids=batch["teacher_input_ids"],
             labels=batch["teacher_labels"],
             position_ids=batch["teacher_position_ids"],
+            segments=segments,
             token_losses=True,
             also=entropy,
         )
         return loss_BT, entropy_BT, batch["teacher_labels"] != IGNORED_LABEL
 
     @torch.no_grad()
-    def states(self, input_ids: Tensor, position_ids: Tensor) -> HeadStates:
+    def states(
+        self, input_ids: Tensor, position_ids: Tensor, segments: RowSegments | None
+    ) -> HeadStates:
         """What the distributions of one teacher are made of, at all [B * T] positions."""
         (model,) = self.models
-        hidden_BTD = last_hidden_state(model, input_ids=input_ids, position_ids=position_ids)
+        rows = {"input_ids": input_ids, "position_ids": position_ids}
+        hidden_BTD = last_hidden_state(model, **rows, segments=segments)
         return HeadStates(hidden_BTD.flatten(0, 1), *read_head(model, hidden_BTD))

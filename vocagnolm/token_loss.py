@@ -11,7 +11,7 @@ Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden siz
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, TypeVar
@@ -28,6 +28,13 @@ from vocagnolm.output_head import (
     output_embeddings,
     read_head,
     rows_per_tile,
+)
+from vocagnolm.packed_attention import (
+    RowSegments,
+    check_attention,
+    in_its_precision,
+    segments_of,
+    takes_segments,
 )
 
 IGNORED_LABEL = -100
@@ -129,24 +136,28 @@ def add_token_losses(model: ModelT) -> ModelT:
     gets a non-zero gradient; it spares a GPU one wait per backward pass. If more tokens get one,
     every gradient is NaN: a wrong bound never drops tokens silently. With `also`, a function of the
     hidden states and the output head (see `Also`), its result is returned behind the losses.
+    `segments` says where packed documents end; attention that does not see it in `position_ids`
+    (`torch_varlen`, `flash_attention_2`) needs it, other attention has no use for it.
 
     Every other call, `generate` included, is what it was. The new forward belongs to the instance
     and runs inside the module's own call, so that DDP, FSDP2, autocast and gradient checkpointing
-    see an ordinary forward pass; add it before those wrappers, and before PEFT. A second call of
-    this function does nothing.
+    see an ordinary forward pass; add it before those wrappers. Around a model that PEFT wraps, it
+    is added to the model inside. A second call of this function does nothing.
 
     Args:
-        model: A `PreTrainedModel` for causal language modelling, on its device; returned as well.
+        model: A `PreTrainedModel` for causal language modelling, on its device, or a `PeftModel`
+            around one; returned as well.
 
     Raises:
         ValueError: The model is of another kind, or makes its logits in a way not reproduced here;
             checked on a short probe, in evaluation mode, against its own logits.
         NonFiniteLoss: The model's losses on the probe are NaN or infinite.
     """
-    patched: Any = model
+    patched: Any = inner_model(model)
     if getattr(inspect.unwrap(patched.forward), "gives_token_losses", False):
         return model
     output_embeddings(patched)
+    check_attention(patched)
     bound, own_forward = patched.forward, type(patched).forward
     # Unbound where possible, so that a deep copy runs its own layers and not the original's.
     original = getattr(bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs))
@@ -169,17 +180,23 @@ def add_token_losses(model: ModelT) -> ModelT:
     return model
 
 
+def inner_model(model: Any) -> Any:
+    """The model that PEFT wraps; any other model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
 def _token_losses(
     model: Any,
     *args: Any,
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
     also: Also | None = None,
+    segments: RowSegments | None = None,
     **kwargs: Any,
 ) -> Any:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
-    hidden_BTD = last_hidden_state(model, *args, **kwargs)
+    hidden_BTD = last_hidden_state(model, *args, segments=segments, **kwargs)
     weight_VD, bias_V, head = read_head(model, hidden_BTD)
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
@@ -209,7 +226,7 @@ def _probing(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), in_its_precision(model):
             yield
     finally:
         for module, training in modes:
@@ -218,7 +235,8 @@ def _probing(model: nn.Module) -> Iterator[None]:
 
 def _probe_ids(model: Any, shape: tuple[int, ...]) -> Tensor:
     """Return fixed random ids inside the vocabulary; the global random state is not touched."""
-    read, written = model.get_input_embeddings().weight, output_embeddings(model).weight
+    inner = inner_model(model)
+    read, written = inner.get_input_embeddings().weight, output_embeddings(inner).weight
     generator = torch.Generator().manual_seed(0)
     return torch.randint(min(len(read), len(written)), shape, generator=generator).to(read.device)
 
@@ -237,7 +255,13 @@ def _check_head(model: Any, forward: Any) -> None:
     with _probing(model):
         ids = _probe_ids(model, (2, 8))
         logits = model(input_ids=ids, use_cache=False).logits
-        losses = forward(input_ids=ids, labels=ids, token_losses=True)
+        losses = forward(
+            input_ids=ids,
+            position_ids=torch.arange(ids.shape[1], device=ids.device).expand_as(ids),
+            labels=ids,
+            segments=segments_of([ids.shape[1]] * len(ids)),
+            token_losses=True,
+        )
     _require_finite(model, logits, losses)
     logits, targets = logits.to(losses.device), ids[:, 1:].to(losses.device)
     weight_VD = output_embeddings(model).weight
@@ -250,11 +274,17 @@ def _check_head(model: Any, forward: Any) -> None:
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
+        attention = f" (or --attn_implementation {_attention(model)})" * takes_segments(model)
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its "
-            "output head does something this project does not reproduce. Use another model, or "
-            "add what it does to scale_and_cap in vocagnolm/output_head.py"
+            f"output head{attention} does something this project does not reproduce. Use another "
+            "model, or add what it does to scale_and_cap in vocagnolm/output_head.py"
         )
+
+
+def _attention(model: Any) -> str | None:
+    name: str | None = getattr(model.config, "_attn_implementation", None)
+    return name
 
 
 def check_packing(model: PreTrainedModel) -> None:
@@ -272,18 +302,23 @@ def check_packing(model: PreTrainedModel) -> None:
         NonFiniteLoss: The model's losses are NaN or infinite.
     """
     call: Any = add_token_losses(model)
+
+    def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
+        """Through the same path as training's."""
+        rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
+        result: Tensor = call(**rows, segments=segments_of(lengths), token_losses=True)
+        return result
+
     documents = ((5, 11), (9, 7))  # tokens; other borders in the second row: masks differ by row
     with _probing(model):
         ids = _probe_ids(model, (2, 16))
         plain = torch.arange(16, device=ids.device).expand(2, -1)
         restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
-        packed, crossing = (
-            call(input_ids=ids, position_ids=position_ids, labels=labels, token_losses=True)
-            for position_ids in (restarting, plain)
-        )
+        packed = losses(ids, restarting, labels, sum(documents, ()))
+        crossing = losses(ids, plain, labels, [16, 16])
         alone = [
-            call(input_ids=one, position_ids=plain[:1, :n], labels=one, token_losses=True)
+            losses(one, plain[:1, :n], one, [n])
             for row, lengths in zip(ids, documents, strict=True)
             for n, one in zip(lengths, row[None].split_with_sizes(lengths, 1), strict=True)
         ]
@@ -295,9 +330,8 @@ def check_packing(model: PreTrainedModel) -> None:
     exact = model.dtype in EXACT and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
-        attention = getattr(model.config, "_attn_implementation", None)
         raise ValueError(
-            f"{type(model).__name__} with attention implementation {attention} lets packed "
+            f"{type(model).__name__} with attention implementation {_attention(model)} lets packed "
             f"documents see each other: losses differ by up to {error:.2g} nats from those "
             f"of the same documents alone (by {scale:.2g} when attention crosses on purpose). Use "
             "--attn_implementation sdpa or eager, or accept it with --attend_across_documents"

@@ -6,7 +6,6 @@ Enters: models and packed batches (`vocagnolm.packing`). Knows no tokenizer.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -15,24 +14,25 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
-from transformers import EvalPrediction, PreTrainedModel, Trainer
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers import EvalPrediction, PreTrainedModel
 
+from vocagnolm.bad_batch import StepBatches
 from vocagnolm.callbacks import StepGuard
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance, TokenGuidance
-from vocagnolm.metrics import GuidanceMetrics
 from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
+from vocagnolm.packed_attention import student_segments
+from vocagnolm.resumable import ResumableTrainer
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
+from vocagnolm.throughput import Throughput
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
 
 logger = logging.getLogger(__name__)
 
 
-class VocAgnoTrainer(Trainer):
+class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
     `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
@@ -56,8 +56,12 @@ class VocAgnoTrainer(Trainer):
             step: `all` label tokens (Eq. 3 as printed) or the `selected` ones.
         distillation: of `kld` and `uld`; the paper's if not given.
         teacher_reduction: how the losses of several teachers become one.
-        on_teacher_losses: called with the numbers [B] of the blocks of every training batch and
+        on_teacher_losses: called for each micro-batch of a kept step with its blocks [B] and
             the teacher's losses [B, T], in nats.
+        max_bad_steps: how many optimizer steps in a row may be skipped because a loss or a gradient
+            is NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
+        device_peak_tflops: what the device can do, for the model FLOP utilisation in the logs;
+            looked up by its name if not given.
 
     Raises:
         ValueError: an argument contradicts another or has no effect.
@@ -77,6 +81,8 @@ class VocAgnoTrainer(Trainer):
         distillation: Distillation | None = None,
         teacher_reduction: TeacherReduction | None = None,
         on_teacher_losses: Callable[[Tensor, Tensor], None] | None = None,
+        max_bad_steps: int = 0,
+        device_peak_tflops: float | None = None,
         **kwargs: Any,
     ):
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
@@ -88,6 +94,7 @@ class VocAgnoTrainer(Trainer):
         super().__init__(*args, **kwargs | {"compute_metrics": _mean_token_loss})
         self.model: PreTrainedModel
         self._check_student(models)
+        self._check_chunks(method)
         _keep_losses_float32(self.accelerator)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are not the names of the model's arguments, and all are needed.
@@ -107,8 +114,10 @@ class VocAgnoTrainer(Trainer):
             self.teacher,
             self.args.seed,
         )
-        self.metrics = GuidanceMetrics(self.args.device)
-        self.add_callback(StepGuard(self))
+        self.step_batches = StepBatches()
+        self.add_callback(StepGuard(self, max_bad_steps))
+        self.throughput = Throughput(self, device_peak_tflops)
+        self.add_callback(self.throughput)
 
     def _check_student(self, teachers: object) -> None:
         """Refuse what would train another model than is asked for, or none."""
@@ -129,6 +138,15 @@ class VocAgnoTrainer(Trainer):
                 "the student's weights are %s, on which small updates are lost: load it in float32 "
                 "and set bf16=True for bfloat16 compute",
                 self.model.dtype,
+            )
+
+    def _check_chunks(self, method: Method) -> None:
+        """Refuse chunks that a method does not ask for, and the lack of them where it does."""
+        chunks = getattr(self.data_collator, "chunks", None)
+        if (chunks is not None) != (method == "chunk"):
+            raise ValueError(
+                f"--method {method} needs data_collator=PackedCollator(...) "
+                + ("with chunks=32, say" if chunks is None else "without chunks")
             )
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
@@ -161,7 +179,9 @@ class VocAgnoTrainer(Trainer):
         """
         if self.state.global_step >= self.state.max_steps:
             return [], None  # a run resumed at its end; Trainer alone would take one more step
+        self.doing = "the reading of the data"
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self.step_batches.begin(batches)
         count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
         return batches, self.accelerator.reduce(count, "sum")
 
@@ -180,26 +200,29 @@ class VocAgnoTrainer(Trainer):
         all shares the mean over the global batch. Gradient flows to the student only.
         """
         assert isinstance(num_items_in_batch, Tensor)
+        self.doing = "the student's forward"
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
         total = self._distilled if self.objective.distillation else self._weighted
         loss = total(model, inputs) * share
+        self.metrics.add_loss(loss)
+        self.doing = "the student's backward, where gradients are exchanged"
         return (loss, {}) if return_outputs else loss
 
     def _weighted(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """Eq. 3: the sum of the losses of the tokens that are trained on."""
         scores, block_B = None, inputs["block"]
         if self.teacher is not None:  # it goes first: its activations are gone before the student's
-            with self.metrics.time_teacher():
-                scores = self.objective.scores(inputs)
-            if self.on_teacher_losses is not None:
-                self.on_teacher_losses(block_B, scores.loss_BT)
+            self.doing = "the teacher's forward"
+            scores = self.objective.scores(inputs)
             self.metrics.add_teacher(scores.loss_BT, scores.valid_BT, block_B)
+        self.doing = "the student's forward"
         loss_BS: Tensor = self._student_losses(
             model, inputs, weighted_tokens=self.objective.weighted_tokens(inputs)
         )
         valid_BS = inputs["labels"] != IGNORED_LABEL
         weight_BS = self.objective.weights(loss_BS.detach(), scores, inputs)
         self.metrics.add_student(loss_BS, valid_BS, weight_BS, block_B)
+        self.step_batches.add_losses(loss_BS, None if scores is None else scores.loss_BT)
         if scores is not None:
             excess_BS = loss_BS.detach() - scores.loss_BS
             self.metrics.add_excess(excess_BS, scores.mapped_BS & valid_BS)
@@ -210,13 +233,18 @@ class VocAgnoTrainer(Trainer):
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
         distillation = self.objective.distillation
         assert distillation is not None
-        with self.metrics.time_teacher():
-            pairs = self.objective.pairs(inputs)
+        self.doing = "the teacher's forward"
+        pairs = self.objective.pairs(inputs)
+        self.doing = "the student's forward"
         loss_BS, distance_R = self._student_losses(
-            model, inputs, also=partial(pairs.distances, distillation.distance)
+            model,
+            inputs,
+            weighted_tokens=self.objective.weighted_tokens(inputs),
+            also=partial(pairs.distances, distillation.distance),
         )
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
+        self.step_batches.add_losses(loss_BS)
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
         total: Tensor = loss_BS.sum() + distillation.weight * distance_R.sum()
         return total
@@ -252,10 +280,16 @@ class VocAgnoTrainer(Trainer):
         Through the wrapped module's own forward: anything else would make DDP skip its all-reduce,
         silently.
         """
-        names = ("input_ids", "position_ids", "labels")
-        return model(**{name: inputs[name] for name in names}, token_losses=True, **options)
+        rows = {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
+        return model(**rows, segments=student_segments(inputs), token_losses=True, **options)
 
-    # -- Evaluation, logs and safety ---------------------------------------------------------
+    # -- Logs and evaluation -------------------------------------------------------------------
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add how fast the run was since the last log."""
+        if "loss" in logs:
+            logs |= self.throughput.read()
+        super().log(logs, start_time)
 
     def prediction_step(
         self,
@@ -269,21 +303,11 @@ class VocAgnoTrainer(Trainer):
         Trainer averages batch losses with equal weights; gathering the rows' sums instead gives the
         loss per token, and drops the rows that pad the last batch.
         """
+        self.doing = "an evaluation"
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss_BS = self._student_losses(model, inputs)
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what was measured since the last log."""
-        if "loss" in logs:
-
-            def reduce(sums: Tensor) -> Tensor:
-                total: Tensor = self.accelerator.reduce(sums, "sum")
-                return total
-
-            logs |= self.metrics.read(reduce, self.accelerator.num_processes)
-        super().log(logs, start_time)
 
     @property
     def evaluated_last_step(self) -> bool:
@@ -292,21 +316,6 @@ class VocAgnoTrainer(Trainer):
             "eval_loss" in entry and entry["step"] == self.state.global_step
             for entry in self.state.log_history
         )
-
-    def reduce_max(self, values: Tensor) -> Tensor:
-        """Largest value over all processes, element by element."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(values, op=ReduceOp.MAX)
-        return values
-
-    def save_progress(self) -> str:
-        """Save a checkpoint of the last completed step, if it has none, and return its path."""
-        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        path = os.path.join(str(self.args.output_dir), name)
-        exists = torch.tensor(int(os.path.isdir(path)), device=self.args.device)
-        if not self.reduce_max(exists).item():  # all processes save, or none
-            self._save_checkpoint(self.model, trial=None)
-        return path
 
 
 def _check_arguments(kwargs: Mapping[str, Any]) -> None:

@@ -1,0 +1,246 @@
+"""All methods of `train.py` side by side, through `train.py`: equal students, text and order.
+
+    python -m benchmarks.methods --output_dir runs/methods
+    python -m benchmarks.methods --output_dir runs/methods --runs vocagnolm top_k-0.6 --seeds 0
+    python -m benchmarks.methods --output_dir runs/methods --world noisy --corpora A.jsonl B.jsonl
+
+Run in the repository's root, with OMP_NUM_THREADS=1. Worlds (`method_worlds`): `demo` is the
+embedded one with 40 % wrong pages; `clean` and `noisy` go on with real documents, as they are or
+spoilt. A seed has its own student, first pretraining and order, which all its runs share. A
+finished run is not repeated, so the command may be interrupted, or given again with other runs.
+Writes `WORLD/results.json` and `results.md`, a row per run over the seeds that have finished it.
+Seconds are processor time of `train.py`: loading, alignment, training, one evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import filecmp
+import json
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.method_worlds import DemoWorld, TextWorld, World
+from vocagnolm.demo_teacher import train
+
+RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"
+SAME_WEIGHTS = (("vocagnolm", "vocagnolm-stored"), ("rho1", "vocagnolm-reference"))
+
+# Options of train.py by the name of a run; {names} are needs of a world.
+MODELS = dict.fromkeys(("student", "reference", "teacher"), "")  # are judged as they are
+METHODS = {
+    "cpt": "--method=cpt",
+    "random": "--method=random",
+    "vocagnolm": "--teacher={teacher}",
+    "vocagnolm-stored": "--teacher_losses={losses}",
+    "kld": "--method=kld --teacher={reference}",
+    "kld-forward": "--method=kld --kld_direction=forward --teacher={reference}",
+    "rho1": "--method=rho1 --teacher={reference}",
+    "rho1-entropy": "--method=rho1 --rho1_score=loss_and_entropy --teacher={reference}",
+    "vocagnolm-reference": "--teacher={reference}",
+    **{f"chunk-{n}": f"--method=chunk --chunks={n} --teacher={{teacher}}" for n in (8, 16, 32)},
+    **{
+        f"chunk-{n}-random": f"--method=chunk --chunks={n} --chunk_guidance=random"
+        for n in (8, 16, 32)
+    },
+    "uld": "--method=uld --teacher={teacher}",
+    "uld-position": "--method=uld --uld_pairing=position --teacher={teacher}",
+}
+UNMAPPED_AND_AGGREGATION = {
+    f"unmapped-{unmapped}__aggregation-{aggregation}": (
+        f"--unmapped={unmapped} --aggregation={aggregation} --teacher_losses={{losses}}"
+    )
+    for unmapped in ("include", "mean", "exclude")
+    for aggregation in ("max", "mean", "sum")
+    if (unmapped, aggregation) != ("include", "max")  # the defaults, vocagnolm-stored
+}
+TOP_K = {
+    f"top_k-{share}": f"--top_k={share} --teacher_losses={{losses}}"
+    for share in (0.5, 0.6, 0.7, 0.8)
+}
+ABLATIONS = {
+    **UNMAPPED_AND_AGGREGATION,
+    **TOP_K,
+    "selection_scope-batch": "--selection_scope=batch --teacher_losses={losses}",
+    "loss_divisor-selected": "--loss_divisor=selected --teacher_losses={losses}",
+    "attend_across_documents-true": "--attend_across_documents=true --teacher={teacher}",
+    **{
+        f"teachers-{how}": f"--teacher {{teacher}} {{reference}} --teacher_reduction={how}"
+        for how in ("min", "mean", "max")
+    },
+    **{
+        f"uld_weight-{weight}": f"--method=uld --uld_weight={weight} --teacher={{teacher}}"
+        for weight in (0.3, 1.0, 1.5)
+    },
+}
+TEXT_RUNS = {
+    "cpt": METHODS["cpt"],
+    "random": METHODS["random"],
+    "vocagnolm-stored": METHODS["vocagnolm-stored"],
+    "rho1-stored": "--method=rho1 --teacher_losses={reference_losses}",
+    "chunk-32-stored": "--method=chunk --chunks=32 --teacher_losses={losses}",
+    "chunk-32-random": METHODS["chunk-32-random"],
+    "kld": METHODS["kld"],
+    "uld": METHODS["uld"],
+    **TOP_K,
+}
+RUNS = {
+    "demo": MODELS | METHODS | ABLATIONS,
+    "clean": MODELS | TEXT_RUNS,
+    "noisy": MODELS | TEXT_RUNS,
+}
+
+Results = dict[str, dict[int, dict[str, float]]]  # by run and seed
+
+
+class _Needs(dict[str, Path]):
+    """The needs of a seed that options name, made when they are looked up."""
+
+    def __init__(self, world: World, seed: int):
+        super().__init__()
+        self.world, self.seed = world, seed
+
+    def __missing__(self, name: str) -> Path:
+        return self.world.need(name, self.seed)
+
+
+def do(world: World, name: str, run: str, seed: int) -> None:
+    """Train and judge a student, unless that is done.
+
+    Args:
+        world: where.
+        name: of the run.
+        run: its options.
+        seed: of the student, its first pretraining and its order.
+    """
+    directory = world.seed_dir(seed) / name
+    if _finished(directory, run):
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    if name in MODELS:
+        directory.mkdir(parents=True)
+        model = world.student(seed) if name == "student" else world.need(name, seed)
+        seconds = 0.0
+    else:
+        model, seconds = directory, _train(world, directory, run, seed)
+    result = {"run": run, **world.judge(model), "seconds": seconds}
+    partial = directory / f"{RESULT_FILE}.partial"
+    partial.write_text(json.dumps(result))
+    partial.rename(directory / RESULT_FILE)
+
+
+def _train(world: World, directory: Path, run: str, seed: int) -> float:
+    """Run `train.py`, and return how long it took."""
+    needs = _Needs(world, seed)
+    options = [option.format_map(needs) for option in run.split()]
+    options += [f"--seed={seed}", "--eval_strategy=no", f"--eval_dataset={needs['clean']}"]
+    student, pages = world.student(seed), needs["pages"]
+    started = time.process_time()
+    train(student, pages, directory, *world.options, *options)
+    return time.process_time() - started
+
+
+def _finished(directory: Path, run: str) -> dict[str, float]:
+    """What a run was judged as; nothing if it is not finished, or had other options."""
+    file = directory / RESULT_FILE
+    result: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"run": None}
+    return result if result.pop("run") == run else {}
+
+
+def collect(world: World, runs: Mapping[str, str]) -> Results:
+    """All that is finished."""
+    found = {
+        name: {seed: _finished(world.seed_dir(seed) / name, run) for seed in _seeds(world)}
+        for name, run in runs.items()
+    }
+    results = {name: {s: row for s, row in rows.items() if row} for name, rows in found.items()}
+    return {name: rows for name, rows in results.items() if rows}
+
+
+def _seeds(world: World) -> list[int]:
+    return sorted(int(path.name.removeprefix("seed")) for path in world.root.glob("seed*"))
+
+
+def same_weights(world: World) -> dict[str, dict[int, bool]]:
+    """Whether runs that should end with the same weights do, bit for bit, by seed."""
+    found: dict[str, dict[int, bool]] = {}
+    for pair in SAME_WEIGHTS:
+        for seed in _seeds(world):
+            one, other = (world.seed_dir(seed) / name / "model.safetensors" for name in pair)
+            if one.exists() and other.exists():
+                equal = filecmp.cmp(one, other, shallow=False)
+                found.setdefault(" = ".join(pair), {})[seed] = equal
+    return found
+
+
+def table(results: Results) -> str:
+    """Mean and standard deviation over the seeds, as a Markdown table.
+
+    >>> print(table({"cpt": {0: {"accuracy": 0.5}, 1: {"accuracy": 0.6}}}))
+    | run | seeds | accuracy | each seed |
+    |---|---|---|---|
+    | cpt | 0 1 | 0.550 +- 0.071 | .500 .600 |
+    """
+    first, *others = next(iter(next(iter(results.values())).values()))
+    lines = [f"| run | seeds | {' | '.join([first, 'each seed', *others])} |"]
+    lines.append("|---" * (len(others) + 4) + "|")
+    for name, rows in results.items():
+        columns = {metric: [row[metric] for row in rows.values()] for metric in (first, *others)}
+        each = " ".join(f"{value:.3f}".removeprefix("0") for value in columns[first])
+        spreads = [_spread(columns[x], 1 if x == "seconds" else 3) for x in (first, *others)]
+        cells = [name, " ".join(map(str, rows)), spreads[0], each, *spreads[1:]]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} +- {statistics.stdev(values):.{digits}f}"
+
+
+def write(world: World, runs: Mapping[str, str]) -> str:
+    """Write all that is finished, and return it as Markdown."""
+    results, equal = collect(world, runs), same_weights(world)
+    content = {"runs": results, "same_weights": equal}
+    (world.root / RESULTS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+    lines = [table(results), ""]
+    lines += [f"Same weights, {name}, by seed: {seeds}" for name, seeds in equal.items()]
+    (world.root / TABLE_FILE).write_text("\n".join(lines) + "\n")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Do the runs, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add = parser.add_argument
+    add("--output_dir", type=Path, required=True, help="gets a directory for each world")
+    add("--world", choices=RUNS, default="demo")
+    add("--corpora", type=Path, nargs="+", help=".jsonl files of documents, for clean and noisy")
+    add("--seeds", type=int, nargs="+", default=(0, 1, 2))
+    add("--runs", nargs="+", metavar="NAME", help="default: all of the world")
+    arguments = parser.parse_args()
+    runs = RUNS[arguments.world]
+    if unknown := set(arguments.runs or ()) - set(runs):
+        parser.error(f"--runs: {', '.join(sorted(unknown))} not among {', '.join(runs)}")
+    if (arguments.world == "demo") != (arguments.corpora is None):
+        parser.error("--corpora is for --world clean and noisy, which need it")
+    torch.set_num_threads(1)
+    root: Path = arguments.output_dir.resolve() / arguments.world
+    world: World = DemoWorld(root)
+    if arguments.corpora:
+        world = TextWorld(root, arguments.corpora, arguments.world == "noisy")
+    for name in arguments.runs or runs:
+        for seed in arguments.seeds:
+            do(world, name, runs[name], seed)
+    sys.stdout.write(write(world, runs) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Packed blocks of random ids, as long and as cut as those of a real corpus."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from vocagnolm.packing import PackedCollator, pack
+
+TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (docs/results.md)
+DOCUMENT_TOKENS = 2333  # 14.7 B tokens in 6.3 M documents (OpenWebMath, arXiv 2310.06786)
+DOCUMENT_SIGMA = 1.0  # of the lengths' logarithm: an assumption
+
+
+def make_segment(
+    rng: np.random.Generator, length: int, vocabularies: tuple[int, int]
+) -> dict[str, Any]:
+    """A segment's columns: the teacher's tokens spread evenly over `length` of the student's."""
+    theirs = max(1, round(length * TOKEN_RATIO))
+    at = np.arange(length)
+    losses = rng.exponential(2, theirs).astype(np.float32)
+    losses[0] = np.nan  # nothing predicts it
+    return {
+        "student_ids": rng.integers(vocabularies[0], size=length),
+        "teacher_ids": rng.integers(vocabularies[1], size=theirs),
+        "teacher_losses": losses,
+        "first": at * theirs // length,
+        "last": -(-(at + 1) * theirs // length),
+        "teacher_counts": [theirs],
+    }
+
+
+def make_blocks(count: int, max_length: int, vocabularies: tuple[int, int]) -> list[dict[str, Any]]:
+    """Blocks drawn from those that some documents fill, cut and packed as in training.
+
+    Args:
+        count: how many.
+        max_length: tokens of a block; documents are shorter in proportion, if it is below 2,048.
+        vocabularies: of the student and the teacher.
+    """
+    rng = np.random.default_rng(0)
+    mean = DOCUMENT_TOKENS * max_length / 2048
+    lengths: list[int] = []
+    packed: list[list[int]] = []
+    while len(packed) < count:
+        for document in rng.lognormal(np.log(mean) - DOCUMENT_SIGMA**2 / 2, DOCUMENT_SIGMA, 100):
+            full, rest = divmod(int(document), max_length)
+            lengths += [max_length] * full + [rest] * (rest > 1)
+        theirs = [max(1, round(length * TOKEN_RATIO)) for length in lengths]
+        packed = pack(lengths, theirs, max_length, max_length)
+    blocks = []
+    for number, members in enumerate(random.Random(0).sample(packed, count)):
+        segments = [make_segment(rng, lengths[member], vocabularies) for member in members]
+        columns = {name: [segment[name] for segment in segments] for name in segments[0]}
+        blocks.append({"block": number, **columns})
+    return blocks
+
+
+def make_batches(
+    blocks: Sequence[dict[str, Any]], max_length: int, batch_size: int, stored: bool
+) -> list[dict[str, Any]]:
+    """Micro-batches of blocks, with the teacher's ids or, as from a store, with its losses."""
+    dropped = "teacher_ids" if stored else "teacher_losses"
+    blocks = [{**block, dropped: [[] for _ in block[dropped]]} for block in blocks]
+    collate = PackedCollator(max_length, teacher_max_length=max_length)
+    starts = range(0, len(blocks), batch_size)
+    return [collate(blocks[start : start + batch_size]) for start in starts]

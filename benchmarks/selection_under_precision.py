@@ -1,0 +1,274 @@
+"""Which tokens are selected otherwise when student or teacher compute with fewer bits.
+
+    PYTHONPATH=. python benchmarks/selection_under_precision.py --seeds 3
+
+The reference is float32 for both models. Of the tokens that it selects (40 % of each block), the
+share that is not selected any more is shown, over several seeds, and beside it by how much the
+teacher's losses move. bf16 and compiled layers are real; float8, int8 and 4 bits are simulated on
+the CPU: the numbers are rounded as the kernels round them, products and sums are of another
+hardware. Two pairs: the demo's student, pretrained here with `seed`, and its teacher; and random
+Llamas, whose losses say nothing, so that little stands between one token and the next. Pairs as
+deep as those of the paper differ more than the demo's, because rounding adds up over layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from vocagnolm import demo_world
+from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.demo_teacher import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo_worker import BASE, BASE_OPTIONS, make_base
+from vocagnolm.guidance import Guidance
+from vocagnolm.objective import Objective
+from vocagnolm.packed_attention import student_segments
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.speed import compile_layers
+from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.token_loss import add_token_losses
+
+CPU = torch.device("cpu")
+LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4
+NF4_BLOCK = 64
+OUTLIER = 6.0  # LLM.int8() leaves columns beyond it in 16 bits
+# The values of 4-bit NormalFloat (QLoRA, arXiv 2305.14314, appendix E).
+NF4 = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+
+
+class Found(NamedTuple):
+    """What a pair of models makes of all tokens: the teacher's losses, and which are selected."""
+
+    loss: Tensor
+    is_selected: Tensor
+
+
+class Way(NamedTuple):
+    """How a pair computes."""
+
+    teacher: Callable[[Any], Any] = lambda model: model
+    student: Callable[[Any], Any] = lambda model: model
+    student_bf16: bool = False
+
+
+def by_row(x: Tensor, largest: float, to: Callable[[Tensor], Tensor]) -> Tensor:
+    """Numbers rounded by `to` after scaling each row to `largest`, and scaled back."""
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12) / largest
+    return to(x / scale) * scale
+
+
+def float8(x: Tensor) -> Tensor:
+    """Rows rounded to 8-bit floats."""
+    limit = torch.finfo(torch.float8_e4m3fn).max
+    return by_row(x.float(), limit, lambda y: y.to(torch.float8_e4m3fn).float())
+
+
+def float8_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Weights and activations in 8-bit floats, sums in float32, the result in the layer's dtype."""
+    weight = float8(layer.weight)
+    return lambda x: F.linear(float8(x), weight, _float(layer.bias)).to(x.dtype)
+
+
+def int8_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """LLM.int8(): weights and activations in 8 bits, but columns with an outlier in 16."""
+    original, weight = layer.weight.float(), by_row(layer.weight.float(), 127.0, torch.round)
+
+    def forward(x: Tensor) -> Tensor:
+        is_outlier = x.abs().amax(tuple(range(x.dim() - 1))) > OUTLIER
+        inner = by_row(x.float().masked_fill(is_outlier, 0.0), 127.0, torch.round)
+        outer = F.linear(x.float()[..., is_outlier], original[:, is_outlier])
+        return (F.linear(inner, weight, _float(layer.bias)) + outer).to(x.dtype)
+
+    return forward
+
+
+def nf4_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Weights in 4 bits, by blocks of 64; activations and products as they are."""
+    levels = torch.tensor(NF4)
+    blocks = layer.weight.float().reshape(-1, NF4_BLOCK)
+    nearest = by_row(blocks, 1.0, lambda y: levels[(y[..., None] - levels).abs().argmin(-1)])
+    weight = nearest.reshape(layer.weight.shape).to(layer.weight.dtype)
+    return lambda x: F.linear(x, weight, layer.bias)
+
+
+def _float(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.float()
+
+
+def bf16(model: Any) -> Any:
+    """As a teacher is loaded on a GPU."""
+    return model.bfloat16()
+
+
+def simulated(linear: Callable[[nn.Linear], Callable[[Tensor], Tensor]]) -> Callable[[Any], Any]:
+    """A model in bfloat16 whose linear layers, except the head, compute otherwise."""
+
+    def change(model: Any) -> Any:
+        model = bf16(model)
+        for layer in model.base_model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.forward = linear(layer)
+        return model
+
+    return change
+
+
+def compiled(model: Any) -> Any:
+    """A model whose layers are compiled."""
+    compile_layers(model)
+    return model
+
+
+def varlen(model: Any) -> Any:
+    """A model that is told of segments."""
+    model.set_attn_implementation("torch_varlen")
+    return model
+
+
+WAYS = {
+    "`torch_varlen` (reference path), float32": Way(varlen, varlen),
+    "teacher bf16": Way(bf16),
+    "student bf16 (autocast)": Way(student_bf16=True),
+    "teacher and student bf16": Way(bf16, student_bf16=True),
+    "teacher int8, simulated": Way(simulated(int8_linear)),
+    "teacher fp8, simulated": Way(simulated(float8_linear)),
+    "teacher nf4, simulated": Way(simulated(nf4_linear)),
+}
+COMPILED = {"`--compile_layers`, float32": Way(compiled, compiled)}
+
+
+@torch.no_grad()
+def select(student: Any, teacher: Any, batches: list[dict[str, Any]], way: Way) -> Found:
+    """Eq. 1 to 4 for all batches, as the trainer computes them."""
+    student, teacher = way.student(copy.deepcopy(student)), way.teacher(copy.deepcopy(teacher))
+    resident = ResidentTeacher([teacher], CPU)
+    objective = Objective("vocagnolm", Guidance(), "all", None, resident, 0)
+    student = add_token_losses(student)
+    losses, selected = [], []
+    for batch in batches:
+        scores = objective.scores(batch)
+        rows = {name: batch[name] for name in ("input_ids", "position_ids", "labels")}
+        with torch.autocast("cpu", torch.bfloat16, enabled=way.student_bf16):
+            loss_BS = student(**rows, segments=student_segments(batch), token_losses=True)
+        losses.append(scores.loss_BT[scores.valid_BT])
+        selected.append(objective.weights(loss_BS, scores, batch).flatten() > 0)
+    return Found(torch.cat(losses), torch.cat(selected))
+
+
+def make_batches(seed: int, pages: int) -> list[dict[str, Any]]:
+    """Pages of the embedded world that no student of the demo has read."""
+    texts = demo_world.corpus(pages, 1000 + seed, 0.4, demo_world.held_out_questions())
+    tokenizers = [AutoTokenizer.from_pretrained(ASSETS / n) for n in (STUDENT_TOKENIZER, TEACHER)]
+    segments = align_corpus(
+        datasets.Dataset.from_dict({"text": list(texts)}),
+        student_reader(tokenizers[0], LENGTH),
+        teacher_reader(tokenizers[1], TEACHER_CONTEXT),
+    )
+    blocks, collate = Blocks(segments.rows, LENGTH, TEACHER_CONTEXT), PackedCollator(LENGTH)
+    numbers = range(0, len(blocks) - ROWS + 1, ROWS)
+    return [collate([blocks[i] for i in range(at, at + ROWS)]) for at in numbers]
+
+
+def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
+    """The demo's student after its first pretraining, and its teacher."""
+    own = directory / f"seed{seed}"
+    if not (own / f"{BASE}.done").exists():
+        own.mkdir(parents=True, exist_ok=True)
+        with redirect_stdout(sys.stderr):
+            make_base(own, seed, BASE_OPTIONS)
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (own / BASE, ASSETS / TEACHER)
+    )
+    return student, teacher
+
+
+def random_pair(seed: int, directory: Path) -> tuple[Any, Any]:
+    """Llamas of 4 and 8 layers that have learned nothing."""
+    del directory
+    torch.manual_seed(seed)
+
+    def llama(words: int, hidden: int, layers: int) -> Any:
+        config = LlamaConfig(
+            vocab_size=words,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            initializer_range=0.08,
+        )
+        return LlamaForCausalLM(config)
+
+    return llama(1024, 128, 4), llama(2048, 256, 8)
+
+
+def measure(arguments: argparse.Namespace) -> Iterator[str]:
+    """The rows of a table."""
+    pairs = {"demo": demo_pair, "random": random_pair}
+    ways = WAYS | (COMPILED if arguments.compile else {})
+    changed: dict[tuple[str, str], list[float]] = {}
+    moved: dict[tuple[str, str], list[float]] = {}
+    tokens = 0
+    for seed in range(arguments.seeds):
+        batches = make_batches(seed, arguments.pages)
+        for pair, make in pairs.items():
+            models = make(seed, arguments.students)
+            expected = select(*models, batches, Way())
+            tokens = int(expected.is_selected.sum())
+            for name, way in ways.items():
+                found = select(*models, batches, way)
+                lost = (expected.is_selected & ~found.is_selected).sum() / tokens
+                changed.setdefault((pair, name), []).append(100 * float(lost))
+                rms = (found.loss - expected.loss).square().mean().sqrt()
+                moved.setdefault((pair, name), []).append(float(rms))
+            sys.stderr.write(f"seed {seed}, {pair}: done\n")
+    yield f"{arguments.seeds} seeds, about {tokens:,} selected tokens each; mean (least - most).\n"
+    heads = [f"{pair}: {what}" for pair in pairs for what in ("changed, %", "L_T moves, nats")]
+    yield f"| | {' | '.join(heads)} |"
+    yield "|---" * (1 + len(heads)) + "|"
+    for name in ways:
+        cells = []
+        for pair in pairs:
+            values = changed[pair, name]
+            spread = f"{min(values):.2f} - {max(values):.2f}"
+            cells.append(f"{statistics.mean(values):.2f} ({spread})")
+            cells.append(f"{statistics.mean(moved[pair, name]):.1e}")
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--pages", type=int, default=400, help="Texts of a seed.")
+    parser.add_argument("--students", type=Path, help="Where the demo's students are kept.")
+    parser.add_argument("--compile", action="store_true", help="With inductor too: minutes.")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments.students = arguments.students or Path(scratch)
+        for line in measure(arguments):
+            sys.stdout.write(f"{line}\n")
+
+
+if __name__ == "__main__":
+    main()

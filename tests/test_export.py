@@ -1,0 +1,292 @@
+"""What runs leave behind, with adapters or sharded or neither, and `vocagnolm export` of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapter_world import FSDP2, World, make_world
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+import train
+from vocagnolm import config, export
+from vocagnolm.models import ModelSource
+from vocagnolm.pair import load_pair, student_parameters
+
+pytest.importorskip("peft")
+LORA = {
+    "use_peft": "True",
+    "lora_r": "4",
+    "lora_alpha": "16",
+    "lora_modules_to_save": "norm",
+}
+ADAPTERS = "adapter_model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def world(
+    tiny_llama: Callable[..., Any],
+    tokenizer_dirs: dict[str, Path],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    """Two finished runs: `adapted`, with adapters, and `plain`, without."""
+    root = tmp_path_factory.mktemp("runs")
+    world = make_world(
+        root, tiny_llama, tokenizer_dirs, training_texts[:60], tie_word_embeddings=True
+    )
+    assert train.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
+    assert train.main(world.argv("plain", use_cpu="True")) == 0
+    return world
+
+
+@pytest.fixture(scope="module")
+def two_processes(world: World) -> World:
+    """The same runs in two processes, under DDP and FSDP2, some of which compute layers again."""
+    ddp, sharded = {"use_cpu": "True", **LORA}, {"accelerate_config": FSDP2}
+    recompute = {"gradient_checkpointing": "True"}
+    resume = {"resume_from_checkpoint": str(world.root / "sharded" / "checkpoint-2")}
+    jobs = [
+        {"argv": world.argv("ddp", **ddp)},
+        {"argv": world.argv("ddp_recomputed", **ddp, **recompute)},
+        {"argv": world.argv("sharded", **LORA), **sharded},
+        {"argv": world.argv("sharded_recomputed", **LORA, **recompute), **sharded},
+        {"argv": world.argv("sharded_resumed", **LORA, **resume), **sharded},
+        {"argv": world.argv("sharded_plain"), **sharded},
+    ]
+    world.two_processes(jobs)
+    return world
+
+
+def adapters_of(directory: Path) -> dict[str, torch.Tensor]:
+    return load_file(directory / ADAPTERS)
+
+
+def weights_of(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).state_dict()
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
+    assert export.main([str(argument) for argument in argv]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    lines = [line for line in printed.err.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    return lines[0].removeprefix("vocagnolm export: error: ")
+
+
+# What a run leaves behind
+
+
+def test_run_saves_adapters_only_when_it_trains_them(world: World) -> None:
+    run = world.root / "adapted"
+    for directory in (run / "checkpoint-2", run):
+        assert not list(directory.glob("model*.safetensors"))
+        saved = json.loads((directory / "adapter_config.json").read_text())
+        assert saved["base_model_name_or_path"] == str(world.student)
+        assert saved["r"] == 4
+        assert (directory / "tokenizer.json").exists()
+    assert not (run / "checkpoint-2" / "README.md").exists()
+    assert "# adapted" in (run / "README.md").read_text()
+    before, after = adapters_of(run / "checkpoint-2"), adapters_of(run)
+    assert largest_difference(before, after) > 1e-3, "nothing was trained"
+    assert {weight.dtype for weight in after.values()} == {torch.float32}
+
+
+def test_resumed_run_equals_the_uninterrupted_one_when_adapters_are_trained(world: World) -> None:
+    resumed = world.root / "resumed"
+    shutil.copytree(world.root / "adapted" / "checkpoint-2", resumed / "checkpoint-2")
+    assert train.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
+    for name in ("checkpoint-4", "."):
+        ours, theirs = (adapters_of(run / name) for run in (resumed, world.root / "adapted"))
+        assert largest_difference(ours, theirs) == 0.0
+
+
+def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> None:
+    model, _, guidance, _ = config.parse(world.argv("counted", use_cpu="True", **LORA))
+    total, trained = student_parameters(load_pair(model, guidance, 64), model)
+    base: Any = ModelSource(str(world.student), "student").load(torch.float32)
+    adapters = adapters_of(world.root / "adapted")
+    assert trained == sum(weight.numel() for weight in adapters.values())
+    assert total == trained + sum(weight.numel() for weight in base.parameters())
+
+
+@pytest.mark.parametrize(
+    "name", ["ddp", "ddp_recomputed", "sharded", "sharded_recomputed", "sharded_resumed"]
+)
+def test_adapters_are_those_of_one_process_when_two_train_them(
+    name: str, two_processes: World
+) -> None:
+    root = two_processes.root
+    assert largest_difference(adapters_of(root / "adapted"), adapters_of(root / name)) < 1e-5
+
+
+# Export
+
+
+def eval_loss(world: World, student: Path) -> float:
+    """The loss of a model on what the runs were evaluated on."""
+    options = {"student": str(student), "teacher": None, "method": "cpt", "use_cpu": "True"}
+    built = train.build(config.parse(world.argv("evaluation", **options)))
+    assert built is not None
+    shutil.rmtree(world.root / "evaluation")
+    return float(built[0].evaluate()["eval_loss"])
+
+
+def last_eval_loss(run: Path) -> float:
+    history = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    return [entry["eval_loss"] for entry in history if "eval_loss" in entry][-1]
+
+
+@pytest.mark.parametrize("name", ["plain", "sharded_plain"])
+def test_export_gives_the_trained_model_when_the_checkpoint_is_whole_or_sharded(
+    name: str, two_processes: World, student_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    run = two_processes.root / name
+    assert (run / "checkpoint-5" / "pytorch_model_fsdp_0").exists() == (name == "sharded_plain")
+    done = export.export(run / "checkpoint-5")
+    assert done.directory == run / "export-5"
+    assert largest_difference(weights_of(done.directory), weights_of(run)) == 0.0
+    assert largest_difference(weights_of(done.directory), weights_of(two_processes.student)) > 1e-3
+    assert abs(eval_loss(two_processes, done.directory) - last_eval_loss(run)) < 1e-5
+    for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        ours, theirs = (json.loads((d / file).read_text()) for d in (done.directory, run))
+        assert ours == theirs, file
+    tokenizer = AutoTokenizer.from_pretrained(done.directory)
+    assert tokenizer.get_vocab() == student_tokenizer.get_vocab()
+    model = AutoModelForCausalLM.from_pretrained(done.directory)
+    assert done.parameters == sum(weight.numel() for weight in model.parameters())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("name", ["adapted", "sharded"])
+def test_export_merges_adapters_when_the_checkpoint_holds_some(
+    name: str, two_processes: World, tmp_path: Path
+) -> None:
+    run = two_processes.root / name
+    merged = export.export(run / "checkpoint-5", tmp_path / "merged", merge=True).directory
+    finished = export.export(run, tmp_path / "finished", merge=True).directory
+    assert largest_difference(weights_of(merged), weights_of(finished)) == 0.0
+    assert abs(eval_loss(two_processes, merged) - last_eval_loss(run)) < 1e-5
+    before, after = weights_of(two_processes.student), weights_of(merged)
+    adapters, layer = adapters_of(run), "model.layers.0.self_attn.q_proj"
+    a, b = (adapters[f"base_model.model.{layer}.lora_{which}.weight"] for which in "AB")
+    changed = after[f"{layer}.weight"] - before[f"{layer}.weight"]
+    assert (changed - 16 / 4 * b @ a).abs().max() < 1e-6
+    assert changed.abs().max() > 1e-3
+    assert torch.equal(after["model.norm.weight"], adapters["base_model.model.model.norm.weight"])
+
+
+def test_export_rounds_the_weights_when_asked_for_bfloat16(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint, target = world.root / "plain" / "checkpoint-4", tmp_path / "new" / "model"
+    target.mkdir(parents=True)  # an empty directory is as good as none
+    argv = [str(checkpoint), f"--output_dir={target}", "--dtype=bfloat16"]
+    assert export.main(argv) == 0
+    expected = {name: w.bfloat16() for name, w in weights_of(checkpoint).items()}
+    found = weights_of(target, "auto")
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+    assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{target}: 40,992 parameters in bfloat16, sha256:")
+    assert {path.name for path in target.parent.iterdir()} == {"model"}
+
+
+def test_export_leaves_nothing_behind_when_it_is_interrupted(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "write_manifest", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        export.export(world.root / "plain" / "checkpoint-4", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_refuses_in_one_line_when_the_options_do_not_suit(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, adapted = (world.root / name / "checkpoint-5" for name in ("plain", "adapted"))
+    assert error_of(capsys, adapted) == (
+        f"{adapted} holds adapters, which PEFT loads as they are: add --merge for a whole model"
+    )
+    assert error_of(capsys, plain, "--merge") == (
+        f"--merge has no effect: {plain} holds no adapters"
+    )
+    assert error_of(capsys, plain, "--output_dir", world.student) == (
+        f"--output_dir {world.student} is not empty: give another"
+    )
+    assert error_of(capsys, tmp_path / "absent") == f"{tmp_path / 'absent'}: no such directory"
+
+
+def test_export_refuses_when_a_sharded_checkpoint_is_without_its_run(
+    two_processes: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "checkpoint-5"
+    shutil.copytree(two_processes.root / "sharded_plain" / "checkpoint-5", checkpoint)
+    assert error_of(capsys, checkpoint) == (
+        f"{checkpoint} does not say which student it is of: expected run.json in it or beside it, "
+        "as train.py writes it"
+    )
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["adapted", "plain", "sharded_plain"])
+def test_export_refuses_when_the_checkpoint_is_damaged(
+    name: str, two_processes: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(two_processes.root / name / "checkpoint-5", tmp_path / "checkpoint-5")
+    weights = {"adapted": ADAPTERS, "plain": "model.safetensors"}
+    file = weights.get(name, "pytorch_model_fsdp_0/__1_0.distcp")
+    damage(tmp_path / "checkpoint-5" / file)
+    message = error_of(capsys, tmp_path / "checkpoint-5")
+    assert message.startswith(f"{tmp_path / 'checkpoint-5'}: {file}")
+
+
+@pytest.mark.parametrize("change", ["student", "weights"])
+def test_export_refuses_when_adapters_are_of_another_student(
+    change: str,
+    world: World,
+    tiny_llama: Callable[..., Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = Path(shutil.copytree(world.root / "adapted", tmp_path / "adapted"))
+    if change == "student":
+        tiny_llama(700, hidden_size=48).save_pretrained(tmp_path / "other")
+        settings = json.loads((run / "run.json").read_text())
+        (run / "run.json").write_text(json.dumps(settings | {"student": str(tmp_path / "other")}))
+    else:
+        save_file(dict(list(adapters_of(run).items())[1:]), run / ADAPTERS)
+    message = error_of(capsys, run, "--merge", f"--output_dir={tmp_path / 'merged'}")
+    assert message.startswith("the adapters do not fit ")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("role", ["model", "student"])
+def test_adapters_are_no_model_when_one_is_asked_for(role: Any, world: World) -> None:
+    adapters = world.root / "adapted"
+    with pytest.raises(ValueError, match="holds adapters") as caught:
+        ModelSource(str(adapters), role).config()
+    assert str(caught.value) == (
+        f"--{role} {adapters} holds adapters, which need the model that they were trained around: "
+        f"merge them with vocagnolm export {adapters} --merge"
+    )

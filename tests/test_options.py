@@ -1,0 +1,184 @@
+"""What is said on the command line of `train.py` reaches the trainer."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import pre_tokenizers
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+import train
+from vocagnolm import config, score
+from vocagnolm.data import Teachers, teacher_reader
+from vocagnolm.distillation import Distillation
+from vocagnolm.guidance import Guidance
+from vocagnolm.spans import check_same_tokens
+
+
+@pytest.fixture(scope="module")
+def places(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("options")
+    roles = {"student": "metaspace", "reference": "metaspace", "teacher": "nfc_digits"}
+    for seed, (role, family) in enumerate(roles.items()):
+        shutil.copytree(tokenizer_dirs[family], root / role)
+        tiny_llama(800, seed=seed, max_position_embeddings=64).save_pretrained(root / role)
+    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:30])
+    (root / "pages.jsonl").write_text("".join(lines))
+    names = {name: str(root / name) for name in (*roles, "pages.jsonl", "store")}
+    common = [f"--dataset={names['pages.jsonl']}", "--min_context=16"]
+    teacher = f"--teacher={names['teacher']}"
+    assert score.main([teacher, *common, f"--output_dir={names['store']}"]) == 0
+    return names
+
+
+def build(places: dict[str, str], out: Path, *options: str) -> Any:
+    """The trainer that `train.py` makes; {names} in options are places."""
+    argv = [
+        *(f"--student={places['student']}", f"--dataset={places['pages.jsonl']}"),
+        *("--max_length=64", "--global_batch_tokens=128", "--max_steps=1", "--use_cpu"),
+        *("--report_to=none", f"--output_dir={out}"),
+    ]
+    argv += [option.format(**places) for option in options]
+    built = train.build(config.parse(argv))
+    assert built is not None
+    return built[0]
+
+
+REACHES = {
+    "--method=uld --teacher={teacher} --uld_weight=1.5": {
+        "method": "uld",
+        "distillation": Distillation("sorted_l1", 1.5),
+    },
+    "--method=kld --teacher={reference} --kld_direction=forward": {
+        "method": "kld",
+        "distillation": Distillation("forward_kl"),
+    },
+    "--method=rho1 --teacher={reference} --rho1_score=loss_and_entropy --top_k=0.3": {
+        "method": "rho1",
+        "guidance": Guidance(0.3, score="loss_and_entropy"),
+    },
+    "--teacher={teacher} --loss_divisor=selected --aggregation=sum --unmapped=exclude": {
+        "divisor": "selected",
+        "guidance": Guidance(aggregation="sum", unmapped="exclude"),
+    },
+    "--method=random --selection_scope=batch": {
+        "method": "random",
+        "guidance": Guidance(scope="batch"),
+        "teacher": None,
+    },
+    "--method=chunk --chunk_guidance=random": {"method": "chunk", "teacher": None},
+}
+
+
+@pytest.mark.parametrize("options", REACHES)
+def test_option_reaches_the_objective(options: str, places: dict[str, str], tmp_path: Path) -> None:
+    objective = build(places, tmp_path, *options.split()).objective
+    found = {name: getattr(objective, name) for name in REACHES[options]}
+    assert found == REACHES[options]
+
+
+def test_chunks_reach_the_collator(places: dict[str, str], tmp_path: Path) -> None:
+    chunked = build(places, tmp_path / "a", "--method=chunk", "--teacher={teacher}", "--chunks=8")
+    assert chunked.data_collator.chunks == 8
+    assert build(places, tmp_path / "b", "--teacher={teacher}").data_collator.chunks is None
+
+
+@pytest.mark.parametrize("kind", ["--teacher", "--teacher_losses"])
+def test_reduction_reaches_the_teachers(kind: str, places: dict[str, str], tmp_path: Path) -> None:
+    names = ("{teacher}", "{reference}") if kind == "--teacher" else ("{store}", "{store}")
+    weighted = ("--teacher_reduction=weighted", "--teacher_weights", "1", "3")
+    trainer = build(places, tmp_path, kind, *names, *weighted)
+    reduce = trainer.teacher.reduce if kind != "--teacher" else trainer.teacher.reduce.__self__
+    reduction = getattr(reduce, "__self__", reduce)
+    assert (reduction.reduction, reduction.weights) == ("weighted", (1.0, 3.0))
+
+
+def test_two_stores_train_when_evaluation_has_no_losses(
+    places: dict[str, str], tmp_path: Path
+) -> None:
+    stores = ("--teacher_losses", "{store}", "{store}")
+    trainer = build(places, tmp_path, *stores, f"--eval_dataset={places['pages.jsonl']}")
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_pairing_reaches_the_corpus(places: dict[str, str], tmp_path: Path) -> None:
+    ranges = []
+    for pairing in ("last", "position"):
+        options = ("--method=uld", "--teacher={teacher}", f"--uld_pairing={pairing}")
+        trainer = build(places, tmp_path / pairing, *options)
+        batch = trainer.data_collator([trainer.train_dataset[0]])
+        ranges.append(batch["teacher_ranges"].tolist())
+    assert ranges[0] != ranges[1]
+
+
+def test_fingerprint_differs_when_tokens_are_mapped_by_number(
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    readers = (teacher_reader(teacher_tokenizer, 64),)
+    assert Teachers(readers).fingerprint() != Teachers(readers, by_position=True).fingerprint()
+    assert Teachers(readers).fingerprint() == readers[0].fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--method=kld --teacher={teacher}", "--method kld needs a teacher with the student's vo"),
+        ("--method=rho1 --teacher={teacher}", "--method rho1 needs a teacher with the student's"),
+        ("--method=rho1 --teacher_losses={store}", "another tokenizer than the student's"),
+        ("--method=kld --teacher={short}", "--max_length 64 exceeds the teacher's context of 32"),
+    ],
+)
+def test_teacher_is_refused_when_the_method_cannot_use_it(
+    options: str,
+    message: str,
+    places: dict[str, str],
+    tiny_llama: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    short = tmp_path / "short"
+    shutil.copytree(places["reference"], short)
+    tiny_llama(800, max_position_embeddings=32).save_pretrained(short)
+    with pytest.raises(ValueError, match=message):
+        build(places | {"short": str(short)}, tmp_path / "out", *options.split())
+
+
+def test_tokens_are_the_same_when_ids_beyond_are_added(
+    student_tokenizer: PreTrainedTokenizerFast, teacher_tokenizer: PreTrainedTokenizerFast
+) -> None:
+    check_same_tokens(student_tokenizer, student_tokenizer, "kld")
+    wider = copy.deepcopy(student_tokenizer)
+    wider.add_tokens([f"<noise{n}>" for n in range(16)])
+    check_same_tokens(student_tokenizer, wider, "kld")
+    with pytest.raises(ValueError, match="needs a teacher with the student's vocabulary"):
+        check_same_tokens(wider, student_tokenizer, "kld")
+    with pytest.raises(ValueError, match="needs a teacher with the student's vocabulary"):
+        check_same_tokens(student_tokenizer, teacher_tokenizer, "kld")
+    otherwise = copy.deepcopy(student_tokenizer)
+    splits = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.Metaspace()]
+    otherwise.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    with pytest.raises(ValueError, match="cuts a text into other tokens"):
+        check_same_tokens(student_tokenizer, otherwise, "kld")
+
+
+def test_run_goes_on_when_it_is_older_than_an_option(
+    places: dict[str, str], tmp_path: Path
+) -> None:
+    build(places, tmp_path, "--teacher={teacher}")
+    settings = json.loads((tmp_path / "run.json").read_text())
+    del settings["chunks"], settings["use_peft"]
+    (tmp_path / "run.json").write_text(json.dumps(settings))
+    (tmp_path / "checkpoint-1").mkdir()  # there is something to go on with
+    build(places, tmp_path, "--teacher={teacher}")
+    with pytest.raises(ValueError, match=r"--top_k was 0\.4, now 0\.5"):
+        build(places, tmp_path, "--teacher={teacher}", "--top_k=0.5")

@@ -1,0 +1,188 @@
+"""LoRA adapters around a student: its own weights stay as they are, small factors are trained.
+
+The wrapped model goes through Trainer, DDP and FSDP2 as PEFT's models do. What is special here is
+that token losses are computed from the output head's own weight, which therefore stays whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils.import_utils import is_peft_available
+
+_ALL_LINEAR = "all-linear"
+
+
+@dataclass
+class AdapterArguments:
+    """Whether the student is trained whole or by LoRA adapters (arXiv 2106.09685), and by which."""
+
+    use_peft: bool = field(
+        default=False, metadata={"help": "Train LoRA adapters instead of the student's weights."}
+    )
+    lora_r: int = field(default=16, metadata={"help": "Rank of the adapters."})
+    lora_alpha: int = field(
+        default=32, metadata={"help": "The adapters' product is scaled by alpha / rank."}
+    )
+    lora_dropout: float = field(
+        default=0.0, metadata={"help": "Share of an adapter's inputs that training drops, [0, 1)."}
+    )
+    lora_target_modules: list[str] | None = field(
+        default=None,
+        metadata={"help": "Layers that get an adapter; by default all-linear, which spares heads."},
+    )
+    lora_modules_to_save: list[str] | None = field(
+        default=None, metadata={"help": "Further layers that are trained whole."}
+    )
+
+    def __post_init__(self) -> None:
+        if not self.use_peft:
+            for option in fields(AdapterArguments):
+                if getattr(self, option.name) != option.default:
+                    raise ValueError(f"--{option.name} has no effect without --use_peft")
+        if self.lora_r < 1:
+            raise ValueError(f"--lora_r must be at least 1, got {self.lora_r}")
+        if self.lora_alpha < 1:
+            raise ValueError(f"--lora_alpha must be at least 1, got {self.lora_alpha}")
+        if not 0.0 <= self.lora_dropout < 1.0:
+            raise ValueError(f"--lora_dropout must be in [0, 1), got {self.lora_dropout}")
+        if self.use_peft and not is_peft_available():
+            raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")
+
+
+def add_adapters(
+    model: PreTrainedModel, arguments: AdapterArguments, seed: int, revision: str | None = None
+) -> Any:
+    """Freeze a model and give its layers trainable adapters, in the model's own dtype.
+
+    Every process draws the same initial adapters, whatever was drawn before.
+
+    Args:
+        model: changed in place; may be on the meta device.
+        arguments: which layers, and how large the adapters are.
+        seed: of the adapters' initial values.
+        revision: of the model on the hub, which the saved adapters name with it.
+
+    Returns:
+        The `peft.PeftModel` around it.
+
+    Raises:
+        ValueError: a named layer is not there, or may not have an adapter.
+    """
+    _check_names(model, arguments)
+    config = lora_config(arguments, revision)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            return _wrap(model, config)
+        except ValueError as error:  # a layer of a kind that PEFT has no adapter for
+            reason = str(error).partition("(")[0].strip()  # the rest shows the layer in full
+            raise ValueError(
+                f"--lora_target_modules: PEFT cannot adapt a layer ({reason}): name linear layers"
+            ) from error
+
+
+def lora_config(arguments: AdapterArguments, revision: str | None = None) -> Any:
+    """The same as a `peft.LoraConfig`."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        task_type="CAUSAL_LM",
+        r=arguments.lora_r,
+        lora_alpha=arguments.lora_alpha,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=_targets(arguments),
+        modules_to_save=arguments.lora_modules_to_save,
+        revision=revision,
+    )
+
+
+def read_adapter_config(directory: Path) -> Any:
+    """The `peft.PeftConfig` that lies with saved adapters."""
+    from peft import PeftConfig
+
+    return PeftConfig.from_pretrained(str(directory))
+
+
+def _wrap(model: PreTrainedModel, config: Any) -> Any:
+    from peft import get_peft_model
+
+    wrapped = get_peft_model(model, config)
+    # PEFT would write its README over the run's own, which says when a run is finished.
+    wrapped.create_or_update_model_card = lambda output_dir: None
+    return wrapped
+
+
+def _targets(arguments: AdapterArguments) -> str | list[str]:
+    names = arguments.lora_target_modules or [_ALL_LINEAR]
+    return _ALL_LINEAR if names == [_ALL_LINEAR] else names
+
+
+def _check_names(model: Any, arguments: AdapterArguments) -> None:
+    """Refuse names that nothing has, which PEFT would pass over, and layers that must stay whole.
+
+    A name is that of a layer, or the last parts of it, as in PEFT.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    targets = () if _targets(arguments) == _ALL_LINEAR else _targets(arguments)
+    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    is_tied = head.weight is embeddings.weight
+    for option, names in (
+        ("lora_target_modules", targets),
+        ("lora_modules_to_save", arguments.lora_modules_to_save or ()),
+    ):
+        for name in names:
+            named = [module for key, module in modules.items() if f".{key}".endswith(f".{name}")]
+            if not named:
+                layers = sorted(
+                    {key.rpartition(".")[2] for key in modules if not key[-1].isdigit()}
+                )
+                raise ValueError(
+                    f"--{option}: {type(model).__name__} has no layer {name}: expected some of "
+                    f"{', '.join(layers)}"
+                )
+            adapted = {inner for module in named for inner in module.modules()}
+            if head in adapted or (is_tied and embeddings in adapted):
+                raise ValueError(
+                    f"--{option}: {name} cannot be adapted, because losses are computed from the "
+                    "output head's own weight"
+                    + ", which it shares" * (head not in adapted)
+                    + ": leave it out"
+                )
+
+
+def merge_adapters(model: PreTrainedModel, config: Any, state: Mapping[str, Tensor]) -> Any:
+    """Add trained adapters to a model's own weights.
+
+    Args:
+        model: the one they were trained around; changed in place.
+        config: their `peft.LoraConfig`.
+        state: their weights, named as in `adapter_model.safetensors`.
+
+    Returns:
+        The model, without adapters, in its own dtype.
+
+    Raises:
+        ValueError: the adapters belong to another model, or are not complete.
+    """
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+    wrapped = _wrap(model, config)
+    expected = get_peft_model_state_dict(wrapped)
+    wrong = sorted(expected.keys() ^ state.keys()) or sorted(
+        name for name, weight in expected.items() if weight.shape != state[name].shape
+    )
+    if wrong:
+        raise ValueError(
+            f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "
+            f"missing, too many or of another shape, such as {wrong[0]}; name the model that they "
+            "were trained around"
+        )
+    set_peft_model_state_dict(wrapped, dict(state))
+    return wrapped.merge_and_unload()

@@ -1,0 +1,123 @@
+"""Signals: a run that is asked to stop saves a checkpoint first, in all processes at one step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: started again, the run goes on
+SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Preemption(TrainerCallback):
+    """Stops a run after the step in which a signal came, with everything saved.
+
+    SIGTERM and SIGUSR1 may come to any process, and any number of times. A first SIGINT asks too; a
+    second one stops at once. All processes learn of it in the reduction that the trainer makes
+    before every update, so they stop at one step.
+
+    Attributes:
+        is_asked: whether this process was asked to stop.
+        is_agreed: whether all processes know.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = self.is_agreed = False
+        self._saved_step = -1
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals inside; in another thread than the main one, where nobody can, none."""
+        self.is_asked = self.is_agreed = False
+        with (
+            handling(SCHEDULERS, lambda name: self._ask(name)),
+            handling((signal.SIGINT,), lambda name: self._ask(name, last=True)),
+        ):
+            yield
+
+    def _ask(self, name: str, *, last: bool = False) -> None:
+        if last and self.is_asked:
+            raise KeyboardInterrupt
+        if not self.is_asked:
+            again = "; once more stops at once, without" if last else ""
+            warn(f"{name}: saving a checkpoint after this step, then stopping{again}")
+        self.is_asked = True
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Remember what is saved already."""
+        self._saved_step = state.global_step
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop, after what is due at this step."""
+        if self.is_agreed:
+            control.should_training_stop = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save, if that is not done; this event follows every stop.
+
+        What is due at the end of an epoch is done before, and only if this is one: the run that
+        goes on does everything once.
+        """
+        if not self.is_agreed:
+            return
+        if state.epoch is None or not float(state.epoch).is_integer():
+            control.should_log = control.should_evaluate = control.should_save = False
+        is_saved = self._saved_step == state.global_step
+        control.should_save = control.should_log or control.should_evaluate or not is_saved
+
+
+@contextmanager
+def handling(signals: Sequence[signal.Signals], handle: Callable[[str], object]) -> Iterator[None]:
+    """Call a function with the name of each signal that comes, inside and in the main thread only.
+
+    Processes that are forked inside pass over the signals, which schedulers send to all, but for
+    SIGTERM, by which pools end them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == process:
+            handle(signal.Signals(number).name)
+        elif number == signal.SIGTERM:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    before = {number: signal.signal(number, receive) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            # None is a handler that was not installed from Python, and cannot be put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def leave_at_once(name: str) -> None:
+    """What a signal does where there is nothing to save."""
+    warn(f"{name}: stopped where nothing had to be saved; the same command starts again")
+    raise SystemExit(REQUEUE)
+
+
+def finish_first(name: str) -> None:
+    """What a signal does after the last step: a run that is cut off here is done again from it."""
+    warn(f"{name}: the last step is done; finishing the run")
+
+
+def warn(text: str) -> None:
+    """Write a line to stderr; safe inside a signal handler, where a buffered stream is not."""
+    os.write(2, f"{text}\n".encode())

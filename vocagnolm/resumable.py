@@ -1,0 +1,121 @@
+"""The part of the Trainer that survives: checkpoints, signals, and a log that goes on with them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+
+from vocagnolm import checkpoints
+from vocagnolm.metrics import GuidanceMetrics, file_name
+from vocagnolm.preemption import Preemption
+from vocagnolm.processes import decided_by_one
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer whose runs end alike however often they are cut off and resumed.
+
+    A checkpoint counts when its manifest is written, after everything else. It holds the sums of
+    the log too, so that the log of a resumed run is that of an uninterrupted one, but for the
+    entries `vocagnolm.metrics.TIMING_KEYS`.
+
+    Attributes:
+        metrics: what the log tells; a subclass adds to it.
+        preemption: who listens to signals while the run trains.
+        doing: what the run is doing, for the message if it ends there.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if not hasattr(Trainer, "_save_checkpoint"):
+            raise ImportError(
+                "this transformers has no Trainer._save_checkpoint, within which checkpoints are "
+                "made complete: install transformers<6"
+            )
+        self.metrics = GuidanceMetrics(self.args.device)
+        self.preemption = Preemption()
+        self.add_callback(self.preemption)
+        self.doing = "the preparation"
+        self._checkpoints_kept = self.args.save_total_limit
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train, from the beginning or from a checkpoint; True is the newest good one.
+
+        After a signal it returns early, with everything saved and `preemption.is_agreed`.
+
+        Raises:
+            ValueError: there is no good checkpoint.
+        """
+        if resume_from_checkpoint is True:
+            directory = str(self.args.output_dir)
+            resume_from_checkpoint = decided_by_one(lambda: checkpoints.find_checkpoint(directory))
+            if resume_from_checkpoint is None:
+                raise ValueError(f"{directory} holds no good checkpoint to resume from")
+        path = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        self.metrics.restore(path, self.args.process_index, self.args.world_size)
+        self._checkpoints_kept, self.args.save_total_limit = self.args.save_total_limit, None
+        try:  # transformers would rotate checkpoints before the newest is complete
+            with self.preemption.listening():
+                output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.save_total_limit = self._checkpoints_kept
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save what makes the run go on: completely, or not at all."""
+        self.doing = "the saving of a checkpoint"
+        step, world_size = self.state.global_step, self.args.world_size
+        path = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        if self.is_world_process_zero():
+            checkpoints.make_room(path)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+        self.metrics.save(path, self.args.process_index)
+        self.accelerator.wait_for_everyone()
+        if self.is_world_process_zero():
+            checkpoints.finish(path, step, world_size, list(map(file_name, range(world_size))))
+            checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()  # one that left now would take the first with it
+
+    def save_progress(self) -> str:
+        """Save a checkpoint of the last completed step, if it has none, and return its path."""
+        path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        exists = torch.full((1,), int(checkpoints.is_complete(path)), device=self.args.device)
+        if not self.reduce_max(exists).item():  # all processes save, or none
+            assert self.model is not None
+            self._save_checkpoint(self.model, trial=None)
+        return str(path)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add what was measured since the last log, and tell the losses of the whole run.
+
+        Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
+        """
+        processes = self.accelerator.num_processes
+        if "loss" in logs:
+            logs |= {"loss": math.nan} | self.metrics.read(self._sum, processes)
+            for name in ("loss", "grad_norm"):  # of steps that were skipped
+                if not math.isfinite(logs.get(name, 0.0)):
+                    del logs[name]
+        elif "train_loss" in logs:
+            history = self.state.log_history
+            logs["train_loss"] = self.metrics.mean_loss(history, self._sum, processes)
+        super().log(logs, start_time)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(values, "sum")
+        return total
+
+    def reduce_max(self, values: Tensor) -> Tensor:
+        """Largest value over all processes, element by element."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(values, op=ReduceOp.MAX)
+        return values
