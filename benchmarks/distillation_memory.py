@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import multiprocessing
 import sys
 import time
 from typing import Any
@@ -66,6 +66,12 @@ def measure(
     return {"extra_bytes": extra, "seconds": seconds, "mean_distance": value / tokens}
 
 
+def _alone(*arguments: Any) -> dict[str, float]:
+    """`measure` in a process of its own, forked before this one has computed anything."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(measure, arguments)
+
+
 def main() -> None:
     """Measure all cases, or with `--method` and `--way` one of them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -79,24 +85,16 @@ def main() -> None:
     add("--way", choices=("chunked", "naive"))
     args = parser.parse_args()
     words = args.words, args.teacher_words
+    output_head.TILE_LOGITS = args.tile_logits or output_head.TILE_LOGITS
     if args.way:
-        output_head.TILE_LOGITS = args.tile_logits or output_head.TILE_LOGITS
         found = measure(args.method, args.way, args.tokens, words, args.hidden)
         sys.stdout.write(json.dumps(found) + "\n")
         return
     cases = (("kld", words[0], words[0]), ("kld", words[1], words[1]), ("uld", *words))
     for method, ours, theirs in cases:
         options = {"tokens": args.tokens, "words": ours, "teacher_words": theirs}
-        others = {"hidden": args.hidden, "tile_logits": args.tile_logits or 0}
-        flags = [f"--{name}={value}" for name, value in (options | others).items()]
         chunked, naive = (
-            json.loads(
-                subprocess.run(
-                    [sys.executable, __file__, *flags, "--method", method, "--way", way],
-                    check=True,
-                    capture_output=True,
-                ).stdout
-            )
+            _alone(method, way, args.tokens, (ours, theirs), args.hidden)
             for way in ("chunked", "naive")
         )
         share = chunked["extra_bytes"] / naive["extra_bytes"]

@@ -379,8 +379,7 @@ def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
         ),
         (
             (*TEACHER, "--use_liger_kernel", "True"),
-            "--use_liger_kernel is not supported (its loss would replace the weighted one): "
-            "leave it out",
+            "--use_liger_kernel needs a package that is not there: pip install liger-kernel",
         ),
         (
             (*TEACHER, "--eval_do_concat_batches", "False"),

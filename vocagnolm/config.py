@@ -141,11 +141,10 @@ def _check_recomputation(run: RunArguments) -> None:
 def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
     """How many teachers there may be, and of what kind."""
     teachers = model.teacher or model.teacher_losses or []
-    TeacherReduction(  # refuses what cannot be
-        max(len(teachers), 1), model.teacher_reduction, tuple(model.teacher_weights or ())
-    )
     if len(teachers) < 2:
         _refuse(model, "without several teachers", "teacher_reduction", "teacher_weights")
+    weights = tuple(model.teacher_weights or ())
+    TeacherReduction(max(len(teachers), 1), model.teacher_reduction, weights)  # refuses wrong ones
     for name in ("teacher_tokenizer", "teacher_revision"):
         given = getattr(model, name)
         if given and len(given) != len(teachers):
