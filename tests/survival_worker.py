@@ -179,7 +179,19 @@ def _shard(version: int) -> None:
     PartialState._prepare_backend = lambda self, *a, **k: ("gloo", DistributedType.MULTI_GPU)
 
 
-BREAKS = {"fsdp": _shard, "nan": _nan_loss, "memory": _no_memory}
+def _slow_alignment(seconds: float) -> None:
+    """The first process needs long to align the corpus, while the others wait."""
+    original = job.align_corpus
+
+    def align_corpus(*args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("RANK", "0") == "0":
+            time.sleep(seconds)
+        return original(*args, **kwargs)
+
+    job.align_corpus = align_corpus
+
+
+BREAKS = {"fsdp": _shard, "slow": _slow_alignment, "nan": _nan_loss, "memory": _no_memory}
 
 
 def run(request: dict[str, Any]) -> None:

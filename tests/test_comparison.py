@@ -538,7 +538,7 @@ def test_command_fails_in_one_line_when_runs_are_wrong(
         (["--reported", "GPT-4"], "found 'GPT-4': give one of 'TinyLlama', 'TinyLlama-CPT',"),
         (["--resamples", "0"], "expected --resamples of at least 1"),
         (["--seed", "-1"], "--seed of at least 0"),
-        (["--output_dir", "{file}"], "File exists"),
+        (["--output_dir", "{file}"], "is a file, not a directory"),
     ],
 )
 def test_command_fails_in_one_line_when_options_are_wrong(

@@ -23,12 +23,10 @@ JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": True, "method": "selected"},
     *({"processes": 2, "models": "plain", "fsdp": False, "method": method} for method in METHODS),
     *({"processes": 2, "models": "plain", "fsdp": True, "method": m} for m in ("kld", "uld")),
-    {"processes": 4, "models": "plain", "fsdp": False},
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 4, "models": "plain", "fsdp": True, "method": "selected"},
     {"processes": 4, "models": "plain", "fsdp": True, "replicas": 2},
-    {"processes": 4, "models": "plain", "fsdp": True, "method": "several mean"},
 ]
 
 

@@ -188,7 +188,9 @@ def test_vocabulary_figure_is_refused_when_something_is_missing(tmp_path: Path) 
     audit = write_audit(tmp_path / "audit", MISTRAL)
     run = write_run(tmp_path / "run", exact=1.0)
     assert "an audit of the teachers for --figure 1" in error_of(1, [run])
-    assert "--reported 'Mistral-ProXMath'" in error_of(1, [audit])
+    message = error_of(1, [audit])
+    assert "the quality of Mistral-ProXMath" in message
+    assert "--reported NAME if the paper has it" in message
     assert "to name an audited teacher" in error_of(1, [audit], reported=["Llemma"])
     message = error_of(1, [audit], "AVG w/o SAT", ["Mistral-ProXMath"])
     assert "expected 'AVG w/o SAT' in the reported row 'Mistral-ProXMath' of Table 4" in message

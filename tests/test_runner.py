@@ -317,21 +317,22 @@ def kill_when_written(process: int, path: Path, size: int, delay: float) -> None
     os.kill(process, signal.SIGKILL)
 
 
-def test_items_are_the_same_when_the_run_was_killed_ten_times(
+def test_items_are_the_same_when_the_run_was_killed_many_times(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
     path, log = tmp_path / "killed", tmp_path / "log"
     total = sum(map(len, files(uninterrupted).values()))
     statuses, seen = [], []
-    for kill in range(10):
-        more = rng.uniform(0, total / 8) if kill < 9 else total  # bytes, until the next kill
+    kills = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
+    for kill in range(kills):
+        more = rng.uniform(0, total / (kills - 2)) if kill < kills - 1 else total  # bytes, until the next kill
         process = launcher.start([*arguments, str(path)], log)
         kill_when_written(process, path, size_of_items(path) + int(more), rng.uniform(0, 0.004))
         statuses.append(launcher.wait(process))
         seen.append(len(RunDirectory(path).finished("demo")))
-    assert statuses.count(-signal.SIGKILL) >= 9, log.read_text()
-    assert len(set(seen) - {0, 40}) >= 3, f"killed at {seen} items"
+    assert statuses.count(-signal.SIGKILL) >= kills - 1, log.read_text()
+    assert len(set(seen) - {0, 40}) >= min(3, kills - 2), f"killed at {seen} items"
     assert seen == sorted(seen)
     assert launcher.wait(launcher.start([*arguments, str(path)], log)) == 0, log.read_text()
     assert files(path) == files(uninterrupted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +287,14 @@ def test_job_ends_with_a_message_when_a_process_dies_or_hangs(
         assert_same_run(out, whole_two)
 
 
+def test_processes_wait_longer_than_their_time_out_when_one_aligns_the_corpus(
+    place: Place,
+) -> None:
+    out = place.root / "patient"
+    slow = {"break": [["slow", 4]]}
+    assert place.run_two(out, slow, slow, ddp_timeout=2, max_steps=1) == [0, 0], log(out)
+
+
 # Another number of processes
 
 
@@ -351,6 +361,35 @@ def test_run_stops_with_the_batch_when_more_steps_are_bad_than_may_be(
     assert [entry.get("skipped_steps") for entry in entries] == [None, None, 1.0, 1.0, None]
 
 
+def test_skipped_step_changes_nothing_when_losses_or_gradients_are_bad(
+    make: Callable[..., Any],
+) -> None:
+    trainer = make(max_steps=5, save_strategy="no", optim="adamw_torch", max_bad_steps=1)
+    losses, calls, seen = trainer._student_losses, [], []
+
+    def break_second(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        found = losses(*args, **options)
+        return found * torch.nan if len(calls) == 2 else found
+
+    def break_fourth(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf if len(calls) == 4 else gradient
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            state = trainer.optimizer.state_dict()["state"].values()
+            tensors = [*trainer.model.parameters(), *(t for s in state for t in s.values())]
+            seen.append([tensor.detach().clone() for tensor in tensors])
+
+    trainer._student_losses = break_second
+    trainer.model.model.norm.weight.register_hook(break_fourth)
+    trainer.add_callback(Look())
+    trainer.train()
+    changed = [not all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
+    assert changed == [False, True, False, True]
+    assert all(tensor.isfinite().all() for tensor in seen[-1])
+
+
 def test_run_names_the_knobs_when_memory_runs_out(whole: Path, place: Place) -> None:
     out = place.root / "memory"
     assert place.run(out, **{"break": [["memory", 4, "0"]]}) == 4
@@ -379,10 +418,10 @@ def make(
     tokenizers = student_tokenizer, teacher_tokenizer
     blocks = make_blocks(training_texts[:40], *tokenizers)
 
-    def trainer(**training: Any) -> Any:
+    def trainer(max_bad_steps: int = 0, **training: Any) -> Any:
         saving = {"save_strategy": "steps", "save_steps": 1, **training}
         pair = make_models(tiny_llama, *tokenizers)
-        options = {"eval_dataset": [blocks[0]]}
+        options = {"eval_dataset": [blocks[0]], "max_bad_steps": max_bad_steps}
         return make_trainer(tmp_path, blocks, *pair, options=options, **saving)
 
     return trainer
