@@ -326,7 +326,8 @@ def test_items_are_the_same_when_the_run_was_killed_many_times(
     statuses, seen = [], []
     kills = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
     for kill in range(kills):
-        more = rng.uniform(0, total / (kills - 2)) if kill < kills - 1 else total  # bytes, until the next kill
+        # Bytes, until the next kill.
+        more = rng.uniform(0, total / (kills - 2)) if kill < kills - 1 else total
         process = launcher.start([*arguments, str(path)], log)
         kill_when_written(process, path, size_of_items(path) + int(more), rng.uniform(0, 0.004))
         statuses.append(launcher.wait(process))
