@@ -91,11 +91,11 @@ class LossRecorder(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Write the rest, and the manifest."""
+        """Write the rest and, unless the run was stopped before its end, the manifest."""
         process = PartialState()
         self._write(state.global_step)
         process.wait_for_everyone()
-        if process.is_main_process:
+        if process.is_main_process and state.global_step >= state.max_steps:
             store.finish(self._directory, store.written(self._directory), self._description)
             (self._directory / PLAN_FILE).unlink()
         process.wait_for_everyone()
