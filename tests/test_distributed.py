@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from methods_world import METHODS, World
+from methods_world import World
 from test_trainer import largest_difference, worker_parameters
 from transformers import PreTrainedTokenizerBase
 from world import make_models
 
 STEPS, TOLERANCE = 5, 1e-5
 CHECKPOINTED = {"gradient_checkpointing": True}
+METHODS = ("kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted")
 # What is trained, how it is spread over the processes, and over how many.
 JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 2, "models": "plain", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 2, "models": "tied", "fsdp": True, "method": "selected"},
-    *({"processes": 2, "models": "plain", "fsdp": False, "method": method} for method in METHODS),
+    *({"processes": 2, "models": "plain", "fsdp": False, "method": m} for m in METHODS),
     *({"processes": 2, "models": "plain", "fsdp": True, "method": m} for m in ("kld", "uld")),
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
