@@ -1,18 +1,12 @@
-"""A student, a teacher and pages for runs of `train.py`, in this process or in two others."""
+"""A student, a teacher and pages for runs of `train.py`, in this process or in several others."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-HERE = Path(__file__).parent
-FSDP2 = str(HERE.parent / "accelerate_configs" / "fsdp2.yaml")
 
 
 class World(NamedTuple):
@@ -41,19 +35,6 @@ class World(NamedTuple):
             **changes,
         }
         return [f"--{name}={value}" for name, value in options.items() if value is not None]
-
-    def two_processes(self, jobs: Sequence[dict[str, Any]]) -> None:
-        """Run command lines in two gloo processes, one after the other."""
-        (self.root / "jobs.json").write_text(json.dumps(jobs))
-        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-        done = subprocess.run(
-            [*launch, "--standalone", str(HERE / "adapter_worker.py"), str(self.root)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-8000:]
 
 
 def make_world(

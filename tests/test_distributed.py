@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from launch import run_jobs
 from methods_world import World
-from test_trainer import largest_difference, worker_parameters
+from test_trainer import largest_difference
 from transformers import PreTrainedTokenizerBase
 from world import make_models
 
@@ -71,7 +72,7 @@ def test_parameters_are_those_of_one_process_when_there_are_several(
         if job["processes"] == processes
     ]
     alone: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
-    for job, shared in zip(jobs, worker_parameters(tmp_path, jobs, processes), strict=True):
+    for job, shared in zip(jobs, run_jobs(tmp_path, jobs, processes), strict=True):
         key = name, method = job["models"], job["method"]
         start = dict(worlds[name].student.named_parameters())
         if key not in alone:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from adapter_world import FSDP2, World, make_world
+from adapter_world import World, make_world
+from launch import run_jobs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import train
-from vocagnolm import config, export
+from vocagnolm import config, export, score
 from vocagnolm.models import ModelSource
 from vocagnolm.pair import load_pair, student_parameters
 
@@ -26,7 +27,10 @@ LORA = {
     "lora_alpha": "16",
     "lora_modules_to_save": "norm",
 }
+# Adam would make much of rounding where a gradient is next to nothing.
+SGD = {"optim": "sgd", "learning_rate": "1"}
 ADAPTERS = "adapter_model.safetensors"
+CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +46,44 @@ def world(
         root, tiny_llama, tokenizer_dirs, training_texts[:60], tie_word_embeddings=True
     )
     assert train.main(world.argv("adapted", use_cpu="True", **LORA)) == 0
-    assert train.main(world.argv("plain", use_cpu="True")) == 0
+    assert train.main(world.argv("plain", use_cpu="True", **SGD)) == 0
     return world
 
 
 @pytest.fixture(scope="module")
-def two_processes(world: World) -> World:
-    """The same runs in two processes, under DDP and FSDP2, some of which compute layers again."""
-    ddp, sharded = {"use_cpu": "True", **LORA}, {"accelerate_config": FSDP2}
+def several(world: World) -> World:
+    """The same runs in two and four processes, under DDP and FSDP2, online and from a store."""
+    scoring = {"teacher": world.teacher, "dataset": world.pages, "output_dir": world.root / "store"}
+    options = {**scoring, "loss_dtype": "float32", "min_context": 16}
+    assert score.main([f"--{name}={value}" for name, value in options.items()]) == 0
     recompute = {"gradient_checkpointing": "True"}
+    stored: dict[str, str | None] = {"teacher": None, "teacher_losses": str(world.root / "store")}
     resume = {"resume_from_checkpoint": str(world.root / "sharded" / "checkpoint-2")}
-    jobs = [
-        {"argv": world.argv("ddp", **ddp)},
-        {"argv": world.argv("ddp_recomputed", **ddp, **recompute)},
-        {"argv": world.argv("sharded", **LORA), **sharded},
-        {"argv": world.argv("sharded_recomputed", **LORA, **recompute), **sharded},
-        {"argv": world.argv("sharded_resumed", **LORA, **resume), **sharded},
-        {"argv": world.argv("sharded_plain"), **sharded},
-    ]
-    world.two_processes(jobs)
+
+    def ddp(name: str, **changes: str | None) -> dict[str, Any]:
+        return {"argv": world.argv(name, use_cpu="True", **changes), "fsdp": False}
+
+    def fsdp(name: str, **changes: str | None) -> dict[str, Any]:
+        return {"argv": world.argv(name, **changes), "fsdp": True}
+
+    jobs = {  # a worker's last jobs are sharded
+        4: [
+            ddp("ddp_recomputed", **LORA, **recompute),
+            fsdp("sharded", **LORA),
+            fsdp("sharded_teacher", **SGD, teacher_sharding="node"),
+            fsdp("sharded_stored", **SGD, **stored),
+        ],
+        2: [
+            ddp("ddp", **LORA),
+            ddp("stored", **SGD, **stored),
+            fsdp("sharded_recomputed", **LORA, **recompute),
+            fsdp("sharded_resumed", **LORA, **resume),
+            fsdp("sharded_plain", **SGD),
+        ],
+    }
+    for processes, config_name in ((4, "fsdp2_32xh100"), (2, "fsdp2")):
+        accelerate_config = {"accelerate_config": str(CONFIGS / f"{config_name}.yaml")}
+        run_jobs(world.root, [job | accelerate_config for job in jobs[processes]], processes)
     return world
 
 
@@ -125,11 +148,20 @@ def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> 
 @pytest.mark.parametrize(
     "name", ["ddp", "ddp_recomputed", "sharded", "sharded_recomputed", "sharded_resumed"]
 )
-def test_adapters_are_those_of_one_process_when_two_train_them(
-    name: str, two_processes: World
+def test_adapters_are_those_of_one_process_when_several_train_them(
+    name: str, several: World
 ) -> None:
-    root = two_processes.root
+    root = several.root
     assert largest_difference(adapters_of(root / "adapted"), adapters_of(root / name)) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["stored", "sharded_stored", "sharded_teacher", "sharded_plain"])
+def test_weights_are_those_of_one_online_process_when_several_train_them(
+    name: str, several: World
+) -> None:
+    alone, shared = (weights_of(several.root / run) for run in ("plain", name))
+    assert largest_difference(alone, shared) < 1e-6
+    assert largest_difference(weights_of(several.student), alone) > 1e-3
 
 
 # Export
@@ -151,15 +183,15 @@ def last_eval_loss(run: Path) -> float:
 
 @pytest.mark.parametrize("name", ["plain", "sharded_plain"])
 def test_export_gives_the_trained_model_when_the_checkpoint_is_whole_or_sharded(
-    name: str, two_processes: World, student_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+    name: str, several: World, student_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
-    run = two_processes.root / name
+    run = several.root / name
     assert (run / "checkpoint-5" / "pytorch_model_fsdp_0").exists() == (name == "sharded_plain")
     done = export.export(run / "checkpoint-5")
     assert done.directory == run / "export-5"
     assert largest_difference(weights_of(done.directory), weights_of(run)) == 0.0
-    assert largest_difference(weights_of(done.directory), weights_of(two_processes.student)) > 1e-3
-    assert abs(eval_loss(two_processes, done.directory) - last_eval_loss(run)) < 1e-5
+    assert largest_difference(weights_of(done.directory), weights_of(several.student)) > 1e-3
+    assert abs(eval_loss(several, done.directory) - last_eval_loss(run)) < 1e-5
     for file in ("config.json", "generation_config.json", "tokenizer_config.json"):
         ours, theirs = (json.loads((d / file).read_text()) for d in (done.directory, run))
         assert ours == theirs, file
@@ -172,14 +204,14 @@ def test_export_gives_the_trained_model_when_the_checkpoint_is_whole_or_sharded(
 
 @pytest.mark.parametrize("name", ["adapted", "sharded"])
 def test_export_merges_adapters_when_the_checkpoint_holds_some(
-    name: str, two_processes: World, tmp_path: Path
+    name: str, several: World, tmp_path: Path
 ) -> None:
-    run = two_processes.root / name
+    run = several.root / name
     merged = export.export(run / "checkpoint-5", tmp_path / "merged", merge=True).directory
     finished = export.export(run, tmp_path / "finished", merge=True).directory
     assert largest_difference(weights_of(merged), weights_of(finished)) == 0.0
-    assert abs(eval_loss(two_processes, merged) - last_eval_loss(run)) < 1e-5
-    before, after = weights_of(two_processes.student), weights_of(merged)
+    assert abs(eval_loss(several, merged) - last_eval_loss(run)) < 1e-5
+    before, after = weights_of(several.student), weights_of(merged)
     adapters, layer = adapters_of(run), "model.layers.0.self_attn.q_proj"
     a, b = (adapters[f"base_model.model.{layer}.lora_{which}.weight"] for which in "AB")
     changed = after[f"{layer}.weight"] - before[f"{layer}.weight"]
@@ -233,10 +265,10 @@ def test_export_refuses_in_one_line_when_the_options_do_not_suit(
 
 
 def test_export_refuses_when_a_sharded_checkpoint_is_without_its_run(
-    two_processes: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    several: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "checkpoint-5"
-    shutil.copytree(two_processes.root / "sharded_plain" / "checkpoint-5", checkpoint)
+    shutil.copytree(several.root / "sharded_plain" / "checkpoint-5", checkpoint)
     assert error_of(capsys, checkpoint) == (
         f"{checkpoint} does not say which student it is of: expected run.json in it or beside it, "
         "as train.py writes it"
@@ -251,9 +283,9 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["adapted", "plain", "sharded_plain"])
 def test_export_refuses_when_the_checkpoint_is_damaged(
-    name: str, two_processes: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, several: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(two_processes.root / name / "checkpoint-5", tmp_path / "checkpoint-5")
+    shutil.copytree(several.root / name / "checkpoint-5", tmp_path / "checkpoint-5")
     weights = {"adapted": ADAPTERS, "plain": "model.safetensors"}
     file = weights.get(name, "pytorch_model_fsdp_0/__1_0.distcp")
     damage(tmp_path / "checkpoint-5" / file)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launch import launch
 
 PROCESSES = 4
 
@@ -20,16 +18,7 @@ def test_sharded_teacher_gives_the_same_losses_when_machines_hold_it_together(
 ) -> None:
     for name, tied in (("plain", False), ("tied", True)):
         tiny_llama(64, tie_word_embeddings=tied).save_pretrained(tmp_path / name)
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, f"--nproc_per_node={PROCESSES}", str(here / "sharding_worker.py"), tmp_path],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    launch("sharding_worker.py", tmp_path, PROCESSES)
     for rank in range(PROCESSES):
         for found in json.loads((tmp_path / f"{rank}.json").read_text()):
             assert found["same"], found

@@ -7,7 +7,6 @@ import doctest
 import itertools
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from launch import launch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -504,18 +504,7 @@ def test_report_covers_all_processes_when_there_are_two(
     tokenizers = [str(tokenizer_dirs[name]) for name in ("metaspace", "nfc_digits")]
     job = {"texts": training_texts[:59], "tokenizers": tokenizers}
     (tmp_path / "job.json").write_text(json.dumps(job))
-    here = Path(__file__)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"),
-            *(str(here), str(tmp_path)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
+    launch(__file__, tmp_path, 2)
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     (report, one), (other_report, other) = results
     assert report == other_report

@@ -5,22 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from launch import run_jobs
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
 
-import train
-from vocagnolm import score
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
@@ -169,25 +164,6 @@ def test_packed_segments_have_the_losses_of_separate_ones(
 SPLITS = [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 2, 2)]  # processes, accumulation, batch size
 
 
-def worker_parameters(
-    tmp_path: Path, jobs: list[dict[str, Any]], processes: int = 2
-) -> list[dict[str, Any]]:
-    """Run jobs in several gloo processes and return each one's parameters."""
-    (tmp_path / "jobs.json").write_text(json.dumps(jobs))
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*command, f"--nproc_per_node={processes}", str(here / "trainer_worker.py"), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-8000:]
-    saved = [tmp_path / f"{i}.pt" for i, job in enumerate(jobs) if "argv" not in job]
-    return [torch.load(path, weights_only=True) for path in saved]
-
-
 def test_update_is_the_same_for_every_split(
     blocks: Blocks,
     pair: tuple[Any, Any],
@@ -232,7 +208,7 @@ def test_update_is_the_same_for_every_split(
     ]
     jobs.append({**jobs[0], "fsdp": True})
     jobs.append({**jobs[1], "fsdp": True, "training": {"bf16": True}})  # checked by the worker
-    two_processes = worker_parameters(tmp_path, jobs)
+    two_processes = run_jobs(tmp_path, jobs)
     for same, distributed in zip(results, two_processes, strict=False):
         same.append(distributed)
     results[0].append(two_processes[len(variants)])  # FSDP2
@@ -242,63 +218,6 @@ def test_update_is_the_same_for_every_split(
         for other in same[1:]:
             assert largest_difference(same[0], other) < PARAMETER_TOLERANCE
     assert largest_difference(results[0][0], results[1][0]) > PARAMETER_TOLERANCE
-
-
-@pytest.mark.parametrize("config", ["fsdp2", "fsdp2_32xh100"])
-def test_sharded_run_saves_a_whole_model_when_it_ends(
-    config: str,
-    tiny_llama: Callable[..., Any],
-    tokenizer_dirs: dict[str, Path],
-    training_texts: list[str],
-    tmp_path: Path,
-) -> None:
-    for seed, (role, family) in enumerate((("student", "metaspace"), ("teacher", "nfc_digits"))):
-        shutil.copytree(tokenizer_dirs[family], tmp_path / role)
-        tied = {"tie_word_embeddings": True}
-        tiny_llama(700, seed=seed, **tied).save_pretrained(tmp_path / role)
-    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:60])
-    (tmp_path / "pages.jsonl").write_text("".join(lines))
-
-    common = {"teacher": tmp_path / "teacher", "dataset": tmp_path / "pages.jsonl"}
-    options = {
-        **common,
-        "min_context": 16,
-        "loss_dtype": "float32",
-        "output_dir": tmp_path / "store",
-    }
-    assert score.main([f"--{option}={value}" for option, value in options.items()]) == 0
-
-    def arguments(name: str, *without: str, **with_: Path) -> list[str]:
-        options = {
-            "student": tmp_path / "student",
-            **common,
-            **with_,
-            "max_length": 64,
-            "global_batch_tokens": 512,
-            "max_steps": 3,
-            "save_steps": 2,
-            "learning_rate": 1e-3,
-            "optim": "sgd",
-            "output_dir": tmp_path / name,
-        }
-        return [f"--{k}={value}" for k, value in options.items() if k not in without]
-
-    accelerate_config = Path(__file__).parents[1] / "accelerate_configs" / f"{config}.yaml"
-    common_job = {"fsdp": True, "accelerate_config": str(accelerate_config)}
-    stored_argv = arguments("stored", "teacher", teacher_losses=tmp_path / "store")
-    jobs = [{**common_job, "argv": argv} for argv in (arguments("sharded"), stored_argv)]
-    worker_parameters(tmp_path, jobs)
-    assert train.main([*arguments("whole"), "--use_cpu"]) == 0
-    assert (tmp_path / "sharded" / "checkpoint-2" / "pytorch_model_fsdp_0").is_dir()
-    stored, sharded, whole, start = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
-        for name in ("stored", "sharded", "whole", "student")
-    )
-    assert AutoTokenizer.from_pretrained(tmp_path / "sharded").eos_token == "</s>"
-    states = [dict(model.named_parameters()) for model in (start, whole, sharded, stored)]
-    assert largest_difference(states[0], states[1]) > 1e-5, "nothing was trained"
-    assert largest_difference(states[1], states[2]) < PARAMETER_TOLERANCE
-    assert largest_difference(states[1], states[3]) < PARAMETER_TOLERANCE
 
 
 def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_is_1(

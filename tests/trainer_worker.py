@@ -92,7 +92,8 @@ def main() -> None:
                 DistributedType.MULTI_GPU,
             )
         if "argv" in job:
-            os.environ |= fsdp_environment(job["accelerate_config"])
+            if job["fsdp"]:
+                os.environ |= fsdp_environment(job["accelerate_config"])
             assert train.main(job["argv"]) == 0
         else:
             run_job(directory, number, job)
