@@ -15,11 +15,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 import datasets
 import torch
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers.utils import logging as transformers_logging
 
 from vocagnolm import checkpoints, config, failures, job, preemption
@@ -57,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return train(trainer, checkpoint, arguments)
         except NonFiniteLoss as error:
             return stop(error, 3)
-        except RuntimeError as error:
+        except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
             return stop_if_known(error, f"{trainer.doing} (step {trainer.state.global_step + 1})")
 
 
@@ -67,17 +70,17 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     None after a dry run, and where the run is finished.
     """
     model, data, guidance, run = arguments
-    settings = job.settings(arguments)
-    checkpoints.check_settings(run.output_dir, settings, job.defaults())
-    checkpoint, is_finished = decided_by_one(
-        lambda: (
-            checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say),
-            checkpoints.is_finished(run.output_dir),
+    settings, defaults = job.settings(arguments), job.defaults()
+    checkpoints.check_settings(run.output_dir, settings, defaults)
+    origin = partial(checkpoints.origin_fault, settings=settings, defaults=defaults)
+    checkpoint = None
+    if not run.dry_run:
+        if decided_by_one(lambda: checkpoints.is_finished(run.output_dir)):
+            say(f"{run.output_dir} holds the finished run: nothing to do")
+            return None
+        checkpoint = decided_by_one(
+            lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, origin)
         )
-    )
-    if is_finished and not run.dry_run:
-        say(f"{run.output_dir} holds the finished run: nothing to do")
-        return None
     pair = load_pair(model, guidance, data.max_length)
     documents = job.load_documents(pair, data, run)
     blocks, eval_blocks = job.load_blocks(pair, data, run, documents)
@@ -87,7 +90,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         say(job.example(pair, documents))
         return None
     settings |= job.corpus_settings(pair, documents, blocks)
-    checkpoints.check_settings(run.output_dir, settings, job.defaults())
+    checkpoints.check_settings(run.output_dir, settings, defaults, checkpoint)
     recorder = job.load_recorder(pair, arguments, documents, blocks)
     student, teacher = load_models(pair, model, run.device, seed=run.seed)
     trainer = VocAgnoTrainer(
@@ -95,7 +98,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         teacher=teacher,
         args=run,
         **trainer_options(arguments, teacher),
-        on_teacher_losses=recorder.add if recorder else None,
+        recorder=recorder,
         max_bad_steps=run.max_bad_steps,
         device_peak_tflops=run.device_peak_tflops,
         train_dataset=blocks,
@@ -108,19 +111,26 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         ),
         processing_class=pair.student_reader.tokenizer,
     )
-    table = job.load_guidance_table(trainer, pair, arguments, documents, blocks)
-    for callback in filter(None, (recorder, table)):
-        trainer.add_callback(callback)
-    if not data.attend_across_documents:
-        for reader in (trainer.model, *getattr(trainer.teacher, "models", ())):
-            check_packing(reader)
-    if model.compile_layers:  # behind the probes, which would be compiled too
-        for reader in (trainer.model, *getattr(trainer.teacher, "models", ())):
-            compile_layers(reader)
+    if table := job.load_guidance_table(trainer, pair, arguments, documents, blocks):
+        trainer.add_callback(table)
+    check_and_compile(trainer, model, data)
     if IS_MAIN:
         checkpoints.write_settings(run.output_dir, settings)
         documents.write_skipped(run.output_dir)
     return trainer, checkpoint
+
+
+def check_and_compile(
+    trainer: VocAgnoTrainer, model: config.ModelArguments, data: config.DataArguments
+) -> None:
+    """See that all models keep documents apart, before their layers are compiled for speed."""
+    readers = (trainer.model, *getattr(trainer.teacher, "models", ()))
+    if not data.attend_across_documents:
+        for reader in readers:
+            check_packing(reader)
+    if model.compile_layers:  # behind the probes, which would be compiled too
+        for reader in readers:
+            compile_layers(reader)
 
 
 def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arguments) -> int:
@@ -162,26 +172,18 @@ def say(text: str | None) -> None:
         print(text, flush=True)
 
 
-def stop(error: Exception, status: int) -> int:
-    """One line that says what to do, once for each machine, and the exit status."""
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        tell(str(error))
+def stop(error: BaseException, status: int) -> int:
+    """Say what is wrong, and return the exit status."""
+    failures.tell(error)
     return status
 
 
-def stop_if_known(error: RuntimeError, doing: str) -> int:
+def stop_if_known(error: BaseException, doing: str) -> int:
     """One line on what one process alone met, or the error as it is."""
     explanation = failures.explain(error, doing)
     if explanation is None:
         raise error
-    tell(explanation)
-    return LOST
-
-
-def tell(text: str) -> None:
-    """Say on stderr what ended the run, in one line."""
-    name = "train.py" if IS_MAIN else f"train.py (process {os.environ['RANK']})"
-    print(f"{name}: error:", " ".join(text.split()), file=sys.stderr, flush=True)
+    return stop(RuntimeError(explanation), LOST)
 
 
 def run_script() -> NoReturn:

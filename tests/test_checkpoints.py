@@ -7,13 +7,15 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from vocagnolm import checkpoints
+from vocagnolm import checkpoints, manifest
 from vocagnolm.checkpoints import (
     SETTINGS_FILE,
     change_of_processes,
@@ -23,11 +25,12 @@ from vocagnolm.checkpoints import (
     finish,
     is_finished,
     make_room,
+    origin_fault,
     resolve,
     rotate,
     write_settings,
 )
-from vocagnolm.manifest import MANIFEST_FILE
+from vocagnolm.manifest import MANIFEST_FILE, written_files
 
 FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "metrics_0.safetensors")
 
@@ -167,9 +170,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_checkpoint_fault_finds_nothing_when_the_checkpoint_is_whole(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3)
     assert checkpoint_fault(path) is None
-    manifest = json.loads((path / MANIFEST_FILE).read_text())
-    assert (manifest["format"], manifest["step"], manifest["world_size"]) == (1, 3, 1)
-    assert "pytorch_model_fsdp_0/.metadata" in manifest["files"]
+    said = json.loads((path / MANIFEST_FILE).read_text())
+    assert (said["format"], said["step"], said["world_size"]) == (1, 3, 1)
+    assert "pytorch_model_fsdp_0/.metadata" in said["files"]
     # Elsewhere, and with what an evaluation leaves in it.
     path = path.rename(tmp_path / "kept")
     (path / "evaluation").mkdir()
@@ -291,6 +294,46 @@ def test_rotate_keeps_what_was_saved_last_when_a_later_step_is_damaged(tmp_path:
     assert not older.exists()
 
 
+def test_rotate_leaves_what_is_not_the_runs_when_there_are_too_many(tmp_path: Path) -> None:
+    for step in (1, 2):
+        make_checkpoint(tmp_path, step)
+    elsewhere = make_checkpoint(tmp_path / "disk", 3)
+    (tmp_path / "checkpoint-3").symlink_to(elsewhere)
+    plain = make_checkpoint(tmp_path, 4)  # of transformers alone
+    for name in (MANIFEST_FILE, "metrics_0.safetensors"):
+        (plain / name).unlink()
+    for step in (5, 6):  # cut off early and late
+        (make_checkpoint(tmp_path, step) / MANIFEST_FILE).unlink()
+    (tmp_path / "checkpoint-5" / "trainer_state.json").unlink()
+    rotate(make_checkpoint(tmp_path, 7), 1, None)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["checkpoint-4", "checkpoint-7", "disk"]
+    assert checkpoint_fault(elsewhere) is None
+
+
+def test_make_room_removes_the_link_only_when_a_checkpoint_lies_elsewhere(tmp_path: Path) -> None:
+    elsewhere = make_checkpoint(tmp_path / "disk", 3)
+    (elsewhere / MANIFEST_FILE).unlink()
+    link = tmp_path / "checkpoint-3"
+    link.symlink_to(elsewhere)
+    make_room(link)
+    assert not link.is_symlink()
+    assert (elsewhere / "model.safetensors").exists()
+
+
+def test_checkpoint_is_complete_when_a_file_is_listed_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint-4"
+    write_checkpoint(path, 4)
+    late = "pytorch_model_fsdp_0/__0_0.distcp"
+    names = written_files(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "written_files", lambda directory: names - {late})
+        finish(path, 4, 1, sorted(names))
+    assert checkpoint_fault(path) is None
+
+
 def test_change_of_processes_says_what_differs_when_it_does(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3)
     assert change_of_processes(path, 1) is None
@@ -306,21 +349,63 @@ def test_resolve_finds_the_newest_when_not_told_which(tmp_path: Path, option: st
     assert resolve(option, tmp_path) == str(path)
 
 
-def test_resolve_takes_the_given_path_when_it_is_good(tmp_path: Path) -> None:
-    path = make_checkpoint(tmp_path, 7)
-    make_checkpoint(tmp_path, 8)
-    assert resolve(str(path), tmp_path) == str(path)
+def test_resolve_takes_the_given_path_when_the_run_has_saved_no_later_step(tmp_path: Path) -> None:
+    path, run = make_checkpoint(tmp_path / "other", 7), tmp_path / "run"
+    assert resolve(str(path), run) == str(path)
+    make_checkpoint(run, 6)
+    assert resolve(str(path), run) == str(path)
+    later, told = make_checkpoint(run, 8), []
+    assert resolve(str(path), run, told.append) == str(later)
+    assert told == [f"{later} is newer than --resume_from_checkpoint {path}"]
+    shutil.rmtree(path)  # as rotation does where it is one of the run's own
+    assert resolve(str(path), run) == str(later)
+    flip(later / "model.safetensors")
+    with pytest.raises(ValueError, match="no such directory"):
+        resolve(str(path), run)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_resolve_refuses_the_given_path_when_it_is_damaged(tmp_path: Path, damage: str) -> None:
-    make_checkpoint(tmp_path, 8)  # a good one beside it changes nothing
+    make_checkpoint(tmp_path / "run", 6)  # a good one changes nothing
     path = make_checkpoint(tmp_path, 7)
     change, fault = DAMAGES[damage]
     change(path)
     expected = f"--resume_from_checkpoint {path}: {fault.format(step=7)}"
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}"):
-        resolve(str(path), tmp_path)
+        resolve(str(path), tmp_path / "run")
+
+
+def test_checkpoint_of_a_run_with_other_settings_is_passed_over_or_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_settings(tmp_path / "other", {"top_k": 0.4, "seed": 1})
+    foreign = make_checkpoint(tmp_path / "other", 7)
+    assert origin_fault(foreign, {"top_k": 0.4}, {}) is None
+    origin = partial(origin_fault, settings={"top_k": 0.6, "new": 1}, defaults={"new": 1})
+    fault = "it is of a run with other settings (--top_k was 0.4, now 0.6)"
+    with pytest.raises(ValueError, match=re.escape(fault)):
+        resolve(str(foreign), tmp_path / "run", origin=origin)
+    shutil.copytree(foreign, tmp_path / "run" / "checkpoint-7")
+    own = make_checkpoint(tmp_path / "run", 6)  # does not say whose it is
+    with caplog.at_level(logging.WARNING, logger="vocagnolm.checkpoints"):
+        assert resolve("auto", tmp_path / "run", origin=origin) == str(own)
+    assert caplog.messages == [f"not resuming from {tmp_path / 'run' / 'checkpoint-7'}: {fault}"]
+
+
+def test_older_checkpoint_is_taken_when_the_newest_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = make_checkpoint(tmp_path, 5), make_checkpoint(tmp_path, 6)
+    read = manifest._sha256
+
+    def fail_on_newest(path: Path, **options: Any) -> str:
+        if path.parent == bad:
+            raise OSError(5, "Input/output error", str(path))
+        return read(path, **options)
+
+    monkeypatch.setattr(manifest, "_sha256", fail_on_newest)
+    assert "it cannot be read ([Errno 5]" in str(checkpoint_fault(bad))
+    assert find_checkpoint(tmp_path) == str(good)
 
 
 @pytest.mark.parametrize(

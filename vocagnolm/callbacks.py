@@ -1,4 +1,4 @@
-"""What watches a run: no update is made that rests on a bad number."""
+"""What watches a run, that no update rests on a bad number, and what keeps its losses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from vocagnolm.trainer import VocAgnoTrainer
 
 logger = logging.getLogger(__name__)
+
+
+class Recorder(TrainerCallback):
+    """What keeps the teacher's losses of a run."""
+
+    def add(self, block_B: Tensor, loss_BT: Tensor) -> None:
+        """Take the losses of a micro-batch of a kept step, in nats, and its blocks' numbers."""
+        raise NotImplementedError
+
+    def write(self, step: int) -> None:
+        """Have all that was taken on the disk: a checkpoint of this step follows."""
+        raise NotImplementedError
 
 
 class StepGuard(TrainerCallback):
@@ -55,9 +67,9 @@ class StepGuard(TrainerCallback):
         trainer.preemption.is_agreed |= bool(is_asked)
         if max(worst) < 0:
             trainer.metrics.keep_step()
-            if trainer.on_teacher_losses is not None:
+            if trainer.recorder is not None:
                 for found in trainer.step_batches.teacher_losses():
-                    trainer.on_teacher_losses(*found)
+                    trainer.recorder.add(*found)
         else:
             self._skip_or_stop(state.global_step + 1, worst, mine.tolist())
 
@@ -78,9 +90,10 @@ class StepGuard(TrainerCallback):
         path = self._write_aside(step, worst, mine, what)
         if trainer.metrics.bad_steps >= self._max_bad_steps:
             saved = trainer.save_progress()
+            state = f"the state before it is in {saved}" if saved else "and none before"
             raise NonFiniteLoss(
-                f"step {step}: {what}; no update was made, the state before it is in {saved}; "
-                f"{advice}; the batch is in {path}"
+                f"step {step}: {what}; no update was made, {state}; {advice}; "
+                f"the batch is in {path}"
             )
         trainer.metrics.drop_step()
         for parameter in trainer.model.parameters():

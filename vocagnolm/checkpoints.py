@@ -30,38 +30,56 @@ AUTO = "auto"
 SETTINGS_FILE = "run.json"
 TRACKER_FILE = "wandb_run.json"
 _REPLACED = "-replaced"  # the end of the name of a checkpoint while its step is saved again
+_METRICS = "metrics_*.safetensors"  # of `vocagnolm.metrics`, which transformers alone has not
 _LARGE_BYTES = 10**9
 _VISIBLE_S = 60
+Origin = Callable[[Path], "str | None"]  # why a checkpoint is not of this run, if it is not
+
+
+def _anywhere(path: Path) -> None:
+    """Every checkpoint will do."""
 
 
 def resolve(
     resume_from_checkpoint: str | None,
     output_dir: str | Path,
     tell: Callable[[str], object] = logger.info,
+    origin: Origin = _anywhere,
 ) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` means: "auto" is the newest good one, if any.
+
+    A path is where the run begins. Once it has saved a later step it goes on from there, so that a
+    scheduler may start the same command again.
 
     Args:
         resume_from_checkpoint: the option.
         output_dir: of the run.
         tell: is told what takes a while.
+        origin: says why a checkpoint is not of this run.
 
     Raises:
         ValueError: a path was given and the checkpoint there is not good.
     """
+    newest = find_checkpoint(output_dir, tell, origin)
     if resume_from_checkpoint in (None, AUTO):
-        return find_checkpoint(output_dir, tell)
-    if fault := checkpoint_fault(str(resume_from_checkpoint), tell):
-        raise ValueError(f"--resume_from_checkpoint {resume_from_checkpoint}: {fault}")
-    return resume_from_checkpoint
+        return newest
+    path = Path(str(resume_from_checkpoint))
+    if newest is not None and (_step(Path(newest)) or 0) > _step_of(path):
+        tell(f"{newest} is newer than --resume_from_checkpoint {path}")
+        return newest
+    if fault := checkpoint_fault(path, tell, origin):
+        raise ValueError(f"--resume_from_checkpoint {path}: {fault}")
+    return str(path)
 
 
 def find_checkpoint(
-    output_dir: str | Path, tell: Callable[[str], object] = logger.info
+    output_dir: str | Path,
+    tell: Callable[[str], object] = logger.info,
+    origin: Origin = _anywhere,
 ) -> str | None:
     """The newest good checkpoint of a run, or None; worse ones are named in a warning."""
     for path in sorted(_checkpoints(Path(output_dir)), key=_age, reverse=True):
-        if fault := checkpoint_fault(path, tell):
+        if fault := checkpoint_fault(path, tell, origin):
             logger.warning("not resuming from %s: %s", path, fault)
         else:
             return str(path)
@@ -77,6 +95,13 @@ def _step(path: Path) -> int | None:
     """The step that a checkpoint's name tells."""
     match = re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)({_REPLACED})?", path.name)
     return int(match.group(1)) if match else None
+
+
+def _step_of(path: Path) -> int:
+    """The step of a checkpoint by its name, or by what it holds."""
+    named = _step(path)
+    step = _read_json(path / "trainer_state.json").get("global_step", 0) if named is None else named
+    return step if isinstance(step, int) else 0
 
 
 def _age(path: Path) -> tuple[int, bool]:
@@ -96,16 +121,49 @@ def is_finished(output_dir: str | Path) -> bool:
     )
 
 
-def checkpoint_fault(path: str | Path, tell: Callable[[str], object] = logger.info) -> str | None:
+def checkpoint_fault(
+    path: str | Path,
+    tell: Callable[[str], object] = logger.info,
+    origin: Origin = _anywhere,
+) -> str | None:
     """What is wrong with a checkpoint, of which every byte is read; None if it is good.
 
     Args:
         path: of the checkpoint.
         tell: is told what takes a while.
+        origin: says why a checkpoint is not of this run.
     """
     path = Path(path)
     if not path.is_dir():
         return "no such directory"
+    try:
+        return origin(path) or _content_fault(path, tell)
+    except OSError as error:  # a bad sector, or files that vanish from a network file system
+        return f"it cannot be read ({error})"
+
+
+def origin_fault(
+    path: str | Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> str | None:
+    """What says that a checkpoint is of another run, or of none that is known; None if it fits.
+
+    Args:
+        path: of the checkpoint.
+        settings: what is known so far of what defines this run; the rest is not compared.
+        defaults: of options that a run does not name as it is older than they are.
+    """
+    before = run_of(path)
+    changed = _changes(before, settings, defaults) if before else []
+    return f"it is of a run with other settings ({'; '.join(changed)})" if changed else None
+
+
+def run_of(path: str | Path) -> dict[str, Any]:
+    """The settings of the run that has saved a checkpoint; empty if it does not say."""
+    found = _read_json(Path(path) / MANIFEST_FILE).get("run")
+    return found if isinstance(found, dict) else {}
+
+
+def _content_fault(path: Path, tell: Callable[[str], object]) -> str | None:
     step = _read_json(path / "trainer_state.json").get("global_step")
     if not isinstance(step, int):
         return "trainer_state.json is missing or damaged"
@@ -139,6 +197,8 @@ def make_room(path: Path) -> None:
         if aside.exists():
             _remove(aside)
         path.rename(aside)
+    elif path.is_symlink():
+        path.unlink()
     elif path.exists():
         shutil.rmtree(path)
 
@@ -150,7 +210,7 @@ def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> N
         path: of the checkpoint.
         step: the last one that it holds.
         world_size: how many processes wrote it.
-        expected: names of files that other processes have written.
+        expected: names of the files that the processes have written, as each of them sees it.
 
     Raises:
         OSError: they are not there.
@@ -165,14 +225,15 @@ def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> N
             f"{path} lacks {missing[0]}, which another process has written: --output_dir must be "
             "a directory that all machines share"
         )
-    write_manifest(path, {"step": step, "world_size": world_size})
+    about = {"step": step, "world_size": world_size, "run": _read_json(path.parent / SETTINGS_FILE)}
+    write_manifest(path, about, expected)
     aside = path.with_name(path.name + _REPLACED)
     if aside.exists():
         _remove(aside)
 
 
 def rotate(newest: Path, limit: int | None, best: str | None) -> None:
-    """Remove the oldest checkpoints beyond a limit, unfinished ones first.
+    """Remove the oldest checkpoints beyond a limit, unfinished ones first, but not another tool's.
 
     Args:
         newest: the checkpoint that was finished last, which stays.
@@ -186,12 +247,21 @@ def rotate(newest: Path, limit: int | None, best: str | None) -> None:
     def worth(path: Path) -> tuple[bool, bool, tuple[int, bool]]:
         return path.name in spared, is_complete(path), _age(path)
 
-    by_worth = sorted(_checkpoints(newest.parent), key=worth, reverse=True)
+    by_worth = sorted(filter(_is_ours, _checkpoints(newest.parent)), key=worth, reverse=True)
     for path in by_worth[max(limit, len(spared)) :]:
         _remove(path)
 
 
+def _is_ours(path: Path) -> bool:
+    """Whether a checkpoint is finished, or what a save of ours left that was cut off."""
+    is_whole_elsewhere = (path / "trainer_state.json").exists()  # transformers writes it last
+    return is_complete(path) or not is_whole_elsewhere or any(path.glob(_METRICS))
+
+
 def _remove(path: Path) -> None:
+    if path.is_symlink():  # what it stands for is the user's
+        path.unlink()
+        return
     (path / MANIFEST_FILE).unlink(missing_ok=True)  # so that half of it is no checkpoint
     shutil.rmtree(path, ignore_errors=True)
 
@@ -229,6 +299,7 @@ def check_settings(
     output_dir: str | Path,
     settings: Mapping[str, Any],
     defaults: Mapping[str, Any] | None = None,
+    checkpoint: str | None = None,
 ) -> None:
     """Refuse to go on with a run under other settings than it was started with.
 
@@ -236,12 +307,15 @@ def check_settings(
         output_dir: where the run keeps everything.
         settings: what is known so far of what defines the run; the rest is not compared.
         defaults: of options, for those that the run does not name as it is older than they are.
+        checkpoint: that the run goes on from, if it is known; it may be from elsewhere.
 
     Raises:
         ValueError: `output_dir` cannot be used, or belongs to another run; the message lists what
             differs.
     """
     check_writable(Path(output_dir))
+    if checkpoint and (fault := origin_fault(checkpoint, settings, defaults or {})):
+        raise ValueError(f"{checkpoint}: {fault}")
     path = Path(output_dir) / SETTINGS_FILE
     has_progress = any(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
         Path(output_dir).glob("*.safetensors")
@@ -251,18 +325,24 @@ def check_settings(
     before = _read_json(path)
     if not before:
         raise ValueError(f"{path} is damaged: give another --output_dir")
-    now = json.loads(json.dumps(settings))
-    before = {**json.loads(json.dumps(defaults or {})), **before}
-    changed = [
-        f"--{name} was {before.get(name)}, now {now.get(name)}"
-        for name in sorted(now)
-        if before.get(name) != now.get(name)
-    ]
-    if changed:
+    if changed := _changes(before, settings, defaults or {}):
         raise ValueError(
             f"{output_dir} holds a run with other settings ({'; '.join(changed)}): "
             "give another --output_dir"
         )
+
+
+def _changes(
+    before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """Every setting that is not what it was."""
+    now = json.loads(json.dumps(settings))
+    before = {**json.loads(json.dumps(defaults)), **before}
+    return [
+        f"--{name} was {before.get(name)}, now {now.get(name)}"
+        for name in sorted(now)
+        if before.get(name) != now.get(name)
+    ]
 
 
 def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:

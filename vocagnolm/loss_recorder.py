@@ -1,7 +1,7 @@
 """Keeps what a resident teacher computes during training, as a teacher-loss store.
 
-Every process writes the losses of its own blocks as a shard whenever a checkpoint is about to be
-saved, so that a run that is cut off loses none that it will not compute again.
+Every process writes the losses of its own blocks as a shard before a checkpoint is saved, so that a
+run that is cut off loses none that it will not compute again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import datasets
 import numpy as np
 from accelerate import PartialState
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm import store
+from vocagnolm.callbacks import Recorder
 from vocagnolm.corpus import TEXT
 from vocagnolm.data import Reader
 from vocagnolm.packing import Blocks
@@ -28,7 +29,7 @@ MOST_HELD = 2**25  # losses in memory, padding counted
 PROCESSES = 10_000  # more than there ever are: shards of a step are numbered by process
 
 
-class LossRecorder(TrainerCallback):
+class LossRecorder(Recorder):
     """Collects losses and writes them; `VocAgnoTrainer(recorder=...)` hands them in.
 
     Args:
@@ -68,21 +69,11 @@ class LossRecorder(TrainerCallback):
         control: TrainerControl,
         **kwargs: Any,
     ) -> None:
-        """Take the losses off the device, and write what a checkpoint will take as done."""
+        """Take the losses off the device, and write them before they fill the memory."""
         self._recorded = [(blocks.cpu(), losses.cpu()) for blocks, losses in self._recorded]
         held = sum(losses.numel() for _, losses in self._recorded)
-        if control.should_save or control.should_training_stop or held > MOST_HELD:
-            self._write(state.global_step)
-
-    def on_epoch_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: Any,
-    ) -> None:
-        """As after a step."""
-        self.on_step_end(args, state, control)
+        if held > MOST_HELD:
+            self.write(state.global_step)
 
     def on_train_end(
         self,
@@ -93,14 +84,15 @@ class LossRecorder(TrainerCallback):
     ) -> None:
         """Write the rest and, unless the run was stopped before its end, the manifest."""
         process = PartialState()
-        self._write(state.global_step)
+        self.write(state.global_step)
         process.wait_for_everyone()
         if process.is_main_process and state.global_step >= state.max_steps:
             store.finish(self._directory, store.written(self._directory), self._description)
             (self._directory / PLAN_FILE).unlink()
         process.wait_for_everyone()
 
-    def _write(self, step: int) -> None:
+    def write(self, step: int) -> None:
+        """Write this process's losses since the last time, as a shard of the store."""
         if self._recorded:
             number = step * PROCESSES + PartialState().process_index
             segments = list(self._stored_segments())

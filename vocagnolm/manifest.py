@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.files import read_json, write_json
+from vocagnolm.files import ASIDE, read_json, write_json
 
 MANIFEST_FILE = "manifest.json"
 _FORMAT = 1
@@ -19,14 +19,18 @@ _CHUNK_BYTES = 1 << 22
 _FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")  # how their names begin; they come and go
 
 
-def write_manifest(directory: Path, about: Mapping[str, Any]) -> None:
+def write_manifest(
+    directory: Path, about: Mapping[str, Any], expected: Collection[str] = ()
+) -> None:
     """Declare a directory complete, when all that is in it is on the disk.
 
     Args:
         directory: with its files, in subdirectories too.
         about: what else the manifest says.
+        expected: names that are there for certain, even where a network file system lists them
+            later.
     """
-    names = sorted(_files(directory))
+    names = sorted({*written_files(directory), *expected})
     with ThreadPoolExecutor(_THREADS) as pool:
         hashes = pool.map(partial(_sha256, flush=True), (directory / name for name in names))
         files = {
@@ -64,7 +68,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def content_fault(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
     """What is wrong with the files of a directory, of which every byte is read; None if nothing."""
     places = {str(Path(name).parent) for name in files}  # others are those of an evaluation
-    found = {name for name in _files(directory) if str(Path(name).parent) in places}
+    found = {name for name in written_files(directory) if str(Path(name).parent) in places}
     for name in sorted(files.keys() ^ found):
         return f"{name} is missing" if name in files else f"{name} does not belong to it"
     for name, expected in files.items():
@@ -93,12 +97,14 @@ def _is_described(file: object) -> bool:
     )
 
 
-def _files(directory: Path) -> set[str]:
-    """The names of the files below a directory, but for the manifest."""
+def written_files(directory: Path) -> set[str]:
+    """The names of the files below a directory, but for the manifest and what is half-written."""
     names = {
         path.relative_to(directory).as_posix()
         for path in directory.rglob("*")
-        if path.is_file() and not path.name.startswith(_FILES_OF_THE_SYSTEM)
+        if path.is_file()
+        and not path.name.startswith(_FILES_OF_THE_SYSTEM)
+        and not (path.name.startswith(".") and path.name.endswith(ASIDE))
     }
     return names - {MANIFEST_FILE}
 

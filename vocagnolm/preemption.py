@@ -26,16 +26,17 @@ class Preemption(TrainerCallback):
     Attributes:
         is_asked: whether this process was asked to stop.
         is_agreed: whether all processes know.
+        must_save: whether the run is about to end with something that no checkpoint holds.
     """
 
     def __init__(self) -> None:
-        self.is_asked = self.is_agreed = False
+        self.is_asked = self.is_agreed = self.must_save = False
         self._saved_step = -1
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Take the signals inside; in another thread than the main one, where nobody can, none."""
-        self.is_asked = self.is_agreed = False
+        self.is_asked = self.is_agreed = self.must_save = False
         with (
             handling(SCHEDULERS, lambda name: self._ask(name)),
             handling((signal.SIGINT,), lambda name: self._ask(name, last=True)),
@@ -54,7 +55,7 @@ class Preemption(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Remember what is saved already."""
-        self._saved_step = state.global_step
+        self._saved_step, self.must_save = state.global_step, False
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -66,7 +67,7 @@ class Preemption(TrainerCallback):
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save, if that is not done; this event follows every stop.
+        """Ask for a checkpoint, if there is none of this state; this event follows every stop.
 
         What is due at the end of an epoch is done before, and only if this is one: the run that
         goes on does everything once.
@@ -76,7 +77,8 @@ class Preemption(TrainerCallback):
         if state.epoch is None or not float(state.epoch).is_integer():
             control.should_log = control.should_evaluate = control.should_save = False
         is_saved = self._saved_step == state.global_step
-        control.should_save = control.should_log or control.should_evaluate or not is_saved
+        self.must_save = control.should_log or control.should_evaluate or not is_saved
+        control.should_save = self.must_save  # which saving only the best passes over
 
 
 @contextmanager

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from transformers import Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm import checkpoints
-from vocagnolm.metrics import GuidanceMetrics, file_name
+from vocagnolm.manifest import written_files
+from vocagnolm.metrics import GuidanceMetrics
 from vocagnolm.preemption import Preemption
 from vocagnolm.processes import decided_by_one
 
@@ -33,11 +35,12 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        if not hasattr(Trainer, "_save_checkpoint"):
-            raise ImportError(
-                "this transformers has no Trainer._save_checkpoint, within which checkpoints are "
-                "made complete: install transformers<6"
-            )
+        for name in ("_save_checkpoint", "_maybe_log_save_evaluate"):
+            if not hasattr(Trainer, name):
+                raise ImportError(
+                    f"this transformers has no Trainer.{name}, within which checkpoints are made "
+                    "complete: install transformers<6"
+                )
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
         self.add_callback(self.preemption)
@@ -69,6 +72,21 @@ class ResumableTrainer(Trainer):
             self.args.save_total_limit = self._checkpoints_kept
         return output._replace(training_loss=output.metrics["train_loss"])
 
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Tensor,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Do what is due; a run that was asked to stop saves last, whatever it saves otherwise."""
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
+        if self.preemption.must_save:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save what makes the run go on: completely, or not at all."""
         self.doing = "the saving of a checkpoint"
@@ -80,13 +98,20 @@ class ResumableTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self.metrics.save(path, self.args.process_index)
         self.accelerator.wait_for_everyone()
+        # What this process has written it sees itself, even on a network file system.
+        seen = set().union(*gather_object([written_files(path)]))
         if self.is_world_process_zero():
-            checkpoints.finish(path, step, world_size, list(map(file_name, range(world_size))))
+            checkpoints.finish(path, step, world_size, sorted(seen))
             checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()  # one that left now would take the first with it
 
-    def save_progress(self) -> str:
-        """Save a checkpoint of the last completed step, if it has none, and return its path."""
+    def save_progress(self) -> str | None:
+        """Save a checkpoint of the last completed step, if it has none, and return its path.
+
+        Before the first step there is nothing to save, and None is returned.
+        """
+        if not self.state.global_step:
+            return None
         path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         exists = torch.full((1,), int(checkpoints.is_complete(path)), device=self.args.device)
         if not self.reduce_max(exists).item():  # all processes save, or none

@@ -23,6 +23,7 @@ _REFUSED = {  # options of TrainingArguments: why they cannot be
     "save_only_model": "leaves nothing to resume from",
     "label_smoothing_factor": "has no effect here",
     "auto_find_batch_size": "has no effect here",
+    "ignore_data_skip": "would train on the same blocks again after every interruption",
     "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
     "save_on_each_node": "is not supported (all machines share --output_dir)",
     "enable_jit_checkpoint": "is not needed (signals save a checkpoint in all processes at once)",

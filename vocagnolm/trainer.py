@@ -6,7 +6,7 @@ Enters: models and packed batches (`vocagnolm.packing`). Knows no tokenizer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel
 
 from vocagnolm.bad_batch import StepBatches
-from vocagnolm.callbacks import StepGuard
+from vocagnolm.callbacks import Recorder, StepGuard
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance, TokenGuidance
 from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
@@ -56,8 +56,7 @@ class VocAgnoTrainer(ResumableTrainer):
             step: `all` label tokens (Eq. 3 as printed) or the `selected` ones.
         distillation: of `kld` and `uld`; the paper's if not given.
         teacher_reduction: how the losses of several teachers become one.
-        on_teacher_losses: called for each micro-batch of a kept step with its blocks [B] and
-            the teacher's losses [B, T], in nats.
+        recorder: keeps the teacher's losses (`vocagnolm.loss_recorder`).
         max_bad_steps: how many optimizer steps in a row may be skipped because a loss or a gradient
             is NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
         device_peak_tflops: what the device can do, for the model FLOP utilisation in the logs;
@@ -80,7 +79,7 @@ class VocAgnoTrainer(ResumableTrainer):
         divisor: Divisor = "all",
         distillation: Distillation | None = None,
         teacher_reduction: TeacherReduction | None = None,
-        on_teacher_losses: Callable[[Tensor, Tensor], None] | None = None,
+        recorder: Recorder | None = None,
         max_bad_steps: int = 0,
         device_peak_tflops: float | None = None,
         **kwargs: Any,
@@ -99,7 +98,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are not the names of the model's arguments, and all are needed.
         self.args.remove_unused_columns = False
-        self.on_teacher_losses = on_teacher_losses
+        self.recorder = recorder
         add_token_losses(self.model)
         self.teacher = (
             models
@@ -115,9 +114,17 @@ class VocAgnoTrainer(ResumableTrainer):
             self.args.seed,
         )
         self.step_batches = StepBatches()
+        if recorder is not None:
+            self.add_callback(recorder)
         self.add_callback(StepGuard(self, max_bad_steps))
         self.throughput = Throughput(self, device_peak_tflops)
         self.add_callback(self.throughput)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save; the losses of steps that a checkpoint takes as done are not computed again."""
+        if self.recorder is not None:
+            self.recorder.write(self.state.global_step)
+        super()._save_checkpoint(model, trial)
 
     def _check_student(self, teachers: object) -> None:
         """Refuse what would train another model than is asked for, or none."""
