@@ -12,6 +12,7 @@ so that a scheduler may start it again. docs/running.md tells what happens when.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from collections.abc import Sequence
@@ -25,11 +26,11 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm import checkpoints, config, failures, job, preemption
+from vocagnolm import checkpoints, config, failures, job, lock, preemption, run_record
 from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
 from vocagnolm.pair import load_models, load_pair, trainer_options
-from vocagnolm.processes import decided_by_one
+from vocagnolm.processes import decided_by_one, in_agreement
 from vocagnolm.speed import compile_layers
 from vocagnolm.token_loss import NonFiniteLoss, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
@@ -71,8 +72,8 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     """
     model, data, guidance, run = arguments
     settings, defaults = job.settings(arguments), job.defaults()
-    checkpoints.check_settings(run.output_dir, settings, defaults)
-    origin = partial(checkpoints.origin_fault, settings=settings, defaults=defaults)
+    run_record.check_settings(run.output_dir, settings, defaults)
+    origin = partial(run_record.origin_fault, settings=settings, defaults=defaults)
     checkpoint = None
     if not run.dry_run:
         if decided_by_one(lambda: checkpoints.is_finished(run.output_dir)):
@@ -90,7 +91,7 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
         say(job.example(pair, documents))
         return None
     settings |= job.corpus_settings(pair, documents, blocks)
-    checkpoints.check_settings(run.output_dir, settings, defaults, checkpoint)
+    run_record.check_settings(run.output_dir, settings, defaults, checkpoint)
     recorder = job.load_recorder(pair, arguments, documents, blocks)
     student, teacher = load_models(pair, model, run.device, seed=run.seed)
     trainer = VocAgnoTrainer(
@@ -114,9 +115,11 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     if table := job.load_guidance_table(trainer, pair, arguments, documents, blocks):
         trainer.add_callback(table)
     check_and_compile(trainer, model, data)
-    if IS_MAIN:
-        checkpoints.write_settings(run.output_dir, settings)
-        documents.write_skipped(run.output_dir)
+    with in_agreement(takes_long=True):
+        if IS_MAIN:
+            lock.take(Path(run.output_dir))
+            run_record.write_settings(run.output_dir, settings)
+            documents.write_skipped(run.output_dir)
     return trainer, checkpoint
 
 
@@ -161,8 +164,9 @@ def finish(trainer: VocAgnoTrainer, arguments: config.Arguments) -> None:
     trainer.save_model()
     trainer.save_state()
     if IS_MAIN:
-        checkpoints.write_tracker(run.output_dir, run.report_to)
+        run_record.write_tracker(run.output_dir, run.report_to)
         write_model_card(run.output_dir, job.settings(arguments), trainer.state)
+        lock.release(Path(run.output_dir))
     say(f"saved {run.output_dir}")
 
 
@@ -196,12 +200,13 @@ def run_script() -> NoReturn:
         status = 130
     except SystemExit as left:  # --help, or a signal
         status = int(left.code or 0)
-    if torch.distributed.is_initialized():
-        if goes_alone:
-            sys.stdout.flush()
-            os._exit(status)
+    if not torch.distributed.is_initialized():
+        sys.exit(status)
+    if not goes_alone:
         torch.distributed.destroy_process_group()
-    sys.exit(status)
+        atexit._run_exitfuncs()  # such as those of trackers
+    sys.stdout.flush()
+    os._exit(status)  # Python's own end meets threads of gloo, which now and then abort it
 
 
 if __name__ == "__main__":

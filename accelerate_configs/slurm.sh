@@ -23,7 +23,7 @@ preempted=
 # same step and stop. The launchers between would end at such a signal, hence the pattern: workers are started with -u.
 preempt() {
   preempted=yes
-  srun --overlap --ntasks-per-node=1 pkill -USR1 --oldest --full -- '-u train.py' || true
+  srun --overlap --ntasks-per-node=1 pkill -USR1 --uid "$(id -u)" --oldest --full -- '-u train.py' || true
 }
 trap preempt USR1 TERM
 

@@ -12,6 +12,7 @@ after the first event; with `"break"`, something is broken (see `BREAKS`).
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -191,7 +192,37 @@ def _slow_alignment(seconds: float) -> None:
     job.align_corpus = align_corpus
 
 
-BREAKS = {"fsdp": _shard, "slow": _slow_alignment, "nan": _nan_loss, "memory": _no_memory}
+def _full_disk(save: int) -> None:
+    """The disk is full when a checkpoint of this number is to be declared complete."""
+    original, saves = checkpoints.finish, []
+
+    def finish(path: Path, *args: Any) -> None:
+        saves.append(path)
+        if len(saves) == save:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        original(path, *args)
+
+    checkpoints.finish = finish
+
+
+def _unreadable_file(rank: str) -> None:
+    """One process cannot read what all of them need."""
+    if os.environ.get("RANK", "0") == rank:
+
+        def load_blocks(*args: Any) -> None:
+            raise OSError(errno.EIO, "Input/output error", "pages.arrow")
+
+        job.load_blocks = load_blocks
+
+
+BREAKS = {
+    "fsdp": _shard,
+    "slow": _slow_alignment,
+    "nan": _nan_loss,
+    "memory": _no_memory,
+    "disk": _full_disk,
+    "file": _unreadable_file,
+}
 
 
 def run(request: dict[str, Any]) -> None:
@@ -204,14 +235,12 @@ def run(request: dict[str, Any]) -> None:
     for name, *where in request.get("break", ()):
         BREAKS[name](*where)
     watch(Moment(request))
+    sys.argv = ["train.py", *request["argv"]]
     try:
-        status = train.main(request["argv"])
+        train.run_script()
     except SystemExit as left:
         status = int(left.code or 0)
-    except KeyboardInterrupt:
-        status = 130
     sys.stdout.flush()
-    # One exit in about twenty would abort in gloo's threads, with all the work done.
     os._exit(status)
 
 

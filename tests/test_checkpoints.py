@@ -17,20 +17,17 @@ from safetensors.torch import save_file
 
 from vocagnolm import checkpoints, manifest
 from vocagnolm.checkpoints import (
-    SETTINGS_FILE,
     change_of_processes,
-    check_settings,
     checkpoint_fault,
     find_checkpoint,
     finish,
     is_finished,
     make_room,
-    origin_fault,
     resolve,
     rotate,
-    write_settings,
 )
 from vocagnolm.manifest import MANIFEST_FILE, written_files
+from vocagnolm.run_record import SETTINGS_FILE, check_settings, origin_fault, write_settings
 
 FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "metrics_0.safetensors")
 
@@ -396,14 +393,14 @@ def test_older_checkpoint_is_taken_when_the_newest_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = make_checkpoint(tmp_path, 5), make_checkpoint(tmp_path, 6)
-    read = manifest._sha256
+    read = manifest.file_sha256
 
     def fail_on_newest(path: Path, **options: Any) -> str:
         if path.parent == bad:
             raise OSError(5, "Input/output error", str(path))
         return read(path, **options)
 
-    monkeypatch.setattr(manifest, "_sha256", fail_on_newest)
+    monkeypatch.setattr(manifest, "file_sha256", fail_on_newest)
     assert "it cannot be read ([Errno 5]" in str(checkpoint_fault(bad))
     assert find_checkpoint(tmp_path) == str(good)
 

@@ -460,9 +460,40 @@ def test_parse_refuses_an_order_that_is_not_random(strategy: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--accelerator_config", '{"split_batches": true}'),
+            "--accelerator_config: split_batches True divides the global batch by the number of "
+            "processes: leave it out",
+        ),
+        (
+            ("--accelerator_config", '{"dispatch_batches": true}'),
+            "--accelerator_config: dispatch_batches True is not supported (batches hold more than "
+            "tensors): leave it out",
+        ),
+        (
+            ("--dataloader_num_workers", "-1"),
+            "--dataloader_num_workers must not be negative, got -1",
+        ),
+        (
+            ("--metric_for_best_model", "accuracy"),
+            "--metric_for_best_model accuracy is not measured: expected loss, the plain loss per "
+            "token of the evaluation",
+        ),
+    ],
+)
+def test_parse_refuses_what_would_fail_or_mislead_hours_later(
+    options: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*TEACHER, *options) == message
+
+
 def test_parse_refuses_a_sampler_that_does_not_resume() -> None:
     options = ("--accelerator_config", '{"use_seedable_sampler": false}')
     assert "makes resuming inexact" in error_of(*TEACHER, *options)
+    assert "would train on the same blocks again" in error_of(*TEACHER, "--ignore_data_skip")
     assert error_of(*TEACHER, "--save_only_model") == (
         "--save_only_model leaves nothing to resume from: leave it out"
     )

@@ -264,12 +264,16 @@ def test_export_refuses_in_one_line_when_the_options_do_not_suit(
     assert error_of(capsys, tmp_path / "absent") == f"{tmp_path / 'absent'}: no such directory"
 
 
-def test_export_refuses_when_a_sharded_checkpoint_is_without_its_run(
+def test_export_knows_the_student_when_a_sharded_checkpoint_is_without_its_run(
     several: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = tmp_path / "checkpoint-5"
-    shutil.copytree(several.root / "sharded_plain" / "checkpoint-5", checkpoint)
-    assert error_of(capsys, checkpoint) == (
+    checkpoint, run = tmp_path / "checkpoint-5", several.root / "sharded_plain"
+    shutil.copytree(run / "checkpoint-5", checkpoint)
+    done = export.export(checkpoint)
+    assert largest_difference(weights_of(done.directory), weights_of(run)) == 0.0
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run": {}}))
+    assert error_of(capsys, checkpoint, "--output_dir", tmp_path / "new") == (
         f"{checkpoint} does not say which student it is of: expected run.json in it or beside it, "
         "as train.py writes it"
     )

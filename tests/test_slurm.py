@@ -52,7 +52,7 @@ def test_slurm_script_requeues_when_it_is_preempted(
     assert job.wait(timeout=30) == 1
     assert log.read_text().splitlines() == [
         "started",
-        "pkill -USR1 --oldest --full -- -u train.py",
+        f"pkill -USR1 --uid {os.getuid()} --oldest --full -- -u train.py",
         "requeue 123456",
     ]
     given = (tmp_path / "given").read_text().splitlines()

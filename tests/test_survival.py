@@ -8,21 +8,16 @@ import random
 import re
 import shutil
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from safetensors.torch import load_file
 from survival_worker import Runs
-from transformers import TrainerCallback
-from world import make_blocks, make_models, make_trainer
 
 from vocagnolm import metrics, throughput
 from vocagnolm.checkpoints import checkpoint_fault, find_checkpoint
@@ -249,7 +244,7 @@ def test_run_stops_at_once_when_it_is_interrupted_twice(whole: Path, place: Plac
     out = place.root / "interrupted"
     first = steps_at(events(whole))[4]
     assert place.run(out, signal="SIGINT", at=[first, first + 1]) == 130
-    assert "SIGINT: saving a checkpoint after this step, then stopping; once more" in log(out)
+    assert "SIGINT: the run stops when this step is done and saved; once more" in log(out)
     assert find_checkpoint(out) == str(out / "checkpoint-3")
     assert place.run(out) == 0
     assert_same_run(out, whole)
@@ -355,38 +350,23 @@ def test_run_stops_with_the_batch_when_more_steps_are_bad_than_may_be(
         r"step-000005-rank-0.safetensors\n",
         log(out),
     )
-    assert place.run(out, {"max_bad_steps": 2}, **broken) == 0, log(out)  # it remembers the first
+    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3  # it remembers the first
+    assert place.run(out, {"max_bad_steps": 2}, **broken) == 0, log(out)
     entries = [entry for entry in history(out) if "loss" in entry]
     assert [entry.get("skipped_steps") for entry in entries] == [None, None, 1.0, 1.0, None]
 
 
-def test_skipped_step_changes_nothing_when_losses_or_gradients_are_bad(
-    make: Callable[..., Any],
+def test_log_counts_a_skipped_step_when_the_run_is_stopped_before_it_is_told(
+    whole: Path, place: Place
 ) -> None:
-    trainer = make(max_steps=5, save_strategy="no", optim="adamw_torch", max_bad_steps=1)
-    losses, calls, seen = trainer._student_losses, [], []
-
-    def break_second(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        found = losses(*args, **options)
-        return found * torch.nan if len(calls) == 2 else found
-
-    def break_fourth(gradient: torch.Tensor) -> torch.Tensor:
-        return gradient * torch.inf if len(calls) == 4 else gradient
-
-    class Look(TrainerCallback):
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            state = trainer.optimizer.state_dict()["state"].values()
-            tensors = [*trainer.model.parameters(), *(t for s in state for t in s.values())]
-            seen.append([tensor.detach().clone() for tensor in tensors])
-
-    trainer._student_losses = break_second
-    trainer.model.model.norm.weight.register_hook(break_fourth)
-    trainer.add_callback(Look())
-    trainer.train()
-    changed = [not all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
-    assert changed == [False, True, False, True]
-    assert all(tensor.isfinite().all() for tensor in seen[-1])
+    out = place.root / "between"
+    request = {"break": [["nan", 3, "0"]], "signal": "SIGUSR1"}
+    at = steps_at(events(whole))[2]
+    assert place.run(out, {"max_bad_steps": 1}, at=[at], **request) == 75
+    assert find_checkpoint(out) == str(out / "checkpoint-3")
+    assert place.run(out, {"max_bad_steps": 1}) == 0, log(out)
+    skipped = [entry.get("skipped_steps") for entry in history(out) if "loss" in entry]
+    assert skipped == [None, None, 1.0, None, None]
 
 
 def test_run_names_the_knobs_when_memory_runs_out(whole: Path, place: Place) -> None:
@@ -402,83 +382,26 @@ def test_run_names_the_knobs_when_memory_runs_out(whole: Path, place: Place) -> 
     assert_same_run(out, whole)
 
 
-# In one's own script
+def test_run_says_what_it_could_not_write_when_a_save_fails(whole: Path, place: Place) -> None:
+    out = place.root / "full"
+    assert place.run(out, **{"break": [["disk", 2]]}) == 4
+    *_, last = log(out).splitlines()
+    assert last.startswith(
+        "train.py: error: a file could not be read or written in the saving of a checkpoint "
+        "(step 7): look at the disk and its quota, and start again, which goes on from the newest "
+        "checkpoint ([Errno 28] No space left on device"
+    )
+    assert place.run(out) == 0
+    assert_same_run(out, whole)
 
 
-@pytest.fixture
-def make(
-    training_texts: list[str],
-    student_tokenizer: Any,
-    teacher_tokenizer: Any,
-    tiny_llama: Callable[..., Any],
-    tmp_path: Path,
-) -> Callable[..., Any]:
-    """`make(**training)`: a trainer of 3 steps that saves each."""
-    tokenizers = student_tokenizer, teacher_tokenizer
-    blocks = make_blocks(training_texts[:40], *tokenizers)
-
-    def trainer(max_bad_steps: int = 0, **training: Any) -> Any:
-        saving = {"save_strategy": "steps", "save_steps": 1, **training}
-        pair = make_models(tiny_llama, *tokenizers)
-        options = {"eval_dataset": [blocks[0]], "max_bad_steps": max_bad_steps}
-        return make_trainer(tmp_path, blocks, *pair, options=options, **saving)
-
-    return trainer
-
-
-def test_handlers_are_those_of_before_when_training_is_over(make: Callable[..., Any]) -> None:
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    during: list[Any] = []
-
-    class Look(TrainerCallback):
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            during.append([signal.getsignal(number) for number in numbers])
-
-    before = [signal.getsignal(number) for number in numbers]
-    trainer = make()
-    trainer.add_callback(Look())
-    trainer.train()
-    assert all(a is not b for look in during for a, b in zip(look, before, strict=True))
-    assert [signal.getsignal(number) for number in numbers] == before
-    trainer._inner_training_loop = None  # an error
-    with pytest.raises(TypeError):
-        trainer.train()
-    assert [signal.getsignal(number) for number in numbers] == before
-    assert not trainer.preemption.is_agreed
-
-
-def test_trainer_trains_when_it_is_not_in_the_main_thread(make: Callable[..., Any]) -> None:
-    trainer = make()
-    thread = threading.Thread(target=trainer.train)
-    thread.start()
-    thread.join()
-    assert trainer.state.global_step == 3
-
-
-def test_trainer_goes_on_from_the_newest_good_checkpoint_when_told_true(
-    make: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(ValueError, match="holds no good checkpoint to resume from"):
-        make().train(resume_from_checkpoint=True)
-    whole = make()
-    loss = whole.train().training_loss
-    weights = tmp_path / "checkpoint-3" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1])
-    trainer = make()
-    output = trainer.train(resume_from_checkpoint=True)
-    assert f"not resuming from {weights.parent}: model.safetensors has " in caplog.text
-    assert output.training_loss == output.metrics["train_loss"] == loss
-    for a, b in zip(whole.model.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_newest_and_best_checkpoints_stay_when_one_may(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
-    # With a loss that falls, the first is the one with the greatest.
-    best = {"load_best_model_at_end": True, "greater_is_better": True, "eval_strategy": "steps"}
-    trainer = make(save_total_limit=1, eval_steps=1, **best)
-    trainer.train()
-    assert trainer.args.save_total_limit == 1
-    assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}
-    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+def test_error_is_told_once_by_whoever_has_it(place: Place) -> None:
+    one, all_ = place.root / "one", place.root / "all"
+    broken = {"break": [["file", "1"]]}
+    assert place.run_two(one, broken, broken)[1] == 2
+    assert "train.py (process 1): error: [Errno 5] Input/output error" in log(one)
+    all_.write_text("a file")
+    assert place.run_two(all_) == [2, 2]
+    told = [line for line in log(all_).splitlines() if "error:" in line]
+    assert len(told) == 1, told
+    assert told[0].endswith(f"{all_} is a file, not a directory")

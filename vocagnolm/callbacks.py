@@ -72,6 +72,7 @@ class StepGuard(TrainerCallback):
                     trainer.recorder.add(*found)
         else:
             self._skip_or_stop(state.global_step + 1, worst, mine.tolist())
+        trainer.doing = "the update"
 
     def _gradient_fault(self) -> Tensor:
         """0 if this process's gradients are not finite, else -1; waits for nothing."""

@@ -1,21 +1,19 @@
-"""Where a run stands on disk: its checkpoints, and the settings that it goes on under."""
+"""Where a run stands on disk: its checkpoints, and whether it is finished."""
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from vocagnolm.files import check_writable, write_json
+from vocagnolm.files import json_or_empty
 from vocagnolm.manifest import (
     MANIFEST_FILE,
     content_bytes,
@@ -23,12 +21,11 @@ from vocagnolm.manifest import (
     read_manifest,
     write_manifest,
 )
+from vocagnolm.run_record import SETTINGS_FILE
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
-SETTINGS_FILE = "run.json"
-TRACKER_FILE = "wandb_run.json"
 _REPLACED = "-replaced"  # the end of the name of a checkpoint while its step is saved again
 _METRICS = "metrics_*.safetensors"  # of `vocagnolm.metrics`, which transformers alone has not
 _LARGE_BYTES = 10**9
@@ -99,8 +96,9 @@ def _step(path: Path) -> int | None:
 
 def _step_of(path: Path) -> int:
     """The step of a checkpoint by its name, or by what it holds."""
-    named = _step(path)
-    step = _read_json(path / "trainer_state.json").get("global_step", 0) if named is None else named
+    step = _step(path)
+    if step is None:
+        step = json_or_empty(path / "trainer_state.json").get("global_step")
     return step if isinstance(step, int) else 0
 
 
@@ -111,7 +109,7 @@ def _age(path: Path) -> tuple[int, bool]:
 def is_finished(output_dir: str | Path) -> bool:
     """Whether a run has taken its last step and saved its model: the card is written last."""
     directory = Path(output_dir)
-    state = _read_json(directory / "trainer_state.json")
+    state = json_or_empty(directory / "trainer_state.json")
     weights = list(directory.glob("*.safetensors"))
     return (
         state.get("global_step", 0) >= state.get("max_steps", sys.maxsize)
@@ -142,29 +140,8 @@ def checkpoint_fault(
         return f"it cannot be read ({error})"
 
 
-def origin_fault(
-    path: str | Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> str | None:
-    """What says that a checkpoint is of another run, or of none that is known; None if it fits.
-
-    Args:
-        path: of the checkpoint.
-        settings: what is known so far of what defines this run; the rest is not compared.
-        defaults: of options that a run does not name as it is older than they are.
-    """
-    before = run_of(path)
-    changed = _changes(before, settings, defaults) if before else []
-    return f"it is of a run with other settings ({'; '.join(changed)})" if changed else None
-
-
-def run_of(path: str | Path) -> dict[str, Any]:
-    """The settings of the run that has saved a checkpoint; empty if it does not say."""
-    found = _read_json(Path(path) / MANIFEST_FILE).get("run")
-    return found if isinstance(found, dict) else {}
-
-
 def _content_fault(path: Path, tell: Callable[[str], object]) -> str | None:
-    step = _read_json(path / "trainer_state.json").get("global_step")
+    step = json_or_empty(path / "trainer_state.json").get("global_step")
     if not isinstance(step, int):
         return "trainer_state.json is missing or damaged"
     try:
@@ -225,8 +202,8 @@ def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> N
             f"{path} lacks {missing[0]}, which another process has written: --output_dir must be "
             "a directory that all machines share"
         )
-    about = {"step": step, "world_size": world_size, "run": _read_json(path.parent / SETTINGS_FILE)}
-    write_manifest(path, about, expected)
+    run = json_or_empty(path.parent / SETTINGS_FILE)
+    write_manifest(path, {"step": step, "world_size": world_size, "run": run}, expected)
     aside = path.with_name(path.name + _REPLACED)
     if aside.exists():
         _remove(aside)
@@ -268,7 +245,7 @@ def _remove(path: Path) -> None:
 
 def change_of_processes(path: Path, world_size: int) -> str | None:
     """What it changes that a checkpoint was saved by another number of processes, if it was."""
-    before = _read_json(path / MANIFEST_FILE).get("world_size", world_size)
+    before = json_or_empty(path / MANIFEST_FILE).get("world_size", world_size)
     if before == world_size:
         return None
     return (
@@ -278,85 +255,9 @@ def change_of_processes(path: Path, world_size: int) -> str | None:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a file; empty if there is none, or something else."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _is_readable(weights: Path) -> bool:
     try:
         with safe_open(weights, framework="pt"):  # compares the header with the file's length
             return True
     except (OSError, SafetensorError):
         return False
-
-
-def check_settings(
-    output_dir: str | Path,
-    settings: Mapping[str, Any],
-    defaults: Mapping[str, Any] | None = None,
-    checkpoint: str | None = None,
-) -> None:
-    """Refuse to go on with a run under other settings than it was started with.
-
-    Args:
-        output_dir: where the run keeps everything.
-        settings: what is known so far of what defines the run; the rest is not compared.
-        defaults: of options, for those that the run does not name as it is older than they are.
-        checkpoint: that the run goes on from, if it is known; it may be from elsewhere.
-
-    Raises:
-        ValueError: `output_dir` cannot be used, or belongs to another run; the message lists what
-            differs.
-    """
-    check_writable(Path(output_dir))
-    if checkpoint and (fault := origin_fault(checkpoint, settings, defaults or {})):
-        raise ValueError(f"{checkpoint}: {fault}")
-    path = Path(output_dir) / SETTINGS_FILE
-    has_progress = any(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
-        Path(output_dir).glob("*.safetensors")
-    )
-    if not path.exists() or not has_progress:
-        return
-    before = _read_json(path)
-    if not before:
-        raise ValueError(f"{path} is damaged: give another --output_dir")
-    if changed := _changes(before, settings, defaults or {}):
-        raise ValueError(
-            f"{output_dir} holds a run with other settings ({'; '.join(changed)}): "
-            "give another --output_dir"
-        )
-
-
-def _changes(
-    before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> list[str]:
-    """Every setting that is not what it was."""
-    now = json.loads(json.dumps(settings))
-    before = {**json.loads(json.dumps(defaults)), **before}
-    return [
-        f"--{name} was {before.get(name)}, now {now.get(name)}"
-        for name in sorted(now)
-        if before.get(name) != now.get(name)
-    ]
-
-
-def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
-    """Record what defines the run, for `check_settings`."""
-    Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_json(Path(output_dir) / SETTINGS_FILE, settings)
-
-
-def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None) -> None:
-    """Record the run's name in Weights & Biases, where `evaluate_math.py` adds its columns."""
-    if "wandb" not in (report_to or ()):
-        return
-    import wandb
-
-    if wandb.run is not None:
-        place = {name: getattr(wandb.run, name) for name in ("id", "project", "entity")}
-        write_json(Path(output_dir) / TRACKER_FILE, place)

@@ -42,6 +42,7 @@ from vocagnolm.files import ASIDE, read_json
 from vocagnolm.identity import revision_of
 from vocagnolm.manifest import write_manifest
 from vocagnolm.models import ModelSource, is_adapter
+from vocagnolm.run_record import SETTINGS_FILE, run_of
 from vocagnolm.spans import load_tokenizer
 
 _SHARDS = "pytorch_model_fsdp_0"  # what Accelerate calls the directory, and the key inside
@@ -172,8 +173,10 @@ class _Source:
     @property
     def settings(self) -> dict[str, Any]:
         """What the run has written about itself; empty if it is not there."""
+        if found := run_of(self.checkpoint):
+            return found
         for directory in (self.checkpoint, self.checkpoint.parent):
-            if (path := directory / checkpoints.SETTINGS_FILE).exists():
+            if (path := directory / SETTINGS_FILE).exists():
                 return read_json(path)
         return {}
 
@@ -200,7 +203,7 @@ class _Source:
         if not settings:
             raise ValueError(
                 f"{self.checkpoint} does not say which student it is of: expected "
-                f"{checkpoints.SETTINGS_FILE} in it or beside it, as train.py writes it"
+                f"{SETTINGS_FILE} in it or beside it, as train.py writes it"
             )
         return ModelSource(
             settings["student"],

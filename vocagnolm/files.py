@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+_CHUNK_BYTES = 1 << 22
 ASIDE = ".tmp"  # the end of the name of a file that is not complete; such names begin with a dot
 
 
@@ -67,11 +68,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
+def json_or_empty(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is none, or something else."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def file_sha256(path: Path, *, flush: bool = False) -> str:
+    """The SHA-256 of a file, of which all is on the disk afterwards if that is asked for."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
+        if flush:
+            os.fsync(file.fileno())
+        while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 

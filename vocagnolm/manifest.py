@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.files import ASIDE, read_json, write_json
+from vocagnolm.files import ASIDE, file_sha256, read_json, write_json
 
 MANIFEST_FILE = "manifest.json"
 _FORMAT = 1
 _THREADS = 4
-_CHUNK_BYTES = 1 << 22
 _FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")  # how their names begin; they come and go
 
 
@@ -32,7 +30,7 @@ def write_manifest(
     """
     names = sorted({*written_files(directory), *expected})
     with ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(partial(_sha256, flush=True), (directory / name for name in names))
+        hashes = pool.map(partial(file_sha256, flush=True), (directory / name for name in names))
         files = {
             name: {"bytes": (directory / name).stat().st_size, "sha256": sha256}
             for name, sha256 in zip(names, hashes, strict=True)
@@ -76,7 +74,7 @@ def content_fault(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> st
         if size != expected["bytes"]:
             return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
     with ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(_sha256, (directory / name for name in files))
+        hashes = pool.map(file_sha256, (directory / name for name in files))
         for (name, expected), sha256 in zip(files.items(), hashes, strict=True):
             if sha256 != expected["sha256"]:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -107,16 +105,6 @@ def written_files(directory: Path) -> set[str]:
         and not (path.name.startswith(".") and path.name.endswith(ASIDE))
     }
     return names - {MANIFEST_FILE}
-
-
-def _sha256(path: Path, *, flush: bool = False) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        if flush:
-            os.fsync(file.fileno())
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _flush_directory(directory: Path) -> None:

@@ -47,8 +47,8 @@ class Preemption(TrainerCallback):
         if last and self.is_asked:
             raise KeyboardInterrupt
         if not self.is_asked:
-            again = "; once more stops at once, without" if last else ""
-            warn(f"{name}: saving a checkpoint after this step, then stopping{again}")
+            again = "; once more stops at once, without saving" if last else ""
+            warn(f"{name}: the run stops when this step is done and saved{again}")
         self.is_asked = True
 
     def on_save(

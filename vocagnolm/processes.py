@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
@@ -72,7 +73,7 @@ def _patience() -> Callable[[], None]:
     """A function that waits until all processes have called it; all have to ask for one at once."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return lambda: None
-    group = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    group = _patient_group(distributed.group.WORLD)
 
     def wait() -> None:
         work = distributed.barrier(group, async_op=True)
@@ -81,6 +82,13 @@ def _patience() -> Callable[[], None]:
         work.wait()
 
     return wait
+
+
+@lru_cache(maxsize=1)
+def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
+    """All processes, while all are there: one that has gone would be waited for as long."""
+    group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    return group
 
 
 def is_on_cpu() -> bool:

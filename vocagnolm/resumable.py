@@ -64,12 +64,15 @@ class ResumableTrainer(Trainer):
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
         path = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         self.metrics.restore(path, self.args.process_index, self.args.world_size)
-        self._checkpoints_kept, self.args.save_total_limit = self.args.save_total_limit, None
-        try:  # transformers would rotate checkpoints before the newest is complete
+        kept, evaluates = self.args.save_total_limit, self.args.eval_on_start
+        self._checkpoints_kept = kept
+        self.args.save_total_limit = None  # transformers would rotate before the newest is complete
+        self.args.eval_on_start = evaluates and path is None  # the log has it already
+        try:
             with self.preemption.listening():
                 output = super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self.args.save_total_limit = self._checkpoints_kept
+            self.args.save_total_limit, self.args.eval_on_start = kept, evaluates
         return output._replace(training_loss=output.metrics["train_loss"])
 
     def _maybe_log_save_evaluate(

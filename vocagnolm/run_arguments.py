@@ -121,8 +121,7 @@ class RunArguments(TrainingArguments):
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
-        if not getattr(self.accelerator_config, "use_seedable_sampler", True):
-            raise ValueError("use_seedable_sampler false makes resuming inexact: leave it out")
+        self._check_loading()
         self._check_schedule()
         self._check_optimizer()
 
@@ -163,6 +162,26 @@ class RunArguments(TrainingArguments):
                 raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
         if not self.num_train_epochs > 0:
             raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
+
+    def _check_loading(self) -> None:
+        """Refuse ways of reading the data under which batches are others than planned."""
+        for name, expected, reason in (
+            ("use_seedable_sampler", True, "makes resuming inexact"),
+            ("split_batches", False, "divides the global batch by the number of processes"),
+            ("dispatch_batches", None, "is not supported (batches hold more than tensors)"),
+        ):
+            found = getattr(self.accelerator_config, name, expected)
+            if found not in (expected, None):
+                raise ValueError(f"--accelerator_config: {name} {found} {reason}: leave it out")
+        if self.dataloader_num_workers < 0:
+            raise ValueError(
+                f"--dataloader_num_workers must not be negative, got {self.dataloader_num_workers}"
+            )
+        if self.metric_for_best_model not in (None, "loss", "eval_loss"):
+            raise ValueError(
+                f"--metric_for_best_model {self.metric_for_best_model} is not measured: expected "
+                "loss, the plain loss per token of the evaluation"
+            )
 
     def _check_schedule(self) -> None:
         """Make the learning rate's schedule once, as long as an error costs nothing."""
