@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except NonFiniteLoss as error:
             return stop(error, 3)
         except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
-            return stop_if_known(error, f"{trainer.doing} (step {trainer.state.global_step + 1})")
+            return stop_if_known(error, f"{trainer.doing} ({trainer.state.global_step} steps done)")
 
 
 def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | None:

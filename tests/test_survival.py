@@ -274,7 +274,7 @@ def test_job_ends_with_a_message_when_a_process_dies_or_hangs(
         "train.py: error: another process ended or did not answer in time (--ddp_timeout) while "
         "this one waited for it in the "
     )
-    assert "(step 5)" in text
+    assert "(4 steps done)" in text
     assert "Traceback" not in text
     if number == "SIGKILL":  # and it can go on
         assert place.run_two(out) == [0, 0], log(out)
@@ -374,8 +374,8 @@ def test_run_names_the_knobs_when_memory_runs_out(whole: Path, place: Place) -> 
     assert place.run(out, **{"break": [["memory", 4, "0"]]}) == 4
     *_, last = log(out).splitlines()
     assert last.startswith(
-        "train.py: error: out of memory in the student's forward (step 4): try, in order of what "
-        "it costs, --per_device_train_batch_size (the global batch stays the same), "
+        "train.py: error: out of memory in the student's forward (3 steps done): try, in order of "
+        "what it costs, --per_device_train_batch_size (the global batch stays the same), "
         "--activation_checkpointing, --teacher_losses"
     )
     assert place.run(out) == 0
@@ -388,8 +388,8 @@ def test_run_says_what_it_could_not_write_when_a_save_fails(whole: Path, place: 
     *_, last = log(out).splitlines()
     assert last.startswith(
         "train.py: error: a file could not be read or written in the saving of a checkpoint "
-        "(step 7): look at the disk and its quota, and start again, which goes on from the newest "
-        "checkpoint ([Errno 28] No space left on device"
+        "(6 steps done): look at the disk and its quota, and start again, which goes on from the "
+        "newest checkpoint ([Errno 28] No space left on device"
     )
     assert place.run(out) == 0
     assert_same_run(out, whole)
