@@ -31,6 +31,7 @@ from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
 from vocagnolm.pair import load_models, load_pair, trainer_options
 from vocagnolm.processes import decided_by_one, in_agreement
+from vocagnolm.relayout import LayoutError, change_of_layout
 from vocagnolm.speed import compile_layers
 from vocagnolm.token_loss import NonFiniteLoss, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
@@ -61,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return train(trainer, checkpoint, arguments)
         except NonFiniteLoss as error:
             return stop(error, 3)
+        except LayoutError as error:
+            return stop(error, 2)
         except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
             return stop_if_known(error, f"{trainer.doing} ({trainer.state.global_step} steps done)")
 
@@ -142,6 +145,7 @@ def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arg
     if checkpoint:
         say(f"resuming from {checkpoint}")
         say(checkpoints.change_of_processes(Path(checkpoint), run.world_size))
+        say(change_of_layout(Path(checkpoint), trainer.is_fsdp_enabled))
     trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.preemption.is_agreed:
         step, steps = trainer.state.global_step, trainer.state.max_steps

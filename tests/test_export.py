@@ -1,4 +1,4 @@
-"""What runs leave behind, with adapters or sharded or neither, and `vocagnolm export` of it."""
+"""What runs leave behind, with adapters or sharded or neither: resumed, or exported."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import train
 from vocagnolm import config, export, score
+from vocagnolm.checkpoints import checkpoint_fault
 from vocagnolm.models import ModelSource
 from vocagnolm.pair import load_pair, student_parameters
 
@@ -58,7 +59,10 @@ def several(world: World) -> World:
     assert score.main([f"--{name}={value}" for name, value in options.items()]) == 0
     recompute = {"gradient_checkpointing": "True"}
     stored: dict[str, str | None] = {"teacher": None, "teacher_losses": str(world.root / "store")}
-    resume = {"resume_from_checkpoint": str(world.root / "sharded" / "checkpoint-2")}
+    assert train.main(world.argv("adamw", use_cpu="True")) == 0
+
+    def resume(name: str) -> dict[str, str]:
+        return {"resume_from_checkpoint": str(world.root / name / "checkpoint-2")}
 
     def ddp(name: str, **changes: str | None) -> dict[str, Any]:
         return {"argv": world.argv(name, use_cpu="True", **changes), "fsdp": False}
@@ -77,8 +81,11 @@ def several(world: World) -> World:
             ddp("ddp", **LORA),
             ddp("stored", **SGD, **stored),
             fsdp("sharded_recomputed", **LORA, **recompute),
-            fsdp("sharded_resumed", **LORA, **resume),
+            fsdp("sharded_resumed", **LORA, **resume("sharded")),
             fsdp("sharded_plain", **SGD),
+            fsdp("adapted_sharded", **LORA, **resume("adapted")),
+            fsdp("plain_sharded", **SGD, **resume("plain")),
+            fsdp("adamw_sharded", **resume("adamw")),
         ],
     }
     for processes, config_name in ((4, "fsdp2_32xh100"), (2, "fsdp2")):
@@ -162,6 +169,98 @@ def test_weights_are_those_of_one_online_process_when_several_train_them(
     alone, shared = (weights_of(several.root / run) for run in ("plain", name))
     assert largest_difference(alone, shared) < 1e-6
     assert largest_difference(weights_of(several.student), alone) > 1e-3
+
+
+# Under another layout
+
+
+def resume_whole(
+    world: World, name: str, run: str, checkpoint: Path | None = None, **changes: str
+) -> int:
+    """Go on from the second step of a run in this process alone; the exit status."""
+    path = checkpoint or world.root / run / "checkpoint-2"
+    changes |= {"resume_from_checkpoint": str(path), "use_cpu": "True"}
+    return train.main(world.argv(name, **changes))
+
+
+def test_whole_run_ends_as_it_would_have_when_it_goes_on_sharded(several: World) -> None:
+    root = several.root
+    assert (
+        largest_difference(adapters_of(root / "adapted"), adapters_of(root / "adapted_sharded"))
+        < 1e-5
+    )
+    # AdamW divides each gradient by its own size, and so makes much of rounding where there is
+    # next to nothing else: by up to the learning rate a step.
+    for name, tolerance in (("plain", 1e-6), ("adamw", 1e-5)):
+        alone, sharded = (weights_of(root / run) for run in (name, f"{name}_sharded"))
+        assert largest_difference(alone, sharded) < tolerance
+        assert (root / f"{name}_sharded" / "checkpoint-4" / "optimizer_0").is_dir()
+        assert not (root / f"{name}_sharded" / "checkpoint-2").exists(), "it began anew"
+        assert checkpoint_fault(root / name / "checkpoint-2") is None
+
+
+def test_sharded_run_ends_as_it_would_have_when_it_goes_on_whole(
+    several: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = several.root
+    assert resume_whole(several, "sharded_whole", "sharded", **LORA) == 0
+    assert (
+        largest_difference(adapters_of(root / "sharded"), adapters_of(root / "sharded_whole"))
+        < 1e-5
+    )
+    assert resume_whole(several, "sharded_plain_whole", "sharded_plain", **SGD) == 0
+    alone, sharded = (weights_of(root / run) for run in ("sharded_plain_whole", "sharded_plain"))
+    assert largest_difference(alone, sharded) < 1e-6
+    assert (root / "sharded_plain_whole" / "checkpoint-4" / "optimizer.pt").exists()
+    assert not (root / "sharded_plain_whole" / "checkpoint-2").exists(), "it began anew"
+    said = f"{root / 'sharded_plain' / 'checkpoint-2'} was saved sharded and goes on whole: "
+    assert said in capsys.readouterr().out
+    for name in ("sharded", "sharded_plain"):
+        assert checkpoint_fault(root / name / "checkpoint-2") is None
+
+
+def test_log_goes_on_when_the_layout_changes(several: World) -> None:
+    def losses(run: str) -> dict[tuple[int, str], float]:
+        history = json.loads((several.root / run / "trainer_state.json").read_text())["log_history"]
+        kinds = {"loss", "eval_loss", "train_loss"}
+        return {
+            (entry["step"], kind): entry[kind] for entry in history for kind in kinds & entry.keys()
+        }
+
+    for alone, sharded in (("plain", "plain_sharded"), ("adamw", "adamw_sharded")):
+        expected = losses(alone)
+        assert {kind for step, kind in expected if step > 2} >= {"eval_loss", "train_loss"}
+        assert losses(sharded) == pytest.approx(expected, rel=1e-5)
+
+
+def test_best_model_is_loaded_when_it_was_saved_under_the_other_layout(
+    several: World, tmp_path: Path
+) -> None:
+    best = several.root / "sharded_plain" / "checkpoint-2"
+    built = train.build(config.parse(several.argv("best", use_cpu="True", **SGD)))
+    assert built is not None
+    trainer = built[0]
+    trainer.state.best_model_checkpoint = str(best)
+    trainer._load_best_model()
+    expected = weights_of(export.export(best, tmp_path / "best").directory)
+    assert largest_difference(dict(trainer.model.state_dict()), expected) == 0.0
+
+
+def test_run_is_refused_in_one_line_when_its_optimizer_cannot_change_layout(
+    several: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = tmp_path / "checkpoint-2"
+    shutil.copytree(several.root / "sharded_plain" / "checkpoint-2", checkpoint)
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["run"]["optim"] = "adafactor"
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    changes = {**SGD, "optim": "adafactor"}
+    assert resume_whole(several, "refused", "sharded_plain", checkpoint, **changes) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert lines == [
+        f"train.py: error: {checkpoint} cannot go on under another layout with the state of "
+        "Adafactor: go on under the layout that it was saved under"
+    ]
 
 
 # Export

@@ -250,7 +250,7 @@ def change_of_processes(path: Path, world_size: int) -> str | None:
         return None
     return (
         f"{path} was saved by {before} processes and goes on in {world_size}: the global batch and "
-        "the order of the data stay, the random states of the processes (dropout) begin anew, and "
+        "the order of the data stay, the random states of the processes (dropout) are others, and "
         "sums over processes are rounded in another order"
     )
 

@@ -13,25 +13,19 @@ import argparse
 import shutil
 import sys
 import uuid
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm import checkpoints
+from vocagnolm import checkpoints, pieces
 from vocagnolm.adapters import (
     AdapterArguments,
     lora_config,
@@ -45,8 +39,6 @@ from vocagnolm.models import ModelSource, is_adapter
 from vocagnolm.run_record import SETTINGS_FILE, run_of
 from vocagnolm.spans import load_tokenizer
 
-_SHARDS = "pytorch_model_fsdp_0"  # what Accelerate calls the directory, and the key inside
-_STATE = "model."
 _SHARD_SIZE = "5GB"  # safetensors holds a file twice while it is written
 
 
@@ -182,7 +174,7 @@ class _Source:
 
     @property
     def is_sharded(self) -> bool:
-        return (self.checkpoint / _SHARDS).is_dir()
+        return pieces.is_sharded(self.checkpoint)
 
     @property
     def is_adapted(self) -> bool:
@@ -242,13 +234,13 @@ class _Source:
 
     def _adapters(self) -> dict[str, Tensor]:
         if self.is_sharded:
-            return read_sharded(self.checkpoint / _SHARDS)
+            return pieces.read_sharded(self.checkpoint, pieces.MODEL)
         return load_file(self.checkpoint / "adapter_model.safetensors")
 
     def _put_together(self) -> Any:
         model: Any = self.student.skeleton(self.student.config())
         found = model.load_state_dict(
-            read_sharded(self.checkpoint / _SHARDS), assign=True, strict=False
+            pieces.read_sharded(self.checkpoint, pieces.MODEL), assign=True, strict=False
         )
         model.tie_weights()  # a shared weight may have been saved once
         absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
@@ -262,24 +254,3 @@ class _Source:
                 self.student.name, revision=self.student.revision or "main"
             )
         return model
-
-
-def read_sharded(directory: Path) -> dict[str, Tensor]:
-    """The tensors that FSDP has saved in pieces, whole, read by this process alone.
-
-    Raises:
-        ValueError: a piece is missing or damaged.
-    """
-    try:
-        found = FileSystemReader(directory).read_metadata().state_dict_metadata
-        state = {
-            name: torch.empty(piece.size, dtype=piece.properties.dtype)
-            for name, piece in found.items()
-            if isinstance(piece, TensorStorageMetadata)
-        }
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
-            load(state, storage_reader=FileSystemReader(directory), no_dist=True)
-    except (CheckpointException, UnpicklingError, EOFError, OSError) as error:
-        raise ValueError(f"{directory} is damaged: take another checkpoint") from error
-    return {name.removeprefix(_STATE): tensor for name, tensor in state.items()}

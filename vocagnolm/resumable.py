@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from transformers import Trainer
+from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
-from vocagnolm import checkpoints
+from vocagnolm import checkpoints, relayout
 from vocagnolm.manifest import written_files
 from vocagnolm.metrics import GuidanceMetrics
 from vocagnolm.preemption import Preemption
 from vocagnolm.processes import decided_by_one
+
+_OVERRIDDEN = (
+    *("_save_checkpoint", "_maybe_log_save_evaluate", "_load_from_checkpoint"),
+    *("_load_optimizer_and_scheduler", "_load_best_model"),
+)
 
 
 class ResumableTrainer(Trainer):
@@ -35,11 +41,11 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        for name in ("_save_checkpoint", "_maybe_log_save_evaluate"):
+        for name in _OVERRIDDEN:
             if not hasattr(Trainer, name):
                 raise ImportError(
                     f"this transformers has no Trainer.{name}, within which checkpoints are made "
-                    "complete: install transformers<6"
+                    "complete or read: install transformers<6"
                 )
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
@@ -74,6 +80,37 @@ class ResumableTrainer(Trainer):
         finally:
             self.args.save_total_limit, self.args.eval_on_start = kept, evaluates
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        """Load the weights of a checkpoint, whatever layout it was saved under."""
+        if self._is_of_another_layout(resume_from_checkpoint):
+            student: Any = self.model if model is None else model
+            relayout.load_weights(Path(resume_from_checkpoint), student)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the optimizer's state, whatever layout it was saved under, and the schedule."""
+        if checkpoint is None or not self._is_of_another_layout(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        relayout.load_optimizer(Path(checkpoint), self.optimizer)
+        assert self.lr_scheduler is not None
+        schedule = torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True)
+        self.lr_scheduler.load_state_dict(schedule)
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint's weights, which may be of before the layout changed."""
+        best, student = str(self.state.best_model_checkpoint), cast(Any, self.model)
+        if self._is_of_another_layout(best):
+            relayout.load_weights(Path(best), student)
+        else:
+            super()._load_best_model()
+
+    def _is_of_another_layout(self, checkpoint: str) -> bool:
+        return relayout.is_of_another_layout(Path(checkpoint), self.is_fsdp_enabled)
 
     def _maybe_log_save_evaluate(
         self,
