@@ -112,12 +112,12 @@ def test_final_number_is_the_first_word_behind_the_mark(text: str, number: str) 
 def test_demo_writes_its_results_when_run_for_two_steps(tmp_path, capsys) -> None:
     options = ("--max_steps=2", "--eval_steps=1")
     base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
-    results = demo.run_demo(tmp_path, seeds=(0, 1), options=options, base=base)
+    results = demo.run_demo(tmp_path, seeds=(0,), options=options, base=base)
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert set(results) == {"vocagnolm", "cpt", "random"}
     for metrics in results.values():
         assert set(metrics) == {"accuracy", "clean_loss", "answer_loss", "seconds"}
-        assert all(len(values) == 2 for values in metrics.values())
+        assert all(len(values) == 1 for values in metrics.values())
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert "| VocAgnoLM " in capsys.readouterr().out
 

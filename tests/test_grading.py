@@ -197,7 +197,7 @@ def test_grader_gives_verdicts_when_a_rule_of_extraction_is_repeated(
 
 @pytest.mark.usefixtures("canary")
 def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
-    hostile = list(hostile_pairs(500, seed=1))
+    hostile = list(hostile_pairs(200, seed=1))
     with Grader(workers=2) as grader:
         for job, (verdict, seconds) in zip(hostile, timed_all(grader, hostile), strict=True):
             assert verdict.decided_by != "crash", job

@@ -19,6 +19,7 @@ from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.store import MANIFEST_FILE, Store
 
 BLOCK, STEPS = 64, 8
+EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +69,11 @@ def test_run_from_its_own_store_gives_the_same_weights_when_it_is_float32(
 ) -> None:
     directory = tmp_path / "store"
     saving = (f"--save_store={directory}", "--store_dtype=float32")
-    epochs = "--max_steps=200"  # an epoch may leave a block out; several do not
-    first = run(models, corpus, tmp_path / "a", f"--teacher={models['teacher']}", *saving, epochs)
+    first = run(models, corpus, tmp_path / "a", f"--teacher={models['teacher']}", *saving, *EPOCHS)
     Store(directory).check()
     assert {path.suffix for path in directory.iterdir()} == {".arrow", ".json"}
     assert [path.name for path in directory.glob("*.json")] == [MANIFEST_FILE]
-    second = run(models, corpus, tmp_path / "b", f"--teacher_losses={directory}", epochs)
+    second = run(models, corpus, tmp_path / "b", f"--teacher_losses={directory}", *EPOCHS)
     assert second == first
 
 
@@ -81,7 +81,7 @@ def test_store_holds_every_loss_once_when_a_run_has_several_epochs(
     models: dict[str, str], corpus: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "store"
-    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", "--max_steps=200")
+    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", *EPOCHS)
     run(models, corpus, tmp_path / "run", *options)
     store = Store(directory)
     readers = (
@@ -112,7 +112,7 @@ def test_store_is_whole_when_the_run_was_cut_off_and_resumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     directory = tmp_path / "store"
-    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", "--max_steps=200")
+    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", *EPOCHS)
     original = train.VocAgnoTrainer.training_step
     calls = 0
 
