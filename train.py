@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import datasets
 import torch
@@ -31,7 +31,7 @@ from vocagnolm.packing import PackedCollator
 from vocagnolm.pair import load_models, load_pair, trainer_options
 from vocagnolm.processes import decided_by_one
 from vocagnolm.speed import compile_layers
-from vocagnolm.token_loss import NonFiniteLoss, check_packing
+from vocagnolm.token_loss import NonFiniteLoss, check_longest, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
@@ -124,12 +124,20 @@ def check_and_compile(
     trainer: VocAgnoTrainer, model: config.ModelArguments, data: config.DataArguments
 ) -> None:
     """See that all models keep documents apart, before their layers are compiled for speed."""
-    readers = (trainer.model, *getattr(trainer.teacher, "models", ()))
-    if not data.attend_across_documents:
-        for reader in readers:
-            check_packing(reader)
+    crosses, device = data.attend_across_documents, trainer.args.device
+    blocks: tuple[Any, Any] = (trainer.train_dataset, trainer.eval_dataset)
+    teachers = getattr(trainer.teacher, "models", ())
+    ours, *theirs = blocks[0].longest_segments(crosses)
+    if blocks[1] is not None:
+        ours = max(ours, blocks[1].longest_segments(crosses)[0])
+    theirs = theirs or [ours] * len(teachers)  # one that shares the tokens reads the student's rows
+    readers = list(zip((trainer.model, *teachers), (ours, *theirs), strict=False))
+    for reader, longest in readers:
+        check_longest(reader, device, longest=longest)
+        if not crosses:
+            check_packing(reader, device)
     if model.compile_layers:  # behind the probes, which would be compiled too
-        for reader in readers:
+        for reader, _ in readers:
             compile_layers(reader)
 
 

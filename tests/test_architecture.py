@@ -57,7 +57,9 @@ ALLOWED = {
     "adapters": set(),
     "sharding": {"speed", "token_loss"},
     "arguments": {"adapters", "distillation", "guidance"},
-    "config": {"arguments", "recipe", "run_arguments", "speed", "teacher"},
+    "config": {
+        *("arguments", "packed_attention", "recipe", "run_arguments", "speed", "teacher"),
+    },
     "export": {"adapters", "checkpoints", "files", "identity", "manifest", "models", "spans"},
     "run_arguments": {"checkpoints", "global_batch", "speed"},
     "global_batch": set(),

@@ -64,6 +64,8 @@ def run_job(directory: Path, number: int, job: dict) -> None:
             trainer.model_wrapped, next(iter(trainer.get_train_dataloader()))
         )
         assert not torch.equal(losses, losses.bfloat16().float()), "losses are rounded to bfloat16"
+        policy = trainer.model_wrapped._get_fsdp_state()._mp_policy
+        assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if "method" not in job:
         state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])

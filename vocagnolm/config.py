@@ -17,13 +17,17 @@ from transformers import HfArgumentParser
 from vocagnolm.arguments import DataArguments as DataArguments
 from vocagnolm.arguments import GuidanceArguments as GuidanceArguments
 from vocagnolm.arguments import ModelArguments as ModelArguments
+from vocagnolm.packed_attention import is_told_of_segments
 from vocagnolm.recipe import read_recipe
 from vocagnolm.run_arguments import RunArguments as RunArguments
 from vocagnolm.speed import quantization
 from vocagnolm.teacher import TeacherReduction
 
 _OF_A_TEACHER = (
-    *("teacher_tokenizer", "teacher_revision", "teacher_quantization", "teacher_sharding"),
+    "teacher_tokenizer",
+    "teacher_revision",
+    "teacher_quantization",
+    "teacher_sharding",
 )
 Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
 
@@ -66,6 +70,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
     _check_together(model, data, guidance)
+    _check_precision(model, run)
     if model.use_peft:
         _check_recomputation(run)
     run.set_batch(data.max_length)
@@ -117,6 +122,22 @@ def _check_together(
         _refuse(model, "without --save_store", "store_dtype")
     if not model.teacher_losses:
         _refuse(data, "without --teacher_losses", "missing_losses")
+
+
+def _check_precision(model: ModelArguments, run: RunArguments) -> None:
+    """Refuse 32 bits where the attention has 16 only."""
+    if run.device.type != "cuda" or not is_told_of_segments(model.attn_implementation):
+        return
+    mixed = run.bf16 or run.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
+    for is_wide, found, instead in (
+        (not mixed, "the student computes in float32", "--bf16 true"),
+        (model.teacher_dtype == "float32", "--teacher_dtype is float32", "--teacher_dtype auto"),
+    ):
+        if is_wide:
+            raise ValueError(
+                f"--attn_implementation {model.attn_implementation} computes in 16 bits on a GPU, "
+                f"but {found}: use {instead}, or --attn_implementation sdpa"
+            )
 
 
 def _check_recomputation(run: RunArguments) -> None:

@@ -23,7 +23,7 @@ from vocagnolm.inspection import ViewSettings
 from vocagnolm.inspection import load_sample as load_guidance_sample
 from vocagnolm.loss_recorder import LossRecorder
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.pair import Pair, student_parameters, teacher_dtype
+from vocagnolm.pair import Pair, student_parameters, teacher_dtype, teacher_quantization
 from vocagnolm.processes import first_of_machine_first, in_agreement
 from vocagnolm.scoring_job import PLAN_FILE, check_plan, versions
 from vocagnolm.sharding import devices_of_a_machine
@@ -170,6 +170,7 @@ def load_recorder(
         "context": reader.limit,
         "engine": "training",
         "dtype": teacher_dtype(model, run.device),
+        "quantization": teacher_quantization(model, run.device),
         "loss_dtype": model.store_dtype,
         "dataset": data.dataset,
         "dataset_documents": len(documents.corpus),

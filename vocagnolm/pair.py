@@ -167,14 +167,13 @@ def _load_teacher(
         reduction = _teacher_reduction(model)
         return StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
     dtype = getattr(torch, teacher_dtype(model, device))
-    name = model.teacher_quantization
-    quantized = quantization(name, dtype) if name else None
     teachers = []
     for source, tokenizer in zip(pair.teachers, pair.teacher_tokenizers, strict=True):
-        teachers.append(source.load(dtype, quantized, device))
-        models.check_distinct(student, teachers[-1], pair.student_reader.tokenizer, tokenizer)
-    if model.teacher_sharding == "node":
-        teachers = [sharding.shard_inside_machine(teacher, device) for teacher in teachers]
+        teacher = source.load(dtype, teacher_quantization(model, device), device)
+        models.check_distinct(student, teacher, pair.student_reader.tokenizer, tokenizer)
+        if model.teacher_sharding == "node":  # before the next one is loaded
+            teacher = sharding.shard_inside_machine(teacher, device)
+        teachers.append(teacher)
     return teachers or None
 
 
@@ -196,6 +195,14 @@ def teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
     if model.teacher_dtype != "auto":
         return model.teacher_dtype
     return "float32" if device.type == "cpu" else "bfloat16"
+
+
+def teacher_quantization(
+    model: config.ModelArguments, device: torch.device
+) -> dict[str, Any] | None:
+    """The quantization config of the teachers on a device, if they are quantized."""
+    name = model.teacher_quantization
+    return quantization(name, getattr(torch, teacher_dtype(model, device))) if name else None
 
 
 def _teacher_reduction(model: config.ModelArguments) -> TeacherReduction:

@@ -36,13 +36,11 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
         ValueError: the processes are not as many on every machine, or the model has no layers.
     """
     mesh = _mesh(device)
-    add_token_losses(model.train(False).requires_grad_(False))  # its probe needs whole weights
+    model.train(False).requires_grad_(False)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(device)
-    return model
+    return add_token_losses(model)  # behind the sharding, so that its probe runs on the device
 
 
 def _mesh(device: torch.device) -> DeviceMesh:
