@@ -313,6 +313,21 @@ def test_export_refuses_when_adapters_are_of_another_student(
     assert not (tmp_path / "merged").exists()
 
 
+@pytest.mark.parametrize("names_student", [True, False])
+def test_export_refuses_when_the_configuration_of_the_adapters_is_empty(
+    names_student: bool, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(world.root / "adapted", tmp_path / "adapted"))
+    (run / "adapter_config.json").write_text("{}")
+    if not names_student:
+        (run / "run.json").unlink()
+    message = error_of(capsys, run, "--merge", f"--output_dir={tmp_path / 'merged'}")
+    assert message == (
+        f"{run / 'adapter_config.json'} is no configuration of LoRA adapters as PEFT writes it: "
+        "copy it from where they were trained"
+    )
+
+
 @pytest.mark.parametrize("role", ["model", "student"])
 def test_adapters_are_no_model_when_one_is_asked_for(role: Any, world: World) -> None:
     adapters = world.root / "adapted"
