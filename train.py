@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm import checkpoints, config, failures, job, preemption
+from vocagnolm import checkpoints, config, failures, job, preemption, run_plan
 from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
 from vocagnolm.pair import load_models, load_pair, trainer_options
@@ -85,9 +85,9 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     documents = job.load_documents(pair, data, run)
     blocks, eval_blocks = job.load_blocks(pair, data, run, documents)
     if IS_MAIN:
-        say(job.describe(pair, arguments, documents, blocks))
+        say(run_plan.describe(pair, arguments, documents, blocks))
     if run.dry_run:
-        say(job.example(pair, documents))
+        say(run_plan.example(pair, documents))
         return None
     settings |= job.corpus_settings(pair, documents, blocks)
     checkpoints.check_settings(run.output_dir, settings, defaults, checkpoint)

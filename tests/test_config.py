@@ -652,6 +652,13 @@ def test_parse_refuses_in_one_line_when_the_teachers_weights_cannot_be_held_so(
     assert error_of(*TEACHER, *options) == message
 
 
+def test_parse_refuses_to_spread_a_teacher_when_there_is_one_process() -> None:
+    sharded = (*TEACHER, "--teacher_sharding", "node")
+    expected = "--teacher_sharding node has no effect with one process on a machine: leave it out"
+    assert error_of(*sharded) == expected
+    parse((*sharded, "--dry_run"))  # of a job with more
+
+
 @pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2", "sdpa", None])
 def test_parse_refuses_32_bits_on_a_gpu_when_the_attention_has_16(
     attention: str | None, monkeypatch: pytest.MonkeyPatch

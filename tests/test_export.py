@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_world import World, make_world
+from held_memory import STUDENT, held_of
 from launch import run_jobs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import train
 from vocagnolm import config, export, score
 from vocagnolm.models import ModelSource
-from vocagnolm.pair import load_pair, student_parameters
+from vocagnolm.pair import load_pair, student_sizes
 
 pytest.importorskip("peft")
 LORA = {
@@ -29,6 +30,7 @@ LORA = {
 }
 # Adam would make much of rounding where a gradient is next to nothing.
 SGD = {"optim": "sgd", "learning_rate": "1"}
+SHORT = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
 ADAPTERS = "adapter_model.safetensors"
 CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 
@@ -76,9 +78,11 @@ def several(world: World) -> World:
         2: [
             ddp("ddp", **LORA),
             ddp("stored", **SGD, **stored),
+            ddp("ddp_whole", **SHORT),
             fsdp("sharded_recomputed", **LORA, **recompute),
             fsdp("sharded_resumed", **LORA, **resume),
             fsdp("sharded_plain", **SGD),
+            fsdp("sharded_whole", **SHORT),
         ],
     }
     for processes, config_name in ((4, "fsdp2_32xh100"), (2, "fsdp2")):
@@ -138,11 +142,11 @@ def test_resumed_run_equals_the_uninterrupted_one_when_adapters_are_trained(worl
 
 def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> None:
     model, _, guidance, _ = config.parse(world.argv("counted", use_cpu="True", **LORA))
-    total, trained = student_parameters(load_pair(model, guidance, 64), model)
+    sizes = student_sizes(load_pair(model, guidance, 64), model)
     base: Any = ModelSource(str(world.student), "student").load(torch.float32)
     adapters = adapters_of(world.root / "adapted")
-    assert trained == sum(weight.numel() for weight in adapters.values())
-    assert total == trained + sum(weight.numel() for weight in base.parameters())
+    assert sizes.trained == sum(weight.numel() for weight in adapters.values())
+    assert sizes.parameters == sizes.trained + sum(weight.numel() for weight in base.parameters())
 
 
 @pytest.mark.parametrize(
@@ -162,6 +166,26 @@ def test_weights_are_those_of_one_online_process_when_several_train_them(
     alone, shared = (weights_of(several.root / run) for run in ("plain", name))
     assert largest_difference(alone, shared) < 1e-6
     assert largest_difference(weights_of(several.student), alone) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "parts"),
+    [
+        ("ddp_whole", 2, (STUDENT, "teacher")),
+        ("sharded_whole", 2, (STUDENT, "teacher")),
+        ("ddp", 2, (STUDENT,)),  # adapters
+        ("sharded", 4, (STUDENT, "teacher")),
+        ("sharded_teacher", 4, ("teacher",)),  # the plan counts AdamW
+    ],
+)
+def test_plan_counts_what_each_process_holds_when_several_train(
+    name: str, ranks: int, parts: tuple[str, ...], several: World
+) -> None:
+    for rank in range(ranks):
+        held, planned = held_of(several.root / name, rank)
+        assert {part: held[part] for part in parts} == pytest.approx(
+            {part: planned[part] for part in parts}, rel=0.1
+        )
 
 
 # Export

@@ -16,6 +16,7 @@ import transformers
 import yaml
 from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
+from held_memory import measure_runs
 from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
@@ -83,6 +84,7 @@ def fsdp_environment(path: str) -> dict[str, str]:
 def main() -> None:
     directory = Path(sys.argv[1])
     jobs = json.loads((directory / "jobs.json").read_text())
+    measure_runs()
     for number, job in enumerate(jobs):
         if job["fsdp"]:
             # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.

@@ -20,7 +20,8 @@ from vocagnolm.arguments import ModelArguments as ModelArguments
 from vocagnolm.packed_attention import is_told_of_segments
 from vocagnolm.recipe import read_recipe
 from vocagnolm.run_arguments import RunArguments as RunArguments
-from vocagnolm.speed import quantization
+from vocagnolm.sharding import require_several_devices
+from vocagnolm.speed import QUANTIZATIONS, quantization
 from vocagnolm.teacher import TeacherReduction
 
 _OF_A_TEACHER = (
@@ -70,6 +71,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
     _check_together(model, data, guidance)
+    _check_teachers_weights(model, guidance, run)
     _check_precision(model, run)
     if model.use_peft:
         _check_recomputation(run)
@@ -111,7 +113,6 @@ def _check_together(
             "losses with --teacher_losses"
         )
     _check_teachers(model, guidance)
-    _check_teachers_weights(model, guidance)
     if not model.teacher:
         _refuse(model, "without --teacher", "save_store")
     elif model.save_store and data.attend_across_documents:
@@ -128,9 +129,8 @@ def _check_precision(model: ModelArguments, run: RunArguments) -> None:
     """Refuse 32 bits where the attention has 16 only."""
     if run.device.type != "cuda" or not is_told_of_segments(model.attn_implementation):
         return
-    mixed = run.bf16 or run.fp16 or os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
     for is_wide, found, instead in (
-        (not mixed, "the student computes in float32", "--bf16 true"),
+        (not run.is_mixed, "the student computes in float32", "--bf16 true"),
         (model.teacher_dtype == "float32", "--teacher_dtype is float32", "--teacher_dtype auto"),
     ):
         if is_wide:
@@ -187,9 +187,12 @@ def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
         )
 
 
-def _check_teachers_weights(model: ModelArguments, guidance: GuidanceArguments) -> None:
-    """How the teachers' weights are held."""
-    if model.teacher_quantization:
+def _check_teachers_weights(
+    model: ModelArguments, guidance: GuidanceArguments, run: RunArguments
+) -> None:
+    """How the teachers' weights are held; a plan may be made on less than the job will run on."""
+    is_planned = run.dry_run and model.teacher_quantization in QUANTIZATIONS
+    if model.teacher_quantization and not is_planned:
         quantization(model.teacher_quantization)  # refuses what cannot be
     for name in ("teacher_quantization", "compile_layers"):
         if getattr(model, name) and model.teacher_sharding != "none":
@@ -202,6 +205,8 @@ def _check_teachers_weights(model: ModelArguments, guidance: GuidanceArguments) 
             f"--teacher_sharding {model.teacher_sharding} does not go with --method "
             f"{guidance.method}, which needs the teacher's whole output head: leave it out"
         )
+    if model.teacher_sharding == "node" and not run.dry_run:
+        require_several_devices()
 
 
 def _refuse(arguments: ModelArguments | DataArguments, why: str, *names: str) -> None:

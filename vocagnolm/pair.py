@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vocagnolm import config, models, sharding
+from vocagnolm import config, memory, models, sharding
 from vocagnolm.adapters import add_adapters
 from vocagnolm.data import Guide, Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.spans import check_same_tokens, load_tokenizer, tokenizer_sha256
@@ -177,8 +177,8 @@ def _load_teacher(
     return teachers or None
 
 
-def student_parameters(pair: Pair, model: config.ModelArguments) -> tuple[int, int]:
-    """Parameters of the student, and how many of them are trained, before weights are loaded.
+def student_sizes(pair: Pair, model: config.ModelArguments) -> memory.Sizes:
+    """The student's sizes, adapters included, before weights are loaded.
 
     Raises:
         ValueError: the student cannot have the adapters that are asked for.
@@ -186,8 +186,13 @@ def student_parameters(pair: Pair, model: config.ModelArguments) -> tuple[int, i
     skeleton: Any = pair.student.skeleton(pair.student_config)
     if model.use_peft:
         skeleton = add_adapters(skeleton, model, seed=0)
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in skeleton.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+    return memory.sizes_of(skeleton)
+
+
+def teacher_sizes(pair: Pair) -> list[memory.Sizes]:
+    """The sizes of the teachers, before weights are loaded."""
+    both = zip(pair.teachers, pair.teacher_configs, strict=True)
+    return [memory.sizes_of(teacher.skeleton(its_config)) for teacher, its_config in both]
 
 
 def teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
