@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.output_head import (
     Head,
+    HeadGradients,
     last_hidden_state,
     output_embeddings,
     read_head,
@@ -85,10 +86,7 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
         head: Head = ctx.head
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        hidden_grad = torch.zeros_like(hidden_ND) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight_VD, dtype=head.sum_dtype) if needs_weight else None
-        bias_grad = torch.zeros_like(bias_V, dtype=head.sum_dtype) if needs_bias else None
+        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, weight_VD, bias_V, head)
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)
         rows = rows_per_tile(len(used), weight_VD)
         factor_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
@@ -98,18 +96,8 @@ class _TokenLoss(torch.autograd.Function):
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
                 logits_KV = head.logits(hidden_KD, factor_VD, bias_V, tile_KV)
                 gradient_KV = head.gradient(logits_KV, targets_N[row_K], grad_K)
-                if bias_grad is not None:
-                    bias_grad += gradient_KV.sum(0)
-                gradient_KV = gradient_KV.to(head.dtype)
-                if hidden_grad is not None:
-                    hidden_grad[row_K] = head.matmul(gradient_KV, factor_VD).to(hidden_grad.dtype)
-                if weight_grad is not None and head.dtype == head.sum_dtype:
-                    weight_grad.addmm_(gradient_KV.T, hidden_KD)  # spares a second [V, D] tensor
-                elif weight_grad is not None:
-                    weight_grad += head.matmul(gradient_KV.T, hidden_KD)
-        weight_grad = None if weight_grad is None else weight_grad.to(weight_VD.dtype)
-        bias_grad = None if bias_grad is None else bias_grad.to(bias_V.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None
+                gradients.add(row_K, gradient_KV, hidden_KD, factor_VD)
+        return *gradients.sums(), None, None, None
 
 
 def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Tensor]:
