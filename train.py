@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import datasets
 import torch
@@ -26,14 +26,23 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm import checkpoints, config, failures, job, lock, preemption, run_record
+from vocagnolm import (
+    checkpoints,
+    config,
+    failures,
+    job,
+    lock,
+    preemption,
+    run_plan,
+    run_record,
+)
 from vocagnolm.model_card import write_model_card
 from vocagnolm.packing import PackedCollator
 from vocagnolm.pair import load_models, load_pair, trainer_options
 from vocagnolm.processes import decided_by_one, in_agreement
 from vocagnolm.relayout import LayoutError, change_of_layout
 from vocagnolm.speed import compile_layers
-from vocagnolm.token_loss import NonFiniteLoss, check_packing
+from vocagnolm.token_loss import NonFiniteLoss, check_longest, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
@@ -89,9 +98,9 @@ def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | No
     documents = job.load_documents(pair, data, run)
     blocks, eval_blocks = job.load_blocks(pair, data, run, documents)
     if IS_MAIN:
-        say(job.describe(pair, arguments, documents, blocks))
+        say(run_plan.describe(pair, arguments, documents, blocks))
     if run.dry_run:
-        say(job.example(pair, documents))
+        say(run_plan.example(pair, documents))
         return None
     settings |= job.corpus_settings(pair, documents, blocks)
     run_record.check_settings(run.output_dir, settings, defaults, checkpoint)
@@ -130,12 +139,20 @@ def check_and_compile(
     trainer: VocAgnoTrainer, model: config.ModelArguments, data: config.DataArguments
 ) -> None:
     """See that all models keep documents apart, before their layers are compiled for speed."""
-    readers = (trainer.model, *getattr(trainer.teacher, "models", ()))
-    if not data.attend_across_documents:
-        for reader in readers:
-            check_packing(reader)
+    crosses, device = data.attend_across_documents, trainer.args.device
+    blocks: tuple[Any, Any] = (trainer.train_dataset, trainer.eval_dataset)
+    teachers = getattr(trainer.teacher, "models", ())
+    ours, *theirs = blocks[0].longest_segments(crosses)
+    if blocks[1] is not None:
+        ours = max(ours, blocks[1].longest_segments(crosses)[0])
+    theirs = theirs or [ours] * len(teachers)  # one that shares the tokens reads the student's rows
+    readers = list(zip((trainer.model, *teachers), (ours, *theirs), strict=False))
+    for reader, longest in readers:
+        check_longest(reader, device, longest=longest)
+        if not crosses:
+            check_packing(reader, device)
     if model.compile_layers:  # behind the probes, which would be compiled too
-        for reader in readers:
+        for reader, _ in readers:
             compile_layers(reader)
 
 

@@ -9,13 +9,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from vocagnolm import memory
+
 NODE = 8  # GPUs of a machine
 GIB = 2**30
 GRADIENT, GATHERED = 4, 2  # bytes per parameter: reduced in float32, gathered in bfloat16
-# What a backward pass keeps, in bytes per token and layer of TinyLlama: float32 residuals under
-# DDP's autocast, all bfloat16 under FSDP2; and if only the layers' inputs are kept.
-KEPT_BYTES = {"DDP": 107.7e3, "FSDP2": 87.2e3, "HSDP": 87.2e3}
-KEPT_BYTES_CHECKPOINTED = 4.1e3
+SHARDINGS = ("DDP", "FSDP2", "HSDP")
 TILES_GIB = 0.5  # two tiles of logits
 
 
@@ -98,6 +97,20 @@ def matmul_parameters(model: Architecture) -> int:
 def parameters(model: Architecture) -> int:
     """All weights but norms and biases, which are less than a thousandth."""
     return matmul_parameters(model) + model.hidden * model.vocabulary
+
+
+def sizes(model: Architecture) -> memory.Sizes:
+    """The same as a run's plan counts them."""
+    return memory.Sizes(
+        parameters=parameters(model),
+        trained=parameters(model),
+        linear=model.layers * layer_parameters(model),
+        layer=layer_parameters(model),
+        layers=model.layers,
+        rest=2 * model.hidden * model.vocabulary,
+        hidden=model.hidden,
+        inner=model.intermediate,
+    )
 
 
 def forward_flops(model: Architecture, context: int) -> float:
@@ -186,27 +199,24 @@ def device_gib(
 
     Args:
         setup: the assumptions.
-        sharding: of the student, a key of `KEPT_BYTES`.
+        sharding: of the student, one of `SHARDINGS`.
         devices: how many GPUs.
         teacher: "none", "on each GPU", or "in each machine", over whose GPUs it is sharded.
         checkpointed: whether the student keeps only the inputs of its layers.
     """
-    count, (micro_batch, accumulation) = parameters(STUDENT), split_step(setup, devices)
-    shards = {"DDP": 1, "FSDP2": devices, "HSDP": min(devices, NODE)}[sharding]
-    size = 16.0 * count / shards  # float32 weights, gradients, and AdamW's two moments
-    if sharding == "DDP":
-        size += GRADIENT * count * (devices > 1)  # its buckets
-    else:
-        size += GATHERED * count + GRADIENT * count * (accumulation > 1)  # of whole layers
-    kept = KEPT_BYTES_CHECKPOINTED if checkpointed else KEPT_BYTES[sharding]
-    size += kept * STUDENT.layers * micro_batch * setup.context
+    micro_batch, accumulation = split_step(setup, devices)
+    layout = memory.Layout(
+        devices=devices,
+        shards={"DDP": None, "FSDP2": devices, "HSDP": min(devices, NODE)}[sharding],
+        precision="mixed" if sharding == "DDP" else "16 bits",
+        recomputes=checkpointed,
+        accumulates=accumulation > 1,
+    )
+    parts = memory.student_memory(sizes(STUDENT), layout, micro_batch * setup.context)
     if teacher != "none":
-        model = TEACHERS[LARGEST]
         members = min(devices, NODE) if teacher == "in each machine" else 1
-        largest = max(layer_parameters(model), model.hidden * model.vocabulary)
-        gathered = 2 * largest * (members > 1)  # one in use, one on its way
-        size += 2 * (parameters(model) / members + gathered)
-    return size / GIB + TILES_GIB + setup.overhead_gib
+        parts |= memory.teacher_memory(sizes(TEACHERS[LARGEST]), width=2, devices=members)
+    return sum(parts.values()) / GIB + TILES_GIB + setup.overhead_gib
 
 
 def share_s(size: float, members: int, gb_s: float) -> float:

@@ -50,6 +50,7 @@ from transformers import (
 from vocagnolm.flops import model_work, peak_tflops
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import PackedCollator
+from vocagnolm.speed import compile_layers, fp8_products
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import IGNORED_LABEL
 from vocagnolm.trainer import VocAgnoTrainer
@@ -70,7 +71,6 @@ SIZES = {
 }
 SHAPES = {"max_length": (2048, 128), "batch_size": (8, 2), "accumulation": (4, 2)}
 WARM_UP_TURNS = 2
-FP8_CAPABILITY = (8, 9)
 PARTS = {  # of a profile: words in the names of PyTorch's operators, the first part that has one
     "attention": ("attention", "flash", "varlen"),
     "matrix products": ("::mm", "addmm", "bmm", "scaled_mm", "linear"),
@@ -121,30 +121,21 @@ def make_model(
     return model
 
 
-def compile_layers(model: Any) -> None:
-    """Compile every layer; a whole model would be given a mask that no fast attention takes."""
-    for layer in model.base_model.layers:
-        layer.compile()
-
-
-def to_fp8(teacher: Any, device: str) -> tuple[Any, int]:
-    """A copy of the teacher with FP8 products in all layers but the head, and its bytes.
+def in_fp8(teacher: Any) -> tuple[Any, int]:
+    """A copy of the teacher on the GPU with `--teacher_quantization fp8`, and its bytes.
 
     Raises:
-        RuntimeError: it cannot be made here.
+        ValueError: it cannot be made here.
     """
-    if importlib.util.find_spec("torchao") is None:
-        raise RuntimeError("torchao is not installed")
-    if device != "cuda" or torch.cuda.get_device_capability() < FP8_CAPABILITY:
-        raise RuntimeError("needs a GPU of compute capability 8.9 or more")
-    from torchao import quantization
+    products = fp8_products()
+    from torchao.quantization import quantize_
 
     before = torch.cuda.memory_allocated()
     model = copy.deepcopy(teacher)
     head = model.get_output_embeddings()
-    quantization.quantize_(
+    quantize_(
         model,
-        quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow()),
+        products,
         filter_fn=lambda module, name: isinstance(module, nn.Linear) and module is not head,
     )
     compile_layers(model)  # without it FP8 is slower than bfloat16
@@ -214,8 +205,10 @@ def make_ways(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Way]
     teacher = make_model(configs[1], torch.bfloat16, args)
     teachers, missing = {"": (teacher, _bytes(teacher))}, []
     try:
-        teachers[FP8] = to_fp8(teacher, args.device)
-    except RuntimeError as error:
+        if args.device != "cuda":
+            raise ValueError(f"--device {args.device} computes in no float8")
+        teachers[FP8] = in_fp8(teacher)
+    except (ValueError, RuntimeError) as error:  # or out of memory
         missing.append(f"the teacher in FP8: {error}")
     work = model_work(student), model_work(teacher)
     trainer = make_trainer(args, directory, student, teacher)

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from cost_model import (
-    KEPT_BYTES,
     LARGEST,
     NODE,
+    SHARDINGS,
     STUDENT,
     TEACHERS,
     TOKEN_RATIO,
@@ -86,7 +86,7 @@ def products_table(setup: Setup) -> list[str]:
 def memory_table(setup: Setup) -> list[str]:
     """GiB of a GPU by layout and number of GPUs."""
     rows = []
-    for sharding in KEPT_BYTES:
+    for sharding in SHARDINGS:
         placements = [("none", False), ("on each GPU", False), ("in each machine", False)]
         for teacher, checkpointed in [*placements, ("on each GPU", True)]:
             cells = []

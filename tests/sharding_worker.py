@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
 from vocagnolm.sharding import shard_inside_machine
@@ -62,6 +63,7 @@ def main() -> None:
                     "model": name,
                     "same": same,
                     "share": local_bytes(sharded) / bytes_whole,
+                    "units": sum(isinstance(module, FSDPModule) for module in sharded.modules()),
                 }
             )
     (directory / f"{rank}.json").write_text(json.dumps(report))

@@ -99,6 +99,41 @@ def test_only_adapters_are_trained_and_in_float32_when_added(
     assert {p.dtype for p in adapted.parameters()} == {torch.float32}
 
 
+def test_layers_of_a_name_are_trained_and_no_others_when_they_are_trained_whole(
+    tiny_llama: Callable[..., Any],
+) -> None:
+    norms = [
+        f"layers.{n}.{part}_layernorm" for n in range(2) for part in ("input", "post_attention")
+    ]
+    for names, expected in (
+        (["norm"], ["norm"]),  # PEFT alone would train all that end so, without a dot before
+        (["1.input_layernorm", "norm"], ["layers.1.input_layernorm", "norm"]),
+        (["input_layernorm"], ["layers.0.input_layernorm", "layers.1.input_layernorm"]),
+        ([name.rpartition(".")[2] for name in norms], norms),
+    ):
+        model = tiny_llama(VOCABULARY)
+        model.model.my_norm = torch.nn.RMSNorm(32)
+        adapted = add_adapters(model, arguments(lora_modules_to_save=names), seed=0)
+        trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+        whole = {name for name in trained if "lora_" not in name}
+        assert whole == {
+            f"base_model.model.model.{name}.modules_to_save.default.weight" for name in expected
+        }
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"peft_type": "X"}', '{"r": 4}'])
+def test_adapters_are_refused_in_one_line_when_their_configuration_is_none(
+    content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(content)
+    message = f"{path} is no configuration of LoRA adapters as PEFT writes it: copy it from where"
+    with pytest.raises(ValueError, match="LoRA") as caught:
+        read_adapter_config(tmp_path)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
 def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., Any]) -> None:
     model = tiny_llama(VOCABULARY)
     adapted = add_adapters(model, arguments(), seed=0)

@@ -58,10 +58,21 @@ ALLOWED = {
     "checkpoints": {"files", "manifest", "run_record"},
     "model_card": set(),
     "models": set(),
+    "memory": {"speed"},
     "adapters": set(),
     "sharding": {"speed", "token_loss"},
     "arguments": {"adapters", "distillation", "guidance"},
-    "config": {"arguments", "recipe", "run_arguments", "speed", "teacher"},
+    "config": {
+        *(
+            "arguments",
+            "packed_attention",
+            "recipe",
+            "run_arguments",
+            "sharding",
+            "speed",
+            "teacher",
+        ),
+    },
     "export": {
         *("adapters", "checkpoints", "files", "identity", "manifest", "models", "pieces"),
         *("run_record", "spans"),
@@ -98,7 +109,7 @@ ALLOWED = {
     },
     "guidance_table": {"files", "guidance", "inspection", "inspection_page", "trainer"},
 }
-READERS_OF_CONFIG = {"job", "pair", "cli", *SCRIPTS}
+READERS_OF_CONFIG = {"job", "pair", "run_plan", "cli", *SCRIPTS}
 TOKENIZER_SIDE = {"spans", "alignment", "corpus", "data", "store", "stored_reader"}
 TRAINING_SIDE = {"trainer", "callbacks", "metrics", "guidance", "teacher", "packing", "job"}
 

@@ -18,7 +18,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import is_bitsandbytes_available
 
 import vocagnolm.global_batch
-from vocagnolm.config import Arguments, DataArguments, parse
+from vocagnolm.config import Arguments, DataArguments, RunArguments, parse
 from vocagnolm.global_batch import split_global_batch
 from vocagnolm.guidance import Guidance
 
@@ -647,6 +647,74 @@ def test_parse_takes_several_teachers_when_they_are_given() -> None:
     for method in ("kld", "uld"):
         found = error_of(*TEACHER, "--method", method, "--save_store", "s")
         assert found.startswith(f"--save_store keeps token losses, which --method {method} does")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--teacher_quantization", "int5"),
+            "--teacher_quantization (fp8, nf4, int8 or JSON): int5 is not JSON: Expecting value: "
+            "line 1 column 1 (char 0)",
+        ),
+        (
+            ("--teacher_quantization", '{"quant_method": "fp8"}', "--teacher_sharding", "node"),
+            "--teacher_quantization does not go with --teacher_sharding node: leave one of them "
+            "out",
+        ),
+        (
+            ("--compile_layers", "true", "--teacher_sharding", "node"),
+            "--compile_layers does not go with --teacher_sharding node: leave one of them out",
+        ),
+        *(
+            (
+                ("--method", method, "--teacher_sharding", "node"),
+                f"--teacher_sharding node does not go with --method {method}, which needs the "
+                "teacher's whole output head: leave it out",
+            )
+            for method in ("kld", "uld")
+        ),
+    ],
+)
+def test_parse_refuses_in_one_line_when_the_teachers_weights_cannot_be_held_so(
+    options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert error_of(*TEACHER, *options) == message
+
+
+def test_parse_refuses_to_spread_a_teacher_when_there_is_one_process() -> None:
+    sharded = (*TEACHER, "--teacher_sharding", "node")
+    expected = "--teacher_sharding node has no effect with one process on a machine: leave it out"
+    assert error_of(*sharded) == expected
+    parse((*sharded, "--dry_run"))  # of a job with more
+
+
+@pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2", "sdpa", None])
+def test_parse_refuses_32_bits_on_a_gpu_when_the_attention_has_16(
+    attention: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (*TEACHER, *(("--attn_implementation", attention) if attention else ()))
+    wide = ("--teacher_dtype", "float32")
+    parse((*given, *wide))  # on a CPU
+    own = RunArguments.device
+    where = property(lambda run: torch.device("cuda") if own.fget(run) else None)
+    monkeypatch.setattr(RunArguments, "device", where)
+    parse((*given, "--bf16", "true"))
+    for precision in ("bf16", "fp16"):
+        with monkeypatch.context() as launched:
+            launched.setenv("ACCELERATE_MIXED_PRECISION", precision)
+            parse(given)  # float32 weights under autocast
+    if attention in ("sdpa", None):
+        parse((*given, *wide))
+        return
+    start, end = f"--attn_implementation {attention} computes in 16 bits on a GPU, but ", "sdpa"
+    found = error_of(*given)
+    assert found.startswith(f"{start}the student computes in float32: use --bf16 true, or ")
+    assert found.endswith(end)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    found = error_of(*given, *wide)
+    assert found.startswith(f"{start}--teacher_dtype is float32: use --teacher_dtype auto, or ")
 
 
 # What follows from what is given

@@ -23,6 +23,7 @@ JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 2, "models": "plain", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 2, "models": "tied", "fsdp": True, "method": "selected"},
+    {"processes": 2, "models": "tied", "fsdp": True, "training": {"bf16": True}},
     *({"processes": 2, "models": "plain", "fsdp": False, "method": m} for m in METHODS),
     *({"processes": 2, "models": "plain", "fsdp": True, "method": m} for m in ("kld", "uld")),
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
@@ -81,4 +82,5 @@ def test_parameters_are_those_of_one_process_when_there_are_several(
             alone[key] = {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
             assert largest_difference(start, alone[key]) > 1e-4
         found = {n: shared[n] for n in start}
-        assert largest_difference(alone[key], found) < TOLERANCE, job
+        tolerance = 1e-2 if job["training"].get("bf16") else TOLERANCE
+        assert largest_difference(alone[key], found) < tolerance, job

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from adapter_world import World, make_world
+from held_memory import STUDENT, held_of
 from launch import run_jobs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -19,7 +20,7 @@ import train
 from vocagnolm import config, export, score
 from vocagnolm.checkpoints import checkpoint_fault
 from vocagnolm.models import ModelSource
-from vocagnolm.pair import load_pair, student_parameters
+from vocagnolm.pair import load_pair, student_sizes
 
 pytest.importorskip("peft")
 LORA = {
@@ -30,6 +31,7 @@ LORA = {
 }
 # Adam would make much of rounding where a gradient is next to nothing.
 SGD = {"optim": "sgd", "learning_rate": "1"}
+SHORT = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
 ADAPTERS = "adapter_model.safetensors"
 CONFIGS = Path(__file__).parents[1] / "accelerate_configs"
 
@@ -80,12 +82,14 @@ def several(world: World) -> World:
         2: [
             ddp("ddp", **LORA),
             ddp("stored", **SGD, **stored),
+            ddp("ddp_adamw", **SHORT),
             fsdp("sharded_recomputed", **LORA, **recompute),
             fsdp("sharded_resumed", **LORA, **resume("sharded")),
             fsdp("sharded_plain", **SGD),
             fsdp("adapted_sharded", **LORA, **resume("adapted")),
             fsdp("plain_sharded", **SGD, **resume("plain")),
             fsdp("adamw_sharded", **resume("adamw")),
+            fsdp("sharded_adamw", **SHORT),
         ],
     }
     for processes, config_name in ((4, "fsdp2_32xh100"), (2, "fsdp2")):
@@ -145,11 +149,11 @@ def test_resumed_run_equals_the_uninterrupted_one_when_adapters_are_trained(worl
 
 def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> None:
     model, _, guidance, _ = config.parse(world.argv("counted", use_cpu="True", **LORA))
-    total, trained = student_parameters(load_pair(model, guidance, 64), model)
+    sizes = student_sizes(load_pair(model, guidance, 64), model)
     base: Any = ModelSource(str(world.student), "student").load(torch.float32)
     adapters = adapters_of(world.root / "adapted")
-    assert trained == sum(weight.numel() for weight in adapters.values())
-    assert total == trained + sum(weight.numel() for weight in base.parameters())
+    assert sizes.trained == sum(weight.numel() for weight in adapters.values())
+    assert sizes.parameters == sizes.trained + sum(weight.numel() for weight in base.parameters())
 
 
 @pytest.mark.parametrize(
@@ -261,6 +265,29 @@ def test_run_is_refused_in_one_line_when_its_optimizer_cannot_change_layout(
         f"train.py: error: {checkpoint} cannot go on under another layout with the state of "
         "Adafactor: go on under the layout that it was saved under"
     ]
+
+
+# What the plan says of memory
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks", "parts"),
+    [
+        ("ddp_adamw", 2, (STUDENT, "teacher")),
+        ("sharded_adamw", 2, (STUDENT, "teacher")),
+        ("ddp", 2, (STUDENT,)),  # adapters
+        ("sharded", 4, (STUDENT, "teacher")),
+        ("sharded_teacher", 4, ("teacher",)),  # the plan counts AdamW
+    ],
+)
+def test_plan_counts_what_each_process_holds_when_several_train(
+    name: str, ranks: int, parts: tuple[str, ...], several: World
+) -> None:
+    for rank in range(ranks):
+        held, planned = held_of(several.root / name, rank)
+        assert {part: held[part] for part in parts} == pytest.approx(
+            {part: planned[part] for part in parts}, rel=0.1
+        )
 
 
 # Export
@@ -414,6 +441,21 @@ def test_export_refuses_when_adapters_are_of_another_student(
     message = error_of(capsys, run, "--merge", f"--output_dir={tmp_path / 'merged'}")
     assert message.startswith("the adapters do not fit ")
     assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize("names_student", [True, False])
+def test_export_refuses_when_the_configuration_of_the_adapters_is_empty(
+    names_student: bool, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(world.root / "adapted", tmp_path / "adapted"))
+    (run / "adapter_config.json").write_text("{}")
+    if not names_student:
+        (run / "run.json").unlink()
+    message = error_of(capsys, run, "--merge", f"--output_dir={tmp_path / 'merged'}")
+    assert message == (
+        f"{run / 'adapter_config.json'} is no configuration of LoRA adapters as PEFT writes it: "
+        "copy it from where they were trained"
+    )
 
 
 @pytest.mark.parametrize("role", ["model", "student"])

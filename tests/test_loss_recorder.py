@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,7 +16,9 @@ import pytest
 from transformers import AutoTokenizer
 
 import train
+from vocagnolm import config, job
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.pair import load_pair
 from vocagnolm.store import MANIFEST_FILE, Store
 
 BLOCK, STEPS = 64, 8
@@ -136,6 +139,27 @@ def test_store_is_whole_when_the_run_was_cut_off_and_resumed(
     store.check()
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     assert all(store.segments(text) for text in texts)
+
+
+def test_store_is_another_one_when_the_teacher_is_quantized_otherwise(
+    models: dict[str, str], corpus: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "store"
+    argv = [f"--student={models['student']}", f"--teacher={models['teacher']}", "--use_cpu=True"]
+    argv += [f"--dataset={corpus}", f"--max_length={BLOCK}", f"--output_dir={tmp_path / 'run'}"]
+    argv += [f"--global_batch_tokens={2 * BLOCK}", f"--save_store={directory}"]
+    found = []
+    for bits in (8, 8, 4, None):
+        given = [f'--teacher_quantization={{"bits": {bits}}}'] if bits else []
+        arguments = config.parse([*argv, *given])
+        pair = load_pair(arguments[0], arguments[2], BLOCK)
+        documents = job.load_documents(pair, arguments[1], arguments[3])
+        blocks, _ = job.load_blocks(pair, arguments[1], arguments[3], documents)
+        message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
+        refused = pytest.raises(ValueError, match=re.escape(message))
+        with nullcontext() if bits == 8 else refused:
+            found.append(job.load_recorder(pair, arguments, documents, blocks))
+    assert len(found) == 2
 
 
 def test_run_is_refused_when_the_store_is_another_ones(

@@ -28,13 +28,12 @@ from transformers import (
 )
 from transformers.utils import is_flash_attn_2_available
 
+from vocagnolm import memory
 from vocagnolm.models import (
     ModelSource,
     check_distinct,
     check_vocabulary,
     context_length,
-    student_bytes_per_token,
-    training_bytes,
 )
 
 VOCABULARY = 700
@@ -181,29 +180,33 @@ def test_config_and_load_refuse_when_the_name_is_nowhere() -> None:
 # Facts of a configuration
 
 
+def parameters_of(source: ModelSource, config: Any) -> int:
+    return memory.sizes_of(source.skeleton(config)).parameters
+
+
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_count_parameters_equals_the_real_model_when_counted(config: Any) -> None:
+def test_skeleton_has_the_parameters_of_the_real_model_when_counted(config: Any) -> None:
     model = AutoModelForCausalLM.from_config(config)
-    counted = ModelSource("any", "student").count_parameters(config)
+    counted = parameters_of(ModelSource("any", "student"), config)
     assert counted == sum(p.numel() for p in model.parameters())
 
 
-def test_count_parameters_makes_no_weights_when_the_model_is_large() -> None:
+def test_skeleton_makes_no_weights_when_the_model_is_large() -> None:
     config = LlamaConfig(
         hidden_size=4096, intermediate_size=11008, num_hidden_layers=2, vocab_size=32000
     )
     # 2 embeddings, 2 layers of 4 attention and 3 MLP matrices and 2 norms, a last norm
     expected = 2 * 32000 * 4096 + 2 * (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) + 4096
-    assert ModelSource("any", "teacher").count_parameters(config) == expected
+    assert parameters_of(ModelSource("any", "teacher"), config) == expected
 
 
 @pytest.mark.skipif(is_flash_attn_2_available(), reason="flash_attn is here")
-def test_count_parameters_refuses_in_one_line_when_the_attention_is_not_installed(
+def test_skeleton_refuses_in_one_line_when_the_attention_is_not_installed(
     saved: Path,
 ) -> None:
     source = ModelSource(str(saved), "teacher", attn_implementation="flash_attention_2")
     for call, argument in (
-        (source.count_parameters, source.config()),
+        (source.skeleton, source.config()),
         (source.load, torch.float32),
     ):
         message = error_of(call, argument)
@@ -211,10 +214,10 @@ def test_count_parameters_refuses_in_one_line_when_the_attention_is_not_installe
         assert "FlashAttention2" in message
 
 
-def test_count_parameters_refuses_in_one_line_when_the_attention_is_unknown(saved: Path) -> None:
+def test_skeleton_refuses_in_one_line_when_the_attention_is_unknown(saved: Path) -> None:
     source = ModelSource(str(saved), "student", attn_implementation="flash")
     for call, argument in (
-        (source.count_parameters, source.config()),
+        (source.skeleton, source.config()),
         (source.load, torch.float32),
     ):
         message = error_of(call, argument)
@@ -222,7 +225,7 @@ def test_count_parameters_refuses_in_one_line_when_the_attention_is_unknown(save
         assert 'attn_implementation="flash"' in message
 
 
-def test_count_parameters_uses_the_models_attention_when_it_is_given(
+def test_skeleton_uses_the_models_attention_when_it_is_given(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Any] = []
@@ -234,7 +237,7 @@ def test_count_parameters_uses_the_models_attention_when_it_is_given(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", spy)
     source = ModelSource(str(saved), "student", "main", attn_implementation="eager")
-    assert source.count_parameters(LlamaConfig(**SMALL)) > 0
+    assert parameters_of(source, LlamaConfig(**SMALL)) > 0
     assert made[0].config._attn_implementation == "eager"
     assert {parameter.device.type for parameter in made[0].parameters()} == {"meta"}
 
@@ -258,7 +261,7 @@ class OwnModel(PreTrainedModel):
 """
 
 
-def test_count_parameters_asks_nothing_when_remote_code_is_trusted(
+def test_skeleton_asks_nothing_when_remote_code_is_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it prompts"))
@@ -267,7 +270,7 @@ def test_count_parameters_asks_nothing_when_remote_code_is_trusted(
     (tmp_path / "config.json").write_text(json.dumps(content))
     (tmp_path / "own.py").write_text(REMOTE_CODE)
     source = ModelSource(str(tmp_path), "student", trust_remote_code=True)
-    assert source.count_parameters(source.config()) == 3 * 4 + 4
+    assert parameters_of(source, source.config()) == 3 * 4 + 4
     refused = error_of(ModelSource(str(tmp_path), "student").config)
     assert refused.startswith(f"--student {tmp_path} cannot be loaded: ")
 
@@ -276,15 +279,6 @@ def test_context_length_is_the_models_when_its_configuration_names_one() -> None
     assert context_length(LlamaConfig(max_position_embeddings=512)) == 512
     assert context_length(GPT2Config(n_positions=256)) == 256
     assert context_length(MambaConfig()) == sys.maxsize
-
-
-def test_estimates_grow_as_the_model_does_when_compared() -> None:
-    small, wide = LlamaConfig(**SMALL), LlamaConfig(**SMALL | {"hidden_size": 64})
-    assert student_bytes_per_token(small) < student_bytes_per_token(wide)
-    tinyllama = LlamaConfig(hidden_size=2048, intermediate_size=5632, num_hidden_layers=22)
-    assert student_bytes_per_token(tinyllama) / 22 == pytest.approx(107_700, rel=0.01)
-    assert training_bytes(10) == 160
-    assert training_bytes(10, trained=1) == 52  # float32 weights; AdamW's state of one of them
 
 
 # Pairs

@@ -6,15 +6,23 @@ import copy
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 import train
-from vocagnolm import config, score
+from vocagnolm import config, models, score, sharding, token_loss, trainer
 from vocagnolm.data import Teachers, teacher_reader
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
@@ -128,6 +136,110 @@ def test_fingerprint_differs_when_tokens_are_mapped_by_number(
     readers = (teacher_reader(teacher_tokenizer, 64),)
     assert Teachers(readers).fingerprint() != Teachers(readers, by_position=True).fingerprint()
     assert Teachers(readers).fingerprint() == readers[0].fingerprint()
+
+
+def test_sharding_and_quantization_reach_every_teacher(
+    places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    load = models.ModelSource.load
+
+    def note_load(source: Any, dtype: Any, quantized: Any = None, device: Any = None) -> Any:
+        done.append((source.role, quantized, device))
+        return load(source, dtype)
+
+    def note_shards(model: Any, device: Any) -> Any:
+        done.append(("sharded", device))
+        return model
+
+    monkeypatch.setattr(models.ModelSource, "load", note_load)
+    monkeypatch.setattr(sharding, "shard_inside_machine", note_shards)
+    teachers, cpu = ("--teacher", "{teacher}", "{teacher}"), torch.device("cpu")
+    given = {"quant_method": "fp8"}
+    build(
+        places | {"given": json.dumps(given)},
+        tmp_path / "a",
+        *teachers,
+        "--teacher_quantization={given}",
+    )
+    loaded = ("teacher", given, cpu)
+    assert done == [("student", None, None), loaded, loaded]
+    done.clear()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    build(places, tmp_path / "b", *teachers, "--teacher_sharding=node")
+    one = [("teacher", None, cpu), ("sharded", cpu)]  # before the next one takes memory
+    assert done == [("student", None, None), *one, *one]
+
+
+@pytest.mark.parametrize("options", ["", "--compile_layers", "--attend_across_documents"])
+def test_models_are_checked_and_then_compiled_when_told_so(
+    options: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+
+    def note(name: str, model: Any, *device: Any, **longest: int) -> None:
+        done.append((name, model, *device, longest))
+
+    for name in ("check_longest", "check_packing", "compile_layers"):
+        monkeypatch.setattr(train, name, partial(note, name))
+    teachers = ("--teacher", "{teacher}", "{reference}")
+    short = tmp_path / "short.jsonl"
+    short.write_text(json.dumps({"text": "1 + 1 = 2"}) + "\n")
+    parts = [places["pages.jsonl"], str(short)]
+    if not options:  # the longest segment is once evaluated on, and otherwise trained on
+        parts.reverse()
+    few = (f"--dataset={parts[0]}", f"--eval_dataset={parts[1]}", "--global_batch_tokens=64")
+    built = build(places, tmp_path, *teachers, *few, *options.split())
+    readers, crosses = (built.model, *built.teacher.models), "across" in options
+    ours, *theirs = built.train_dataset.longest_segments(crosses)
+    ours = max(ours, built.eval_dataset.longest_segments(crosses)[0])
+    expected: list[Any] = []
+    for reader, longest in zip(readers, (ours, *theirs), strict=True):
+        expected.append(("check_longest", reader, torch.device("cpu"), {"longest": longest}))
+        if not crosses:
+            expected.append(("check_packing", reader, torch.device("cpu"), {}))
+    if options == "--compile_layers":
+        expected += [("compile_layers", reader, {}) for reader in readers]
+    assert done == expected
+
+
+def test_trainer_probes_the_student_where_it_will_be_trained(
+    places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    probe = token_loss.add_token_losses
+
+    def note(model: Any, device: Any = None) -> Any:
+        given.append(device)
+        return probe(model, device)
+
+    monkeypatch.setattr(trainer, "add_token_losses", note)
+    build(places, tmp_path, "--method=cpt")
+    assert given == [torch.device("cpu")]
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+@pytest.mark.parametrize("crossing", [False, True])
+def test_run_is_refused_before_it_starts_when_a_window_is_too_short(
+    crossing: bool, role: str, places: dict[str, str], tmp_path: Path
+) -> None:
+    options = ["--teacher={teacher}", *["--attend_across_documents"] * crossing]
+    blocks = build(places, tmp_path / "any", *options).train_dataset
+    longest = blocks.longest_segments(crossing)[role == "teacher"]
+    assert longest > 16, "what check_packing reads"
+    narrow = tmp_path / "narrow"
+    shutil.copytree(places[role], narrow)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 800, "max_position_embeddings": 64}
+    message = f"sliding window of {longest - 1} tokens, shorter than a segment of {longest}, "
+    refused = pytest.raises(ValueError, match=message)
+    for window, ends in ((longest, nullcontext()), (longest - 1, refused)):
+        narrower = MistralConfig(sliding_window=window, **sizes, **heads)
+        MistralForCausalLM(narrower).save_pretrained(narrow)
+        where = places | {role: str(narrow)}, tmp_path / f"{window}"
+        with ends:
+            build(*where, *options, "--attn_implementation=torch_varlen")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from world import make_models
 from vocagnolm import packed_attention, token_loss
 from vocagnolm.packed_attention import RowSegments, segments_of
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses, check_packing
-from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
 
 LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
 SEGMENTS = segments_of(length for row in LENGTHS for length in row)
@@ -193,6 +192,24 @@ def test_a_model_is_refused_at_once_when_its_configuration_tells_enough() -> Non
         add_token_losses(model)
 
 
+def test_a_model_is_refused_at_once_when_a_window_is_shorter_than_a_segment() -> None:
+    for name, options in (
+        ("mistral", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),  # in one of two layers
+    ):
+        model = with_attention(name, "torch_varlen", sliding_window=24, **options)
+        check_packing(model)  # of a few tokens
+        check_longest(model, longest=24)
+        with pytest.raises(
+            ValueError, match="sliding window of 24 tokens, shorter than a segment of 25"
+        ):
+            check_longest(model, longest=25)
+        model.set_attn_implementation("sdpa")
+        check_longest(model, longest=25)
+    unused = with_attention("qwen2", "torch_varlen", sliding_window=24)
+    check_longest(unused, longest=25)
+
+
 def test_gemma2_is_refused_when_it_attaches_because_its_scores_are_capped() -> None:
     with pytest.raises(ValueError, match="soft cap of attention scores, which Gemma2Attention"):
         with_attention("gemma2", "torch_varlen")
@@ -273,14 +290,6 @@ def test_segments_are_cumulative_lengths_when_some_are_empty() -> None:
 # Runs
 
 
-def segments_given(trainer: Any, model: Any, inputs: Any, **options: Any) -> Any:
-    """`VocAgnoTrainer._student_losses` with the segments of the batch."""
-    names = ("input_ids", "position_ids", "labels")
-    arguments = {name: inputs[name] for name in names}
-    segments = packed_attention.student_segments(inputs)
-    return model(**arguments, segments=segments, token_losses=True, **options)
-
-
 @pytest.mark.parametrize("method", ["vocagnolm", "several mean", "kld", "uld", "rho1 entropy"])
 def test_a_run_ends_at_the_same_parameters_when_attention_is_told_of_segments(
     method: str,
@@ -291,7 +300,6 @@ def test_a_run_ends_at_the_same_parameters_when_attention_is_told_of_segments(
     student_tokenizer: Any,
     teacher_tokenizer: Any,
 ) -> None:
-    monkeypatch.setattr(VocAgnoTrainer, "_student_losses", segments_given)
     models = make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
     reference = tiny_llama(len(student_tokenizer), seed=5).double()
     ends = []

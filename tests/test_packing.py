@@ -232,12 +232,18 @@ def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> l
 def slow_edges(rows: list[list[Any]], size: int, attend_across_documents: bool) -> list[int]:
     """Where attention may not cross, in the rows laid out one behind the other."""
     edges = {0}
+    longest = max(len(segment) for segments in rows for segment in segments)
     for number, segments in enumerate(rows):
-        at = number * size
-        edges |= {at, at + size}
-        for segment in segments if not attend_across_documents else ():
+        at, end = number * size, (number + 1) * size
+        edges |= {at, end}
+        if attend_across_documents:
+            continue
+        for segment in segments:
             at += len(segment)
             edges.add(at)
+        while longest and at < end:  # padding is never the longest segment
+            edges.add(at)
+            at += longest
     return sorted(edges)
 
 
@@ -310,6 +316,20 @@ def test_collator_equals_the_slow_reference_when_blocks_are_packed(
         assert {type(count) for count in counts} == {int}
 
 
+@pytest.mark.parametrize("attend_across_documents", [False, True])
+def test_longest_segments_are_those_of_the_batches_when_these_are_made(
+    aligned: Segments, plain: Segments, attend_across_documents: bool
+) -> None:
+    for segments, width in ((aligned, 60), (aligned, 1000), (plain, 60)):
+        blocks = Blocks(segments.rows, 48, width)
+        collator = PackedCollator(48, attend_across_documents, width)
+        batches = [collator([blocks[number]]) for number in range(len(blocks))]
+        found = [[batch["longest_segment"], *batch["teacher_longest_segment"]] for batch in batches]
+        longest = blocks.longest_segments(attend_across_documents)
+        expected = [max(column) for column in zip(*found, strict=True)]
+        assert longest == (expected if segments is aligned else expected[:1])
+
+
 def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> None:
     block = {
         "block": 7,
@@ -329,8 +349,8 @@ def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> No
     assert batch["labels"] == [[-100, 10, 11, -100, 12, 2, -100, -100]]
     assert batch["position_ids"] == [[0, 1, 2, 0, 1, 2, 0, 0]]
     assert (batch["segment_edges"], batch["longest_segment"]) == ([0, 3, 6, 8], 3)
-    assert batch["teacher_segment_edges"] == [[0, 4, 6, 64]]
-    assert batch["teacher_longest_segment"] == [58]
+    assert batch["teacher_segment_edges"] == [[0, 4, *range(6, 64, 4), 64]]
+    assert batch["teacher_longest_segment"] == [4]
     assert batch["teacher_input_ids"] == [[90, 20, 21, 22, 90, 23] + [0] * 58]
     assert batch["teacher_labels"] == [[-100, 20, 21, 22, -100, 23] + [-100] * 58]
     assert batch["teacher_ranges"] == [

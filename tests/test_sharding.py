@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from launch import launch
 
-PROCESSES = 4
+PROCESSES, LAYERS = 4, 3
 
 
 def test_sharded_teacher_gives_the_same_losses_when_machines_hold_it_together(
     tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
     for name, tied in (("plain", False), ("tied", True)):
-        tiny_llama(64, tie_word_embeddings=tied).save_pretrained(tmp_path / name)
+        model = tiny_llama(64, tie_word_embeddings=tied, num_hidden_layers=LAYERS)
+        model.save_pretrained(tmp_path / name)
     launch("sharding_worker.py", tmp_path, PROCESSES)
     for rank in range(PROCESSES):
         for found in json.loads((tmp_path / f"{rank}.json").read_text()):
             assert found["same"], found
+            assert found["units"] == LAYERS + 1, "more than a layer is gathered at a time"
             shards = PROCESSES // found["machines"]  # of each machine
             assert found["share"] == pytest.approx(1 / shards, rel=0.1), found

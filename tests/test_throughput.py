@@ -176,6 +176,37 @@ def test_work_is_nearly_what_torch_counts_when_adapters_are_trained() -> None:
     assert 0.99 < counted.get_total_flops() / expected <= 1
 
 
+def test_work_counts_a_layer_once_when_it_is_trained_whole_beside_adapters() -> None:
+    peft = pytest.importorskip("peft")
+    plain = model_work(build(CONFIGS["llama"]))
+    settings = peft.LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["down_proj"])
+    work = model_work(peft.get_peft_model(build(CONFIGS["llama"]), settings))
+    whole = [m for name, m in build(CONFIGS["llama"]).named_modules() if "down_proj" in name]
+    adapters = work.body - plain.body
+    assert adapters == len(whole) * 8 * (64 + 64)
+    assert work.trained_body == adapters + sum(module.weight.numel() for module in whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float8_e4m3fn])
+def test_work_is_refused_when_weights_are_in_buffers(dtype: torch.dtype) -> None:
+    """As those of GPTQ, AWQ and others are."""
+    model = build(CONFIGS["llama"])
+    layer = torch.nn.Module()
+    layer.register_buffer("qweight", torch.zeros(8, 160).to(dtype))
+    model.model.layers[1].mlp.up_proj = layer
+    with pytest.raises(ValueError, match="cannot be counted"):
+        model_work(model)
+    other = torch.nn.Module()  # a mask, a table of positions, an order of columns
+    for name, buffer in (
+        ("mask", torch.ones(8, 8, dtype=torch.bool)),
+        ("table", torch.ones(8, 8)),
+        ("order", torch.ones(8, dtype=torch.int32)),
+    ):
+        other.register_buffer(name, buffer)
+    model.model.layers[1].mlp.up_proj = other
+    model_work(model)
+
+
 def test_work_counts_the_heads_backward_for_used_tokens_when_some_are_not() -> None:
     """The token losses make the used logits once more, which no MFU counts."""
     model = add_token_losses(build(CONFIGS["llama"]))

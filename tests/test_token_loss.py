@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from vocagnolm import output_head, token_loss
-from vocagnolm.token_loss import NonFiniteLoss, add_token_losses, check_packing
+from vocagnolm import output_head, packed_attention, token_loss
+from vocagnolm.token_loss import NonFiniteLoss, add_token_losses, check_longest, check_packing
 
 VOCABULARY, LENGTH = 61, 13
 BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "token_loss_memory.py"
@@ -395,6 +396,53 @@ def test_attaching_restores_modes_and_random_state():
     check_packing(model)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_probes_run_where_the_model_will_run_when_it_is_not_there_yet(fails, monkeypatch):
+    """There is no second device here: moves are counted, and what runs between them."""
+    model, places, ran_at = build(), ["cpu"], []
+    monkeypatch.setattr(model, "to", lambda device: places.append(device.type))
+    monkeypatch.setattr(packed_attention, "_check_kernel", lambda: ran_at.append("kernel"))
+    model.set_attn_implementation("torch_varlen")
+    own = model.model.forward
+
+    def forward(*args, **kwargs):
+        ran_at.append(places[-1])
+        if fails:
+            raise ValueError("as it is")
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    device = torch.device("cuda", 0)
+    for check in (add_token_losses, check_packing, lambda *given: check_longest(*given, longest=9)):
+        places[:], ran_at[:] = ["cpu"], []
+        with pytest.raises(ValueError, match="as it is") if fails else nullcontext():
+            check(model, device)
+        assert ran_at[0] == ("kernel" if fails or check is add_token_losses else "cuda")
+        assert set(ran_at) <= {"kernel", "cuda"}
+        assert ran_at.count("cuda") >= 1
+        assert places == ["cpu", "cuda", "cpu"]
+
+
+def test_check_packing_accepts_a_quantized_model_when_it_rounds_by_the_whole_batch(monkeypatch):
+    """As int8 and float8 products of activations do, whatever the dtype of the model."""
+
+    def rounding(module, args):
+        scale = args[0].abs().max() / 127
+        return ((args[0] / scale).round() * scale,)
+
+    model = build(num_hidden_layers=8)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounding)
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(model)
+    model.is_quantized = True
+    check_packing(model)
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(model)
 
 
 def test_a_vocabulary_of_three_words_can_be_probed():

@@ -16,6 +16,7 @@ import transformers
 import yaml
 from accelerate import ParallelismConfig, PartialState
 from accelerate.utils import DistributedType
+from held_memory import measure_runs
 from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
@@ -64,6 +65,8 @@ def run_job(directory: Path, number: int, job: dict) -> None:
             trainer.model_wrapped, next(iter(trainer.get_train_dataloader()))
         )
         assert not torch.equal(losses, losses.bfloat16().float()), "losses are rounded to bfloat16"
+        policy = trainer.model_wrapped._get_fsdp_state()._mp_policy
+        assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
     if "method" not in job:
         state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
@@ -81,6 +84,7 @@ def fsdp_environment(path: str) -> dict[str, str]:
 def main() -> None:
     directory = Path(sys.argv[1])
     jobs = json.loads((directory / "jobs.json").read_text())
+    measure_runs()
     for number, job in enumerate(jobs):
         if job["fsdp"]:
             # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.

@@ -7,12 +7,13 @@ that token losses are computed from the output head's own weight, which therefor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 
@@ -76,7 +77,7 @@ def add_adapters(
         ValueError: a named layer is not there, or may not have an adapter.
     """
     _check_names(model, arguments)
-    config = lora_config(arguments, revision)
+    config = lora_config(model, arguments, revision)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -88,26 +89,43 @@ def add_adapters(
             ) from error
 
 
-def lora_config(arguments: AdapterArguments, revision: str | None = None) -> Any:
-    """The same as a `peft.LoraConfig`."""
+def lora_config(model: nn.Module, arguments: AdapterArguments, revision: str | None = None) -> Any:
+    """The same as a `peft.LoraConfig`.
+
+    PEFT would train every layer whose name ends as one of `modules_to_save` does, `k_norm` with
+    `norm`, and so is given whole names.
+    """
     from peft import LoraConfig
 
+    whole = [n for name in arguments.lora_modules_to_save or () for n in _named(model, name)]
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=arguments.lora_r,
         lora_alpha=arguments.lora_alpha,
         lora_dropout=arguments.lora_dropout,
         target_modules=_targets(arguments),
-        modules_to_save=arguments.lora_modules_to_save,
+        modules_to_save=whole or None,
         revision=revision,
     )
 
 
 def read_adapter_config(directory: Path) -> Any:
-    """The `peft.PeftConfig` that lies with saved adapters."""
-    from peft import PeftConfig
+    """The `peft.LoraConfig` that lies with saved adapters.
 
-    return PeftConfig.from_pretrained(str(directory))
+    Raises:
+        ValueError: something else is there.
+    """
+    from peft import LoraConfig, PeftConfig
+
+    found: Any = None
+    with suppress(KeyError, TypeError, ValueError):  # said below
+        found = PeftConfig.from_pretrained(str(directory))
+    if not isinstance(found, LoraConfig):
+        raise ValueError(
+            f"{directory / 'adapter_config.json'} is no configuration of LoRA adapters as PEFT "
+            "writes it: copy it from where they were trained"
+        )
+    return found
 
 
 def _wrap(model: PreTrainedModel, config: Any) -> Any:
@@ -129,7 +147,6 @@ def _check_names(model: Any, arguments: AdapterArguments) -> None:
 
     A name is that of a layer, or the last parts of it, as in PEFT.
     """
-    modules = {name: module for name, module in model.named_modules() if name}
     targets = () if _targets(arguments) == _ALL_LINEAR else _targets(arguments)
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     is_tied = head.weight is embeddings.weight
@@ -138,16 +155,15 @@ def _check_names(model: Any, arguments: AdapterArguments) -> None:
         ("lora_modules_to_save", arguments.lora_modules_to_save or ()),
     ):
         for name in names:
-            named = [module for key, module in modules.items() if f".{key}".endswith(f".{name}")]
+            named = _named(model, name)
             if not named:
-                layers = sorted(
-                    {key.rpartition(".")[2] for key in modules if not key[-1].isdigit()}
-                )
+                parts = {key.rpartition(".")[2] for key, _ in model.named_modules()}
+                layers = sorted(part for part in parts if part and not part[-1].isdigit())
                 raise ValueError(
                     f"--{option}: {type(model).__name__} has no layer {name}: expected some of "
                     f"{', '.join(layers)}"
                 )
-            adapted = {inner for module in named for inner in module.modules()}
+            adapted = {inner for module in named.values() for inner in module.modules()}
             if head in adapted or (is_tied and embeddings in adapted):
                 raise ValueError(
                     f"--{option}: {name} cannot be adapted, because losses are computed from the "
@@ -155,6 +171,12 @@ def _check_names(model: Any, arguments: AdapterArguments) -> None:
                     + ", which it shares" * (head not in adapted)
                     + ": leave it out"
                 )
+
+
+def _named(model: nn.Module, name: str) -> dict[str, nn.Module]:
+    """The layers of a name, or whose last parts it is, by their whole names."""
+    modules = model.named_modules()
+    return {key: module for key, module in modules if key and f".{key}".endswith(f".{name}")}
 
 
 def merge_adapters(model: PreTrainedModel, config: Any, state: Mapping[str, Tensor]) -> Any:

@@ -17,13 +17,18 @@ from transformers import HfArgumentParser
 from vocagnolm.arguments import DataArguments as DataArguments
 from vocagnolm.arguments import GuidanceArguments as GuidanceArguments
 from vocagnolm.arguments import ModelArguments as ModelArguments
+from vocagnolm.packed_attention import is_told_of_segments
 from vocagnolm.recipe import read_recipe
 from vocagnolm.run_arguments import RunArguments as RunArguments
-from vocagnolm.speed import quantization
+from vocagnolm.sharding import require_several_devices
+from vocagnolm.speed import QUANTIZATIONS, quantization
 from vocagnolm.teacher import TeacherReduction
 
 _OF_A_TEACHER = (
-    *("teacher_tokenizer", "teacher_revision", "teacher_quantization", "teacher_sharding"),
+    "teacher_tokenizer",
+    "teacher_revision",
+    "teacher_quantization",
+    "teacher_sharding",
 )
 Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
 
@@ -66,6 +71,8 @@ def parse(argv: Sequence[str]) -> Arguments:
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
     _check_together(model, data, guidance)
+    _check_teachers_weights(model, guidance, run)
+    _check_precision(model, run)
     if model.use_peft:
         _check_recomputation(run)
     run.set_batch(data.max_length)
@@ -106,7 +113,6 @@ def _check_together(
             "losses with --teacher_losses"
         )
     _check_teachers(model, guidance)
-    _check_teachers_weights(model, guidance)
     if not model.teacher:
         _refuse(model, "without --teacher", "save_store")
     elif model.save_store and data.attend_across_documents:
@@ -117,6 +123,21 @@ def _check_together(
         _refuse(model, "without --save_store", "store_dtype")
     if not model.teacher_losses:
         _refuse(data, "without --teacher_losses", "missing_losses")
+
+
+def _check_precision(model: ModelArguments, run: RunArguments) -> None:
+    """Refuse 32 bits where the attention has 16 only."""
+    if run.device.type != "cuda" or not is_told_of_segments(model.attn_implementation):
+        return
+    for is_wide, found, instead in (
+        (not run.is_mixed, "the student computes in float32", "--bf16 true"),
+        (model.teacher_dtype == "float32", "--teacher_dtype is float32", "--teacher_dtype auto"),
+    ):
+        if is_wide:
+            raise ValueError(
+                f"--attn_implementation {model.attn_implementation} computes in 16 bits on a GPU, "
+                f"but {found}: use {instead}, or --attn_implementation sdpa"
+            )
 
 
 def _check_recomputation(run: RunArguments) -> None:
@@ -166,9 +187,12 @@ def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
         )
 
 
-def _check_teachers_weights(model: ModelArguments, guidance: GuidanceArguments) -> None:
-    """How the teachers' weights are held."""
-    if model.teacher_quantization:
+def _check_teachers_weights(
+    model: ModelArguments, guidance: GuidanceArguments, run: RunArguments
+) -> None:
+    """How the teachers' weights are held; a plan may be made on less than the job will run on."""
+    is_planned = run.dry_run and model.teacher_quantization in QUANTIZATIONS
+    if model.teacher_quantization and not is_planned:
         quantization(model.teacher_quantization)  # refuses what cannot be
     for name in ("teacher_quantization", "compile_layers"):
         if getattr(model, name) and model.teacher_sharding != "none":
@@ -181,6 +205,8 @@ def _check_teachers_weights(model: ModelArguments, guidance: GuidanceArguments) 
             f"--teacher_sharding {model.teacher_sharding} does not go with --method "
             f"{guidance.method}, which needs the teacher's whole output head: leave it out"
         )
+    if model.teacher_sharding == "node" and not run.dry_run:
+        require_several_devices()
 
 
 def _refuse(arguments: ModelArguments | DataArguments, why: str, *names: str) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from vocagnolm.output_head import Head, rows_per_tile
+from vocagnolm.output_head import Head, HeadGradients, rows_per_tile
 
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 
@@ -132,10 +132,7 @@ class _Distances(torch.autograd.Function):
     def backward(ctx: Any, grad_R: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V = ctx.saved_tensors
         head: Head = ctx.head
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        hidden_grad = torch.zeros_like(hidden_ND) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight_VD, dtype=head.sum_dtype) if needs_weight else None
-        bias_grad = torch.zeros_like(bias_V, dtype=head.sum_dtype) if needs_bias else None
+        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, weight_VD, bias_V, head)
         student = HeadStates(hidden_ND, weight_VD, bias_V, head).cast()
         with torch.autocast(grad_R.device.type, enabled=False):
             for tile, logits in _tiles(student, ctx.pairs):
@@ -144,18 +141,10 @@ class _Distances(torch.autograd.Function):
                 gradient_KV *= grad_R[tile, None].to(head.sum_dtype) * head.scale
                 if slope_KV is not None:
                     gradient_KV *= slope_KV
-                if bias_grad is not None:
-                    bias_grad += gradient_KV.sum(0)
-                gradient_KV, row_K = gradient_KV.to(head.dtype), ctx.pairs.token_R[tile] - 1
-                if hidden_grad is not None:
-                    hidden_grad[row_K] = head.matmul(gradient_KV, student.weight_VD).to(
-                        hidden_grad.dtype
-                    )
-                if weight_grad is not None:
-                    weight_grad += head.matmul(gradient_KV.T, hidden_ND[row_K].to(head.dtype))
-        weight_grad = None if weight_grad is None else weight_grad.to(weight_VD.dtype)
-        bias_grad = None if bias_grad is None else bias_grad.to(bias_V.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None
+                row_K = ctx.pairs.token_R[tile] - 1
+                hidden_KD = hidden_ND[row_K].to(head.dtype)
+                gradients.add(row_K, gradient_KV, hidden_KD, student.weight_VD)
+        return *gradients.sums(), None, None, None
 
 
 def _tiles(student: HeadStates, pairs: Pairs) -> Iterator[tuple[slice, tuple[Tensor, Tensor]]]:

@@ -187,12 +187,12 @@ class _Source:
         """The student that the run began with."""
         settings = self.settings
         if not settings and is_adapter(self.checkpoint):
-            named = read_json(self.checkpoint / "adapter_config.json")
+            adapters = read_adapter_config(self.checkpoint)
             settings = {
-                "student": named["base_model_name_or_path"],
-                "student_revision": named.get("revision"),
+                "student": adapters.base_model_name_or_path,
+                "student_revision": adapters.revision,
             }
-        if not settings:
+        if not settings.get("student"):
             raise ValueError(
                 f"{self.checkpoint} does not say which student it is of: expected "
                 f"{SETTINGS_FILE} in it or beside it, as train.py writes it"
@@ -218,7 +218,7 @@ class _Source:
         """The trained model, in float32."""
         if self.is_adapted:
             model = self.student.load(torch.float32)
-            return merge_adapters(model, self._adapter_config(), self._adapters())
+            return merge_adapters(model, self._adapter_config(model), self._adapters())
         if self.is_sharded:
             return self._put_together()
         whole = ModelSource(
@@ -226,11 +226,11 @@ class _Source:
         )
         return whole.load(torch.float32)
 
-    def _adapter_config(self) -> Any:
+    def _adapter_config(self, model: Any) -> Any:
         if is_adapter(self.checkpoint):
             return read_adapter_config(self.checkpoint)
         named = {option.name: self.settings[option.name] for option in fields(AdapterArguments)}
-        return lora_config(AdapterArguments(**named))
+        return lora_config(model, AdapterArguments(**named))
 
     def _adapters(self) -> dict[str, Tensor]:
         if self.is_sharded:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -104,7 +105,10 @@ def model_work(model: Any) -> ModelWork:
     """
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     counts = {False: [0, 0], True: [0, 0]}  # by whether it is the head: weights, trained weights
+    replaced = _replaced(model)
     for module in model.modules():
+        if module in replaced:
+            continue
         if isinstance(module, nn.Linear):  # quantized weights have other shapes
             weights = module.in_features * module.out_features
         elif isinstance(module, Conv1D):
@@ -122,9 +126,25 @@ def model_work(model: Any) -> ModelWork:
     return ModelWork(body, head_weights, trained_body, trained_head, attention)
 
 
+def _replaced(model: nn.Module) -> set[nn.Module]:
+    """What PEFT keeps of layers that are trained whole, beside the copies that are run."""
+    named = model.named_modules()
+    kept = [module for name, module in named if name.rpartition(".")[2] == "original_module"]
+    return {inner for module in kept for inner in module.modules()}
+
+
 def _check_countable(model: Any, module: nn.Module) -> None:
-    """Refuse weights that are neither a look-up nor a vector, and layers that choose experts."""
-    is_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    """Refuse weights that are neither a look-up nor a vector, and layers that choose experts.
+
+    Quantized weights may be buffers: matrices of integers or of bytes, as masks (of bools) and
+    tables of positions are not.
+    """
+    is_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or any(
+        buffer.dim() > 1
+        and buffer.dtype != torch.bool
+        and (not buffer.is_floating_point() or buffer.element_size() == 1)
+        for buffer in module.buffers(recurse=False)
+    )
     if (is_matrix and not isinstance(module, nn.Embedding)) or "Expert" in type(module).__name__:
         raise ValueError(
             f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it has "

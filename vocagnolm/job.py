@@ -1,4 +1,4 @@
-"""From arguments to the parts of a run: documents, blocks, plan, identity.
+"""From arguments to the parts of a run: documents, blocks, identity.
 
 Besides the scripts and `vocagnolm.pair` the only reader of `vocagnolm.config`; what it calls takes
 plain arguments.
@@ -6,16 +6,14 @@ plain arguments.
 
 from __future__ import annotations
 
-import math
-import os
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 
-from vocagnolm import checkpoints, config, models, plan
-from vocagnolm.corpus import TEXT, load_corpus, load_sample
+from vocagnolm import checkpoints, config, plan
+from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.data import Segments, Teachers, align_corpus
 from vocagnolm.guidance_table import GuidanceTable
 from vocagnolm.identity import revision_of
@@ -23,10 +21,9 @@ from vocagnolm.inspection import ViewSettings
 from vocagnolm.inspection import load_sample as load_guidance_sample
 from vocagnolm.loss_recorder import LossRecorder
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.pair import Pair, student_parameters, teacher_dtype
+from vocagnolm.pair import Pair, teacher_dtype, teacher_quantization
 from vocagnolm.processes import first_of_machine_first, in_agreement
 from vocagnolm.scoring_job import PLAN_FILE, check_plan, versions
-from vocagnolm.sharding import devices_of_a_machine
 from vocagnolm.spans import tokenizer_sha256
 from vocagnolm.store import MANIFEST_FILE, read_manifest, write_json
 from vocagnolm.stored_reader import MISSING, StoredReader
@@ -170,6 +167,7 @@ def load_recorder(
         "context": reader.limit,
         "engine": "training",
         "dtype": teacher_dtype(model, run.device),
+        "quantization": teacher_quantization(model, run.device),
         "loss_dtype": model.store_dtype,
         "dataset": data.dataset,
         "dataset_documents": len(documents.corpus),
@@ -219,72 +217,6 @@ def load_guidance_table(
         f"the mapped tokens of {scope}",
     )
     return GuidanceTable(trainer, sample, guidance.guidance_table_steps, run.output_dir, settings)
-
-
-def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
-    """The plan of a run."""
-    model, data, guidance, run = arguments
-    parameters, trained = student_parameters(pair, model)
-    is_sharded = bool(run.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    devices = run.world_size if is_sharded else 1
-    micro_batch = (run.per_device_train_batch_size or 1) * data.max_length
-    memory: dict[str, float] = {
-        "student with AdamW": models.training_bytes(parameters, trained) / devices,
-        "activations": micro_batch * models.student_bytes_per_token(pair.student_config),
-    }
-    adapters = f", {trained:,} of them trained" if trained < parameters else ""
-    lines = [f"student    {model.student}: {parameters:,} parameters{adapters}"]
-    width = 4 if teacher_dtype(model, run.device) == "float32" else 2
-    for teacher, teacher_config in zip(pair.teachers, pair.teacher_configs, strict=True):
-        count = teacher.count_parameters(teacher_config)
-        lines.append(f"teacher    {teacher.name}: {count:,} parameters, frozen")
-        memory["teacher"] = memory.get("teacher", 0.0) + count * width
-    if pair.teachers and devices_of_a_machine() > 1:
-        whole, shard = memory["teacher"], memory["teacher"] / devices_of_a_machine()
-        memory["teacher"] = shard if model.teacher_sharding == "node" else whole
-        lines.append(
-            f"sharding   --teacher_sharding {model.teacher_sharding}; the teacher takes "
-            f"{whole / 2**30:.2f} GiB per device with none, {shard / 2**30:.2f} GiB with node"
-        )
-    if isinstance(pair.guide, StoredReader):
-        for store in pair.guide.stores:
-            made = f"{store.manifest['teacher']}, {store.manifest['tokens']:,} tokens"
-            lines.append(f"teacher    {store.directory}: losses of {made}")
-    settings = ", ".join(f"{name} {value}" for name, value in guidance.in_effect().items())
-    lines.append(f"guidance   {settings}")
-    lines += [
-        *plan.describe_corpus(documents.segments, blocks, pair.guide is not None),
-        *(plan.describe_skipped(documents.held_out, "held out") if documents.held_out else ()),
-        f"batch      {run.batch_arithmetic(data.max_length)}",
-        f"steps      {_steps(data, run, documents, blocks)}, learning rate {run.learning_rate:g}",
-        *plan.describe_memory(memory),
-        f"output     {run.output_dir}",
-    ]
-    return "\n".join(lines)
-
-
-def _steps(
-    data: config.DataArguments, run: config.RunArguments, documents: Documents, blocks: Blocks
-) -> str:
-    read, total = len(documents.corpus), documents.total
-    if run.max_steps > 0:
-        return f"{run.max_steps:,}"
-    if total is None:
-        return "known when the whole corpus is read"
-    steps_of_epoch = len(blocks) * data.max_length * total // (read * run.global_batch_tokens)
-    steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
-    note = f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
-    return steps if total == read else note
-
-
-def example(pair: Pair, documents: Documents) -> str:
-    """The first segment's first tokens, aligned."""
-    if not isinstance(pair.guide, Teachers):
-        return ""
-    row = documents.segments.rows[0]
-    text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
-    reader = pair.guide.readers[0]
-    return "\n".join(plan.aligned_example(text, pair.student_reader, reader))
 
 
 _RUN_IDENTITY = (

@@ -19,7 +19,6 @@ from transformers import (
 )
 
 Role = Literal["student", "teacher"]
-_WEIGHT_BYTES, _OPTIMIZER_BYTES = 4, 12  # of a parameter: float32; gradient, AdamW's two moments
 
 
 @dataclass(frozen=True)
@@ -108,10 +107,6 @@ class ModelSource:
             )
         return model
 
-    def count_parameters(self, config: PreTrainedConfig) -> int:
-        """Parameters of the model that `load` will give, without reading or making its weights."""
-        return sum(parameter.numel() for parameter in self.skeleton(config).parameters())
-
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
         """The model that `load` will give, on the meta device: shapes without weights.
 
@@ -186,26 +181,3 @@ def check_distinct(
             "same model, but their tokenizers differ: ids would mean other tokens to one; give "
             "both the model's own tokenizer (--student_tokenizer, --teacher_tokenizer)"
         )
-
-
-def student_bytes_per_token(config: PreTrainedConfig) -> int:
-    """Activations that one token of a training step keeps, without checkpointing: an estimate.
-
-    Linear in the widths; the factors fit 107.7 KB per token and layer measured on TinyLlama under
-    float32 residuals and bfloat16 matrix products.
-    """
-    text = config.get_text_config()
-    hidden = text.hidden_size
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    return int(text.num_hidden_layers * (28 * hidden + 9 * inner))
-
-
-def training_bytes(parameters: int, trained: int | None = None) -> int:
-    """Weights, gradients and optimizer state of a student trained with AdamW in float32.
-
-    Args:
-        parameters: all of them.
-        trained: those with a gradient, if not all have one.
-    """
-    trained = parameters if trained is None else trained
-    return _WEIGHT_BYTES * parameters + _OPTIMIZER_BYTES * trained

@@ -6,6 +6,7 @@ numbers per token, and drops it.
 Shapes: N rows, K rows of a tile, D hidden size, V vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -78,6 +79,62 @@ class Head(NamedTuple):
         if self.cap is None:
             return None
         return (logits_KV / self.cap).square_().neg_().add_(1.0)  # of cap * tanh(x / cap)
+
+
+class HeadGradients:
+    """Gradients at a head's hidden states [N, D], weight [V, D] and bias [V], summed tile by tile.
+
+    Args:
+        needed: which of the three are.
+        hidden_ND: the hidden states.
+        weight_VD: the weight, in its own dtype.
+        bias_V: the bias, if there is one.
+        head: the rest of the head.
+    """
+
+    def __init__(
+        self,
+        needed: Sequence[bool],
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        head: Head,
+    ):
+        needs_hidden, needs_weight, needs_bias = needed
+        dtype, self._head = head.sum_dtype, head
+        self._dtypes = (weight_VD.dtype, None if bias_V is None else bias_V.dtype)
+        self._hidden_ND = torch.zeros_like(hidden_ND) if needs_hidden else None
+        self._weight_VD = torch.zeros_like(weight_VD, dtype=dtype) if needs_weight else None
+        self._bias_V = None
+        if needs_bias and bias_V is not None:
+            self._bias_V = torch.zeros_like(bias_V, dtype=dtype)
+
+    def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor, factor_VD: Tensor) -> None:
+        """Add a tile's.
+
+        Args:
+            row_K: its rows, none of which is in another tile.
+            gradient_KV: the gradient at its matrix product, in the dtype of sums.
+            hidden_KD: its hidden states, and
+            factor_VD: the weight, both in the dtype of the products.
+        """
+        if self._bias_V is not None:
+            self._bias_V += gradient_KV.sum(0)
+        gradient_KV = gradient_KV.to(self._head.dtype)
+        if self._hidden_ND is not None:
+            product_KD = self._head.matmul(gradient_KV, factor_VD)
+            self._hidden_ND[row_K] = product_KD.to(self._hidden_ND.dtype)
+        if self._weight_VD is not None and self._head.dtype == self._head.sum_dtype:
+            self._weight_VD.addmm_(gradient_KV.T, hidden_KD)  # spares a second [V, D] tensor
+        elif self._weight_VD is not None:
+            self._weight_VD += self._head.matmul(gradient_KV.T, hidden_KD)
+
+    def sums(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """All three, in the dtypes of what they are gradients at; None where not needed."""
+        sums = (self._weight_VD, self._bias_V)
+        pairs = zip(sums, self._dtypes, strict=True)
+        weight_VD, bias_V = (None if x is None else x.to(dtype) for x, dtype in pairs)
+        return self._hidden_ND, weight_VD, bias_V
 
 
 def rows_per_tile(rows: int, *weights_VD: Tensor) -> int:

@@ -61,8 +61,12 @@ def teacher_segments(batch: Mapping[str, Any]) -> list[RowSegments | None]:
 
 def takes_segments(model: Any) -> bool:
     """Whether a model's attention is told of segments; others see them in the position ids."""
-    name = getattr(model.config, "_attn_implementation", None) or ""
-    return name == TORCH_VARLEN or "flash" in name
+    return is_told_of_segments(getattr(model.config, "_attn_implementation", None))
+
+
+def is_told_of_segments(attention: str | None) -> bool:
+    """The same by its name. On a GPU such attention computes in 16 bits only."""
+    return attention is not None and (attention == TORCH_VARLEN or "flash" in attention)
 
 
 def segment_call(
@@ -101,8 +105,12 @@ def segment_call(
     }
 
 
-def check_attention(model: Any) -> None:
+def check_attention(model: Any, device: torch.device | None = None) -> None:
     """Refuse a model that the attention it is given cannot serve, as far as its kind tells.
+
+    Args:
+        model: a causal language model.
+        device: where it will run, if it is not there yet.
 
     Raises:
         ValueError: it cannot.
@@ -124,7 +132,7 @@ def check_attention(model: Any) -> None:
             f"{_name(model)} cannot drop attention weights out, as its dropout of {dropout} asks: "
             f"set it to 0 in the model's configuration, or {_INSTEAD}"
         )
-    if model.device.type == "cuda":
+    if (device or model.device).type == "cuda":
         _check_kernel()
 
 
@@ -197,7 +205,8 @@ def _attend(
 def _refuse(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
     window = options.get("sliding_window")
     asked = {
-        "a sliding window that is shorter than a segment": window and window < longest,
+        f"a sliding window of {window} tokens, shorter than a segment of {longest}": window
+        and window < longest,
         "a soft cap of attention scores": options.get("softcap"),
         "attention sinks": options.get("s_aux") is not None,
         "a bias of positions": options.get("position_bias") is not None,

@@ -7,6 +7,7 @@ tokenizers nor models.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,6 +84,11 @@ def pack(
     return [sorted(block) for block in blocks]
 
 
+def _padded(longest: int, limit: int) -> int:
+    """Columns of a teacher's rows: few different numbers, and none beyond its context."""
+    return min(-(-longest // 64) * 64, limit)
+
+
 def _limits(teacher_max_length: int | Sequence[int]) -> Sequence[int]:
     return [teacher_max_length] if isinstance(teacher_max_length, int) else teacher_max_length
 
@@ -109,9 +115,15 @@ class Blocks(Dataset[dict[str, Any]]):
         by_teacher = np.asarray(counts, np.int64).reshape(len(segments), teachers)
         packed = pack(lengths["student_tokens"][:], by_teacher, max_length, teacher_max_length)
         self.max_length = max_length
+        self._teacher_max_length = teacher_max_length
         self.student_tokens = int(np.sum(lengths["student_tokens"][:]))
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._ends = np.cumsum([len(block) for block in packed])
+        sizes = np.column_stack([lengths["student_tokens"][:], by_teacher]).astype(np.int64)
+        self._longest: list[int] = sizes.max(0, initial=0).tolist()
+        starts = np.r_[0, self._ends[:-1]].astype(np.int64)
+        rows = np.add.reduceat(sizes[self._order], starts) if packed else sizes
+        self._widest: list[int] = rows[:, 1:].max(0, initial=0).tolist()
         columns = [
             "student_ids",
             "teacher_ids",
@@ -133,6 +145,13 @@ class Blocks(Dataset[dict[str, Any]]):
         start = self._ends[block - 1] if block else 0
         numbers: IntArray = self._order[start : self._ends[block]]
         return numbers
+
+    def longest_segments(self, attend_across_documents: bool = False) -> list[int]:
+        """Tokens of the longest segment that the student, and each teacher, will be given."""
+        if not attend_across_documents:
+            return self._longest
+        limits = _limits(self._teacher_max_length)
+        return [self.max_length, *map(_padded, self._widest, limits)]
 
     @property
     def fill_fraction(self) -> float:
@@ -164,7 +183,8 @@ class PackedCollator:
     - `input_ids`, `labels`, `position_ids` [B, S]: labels are -100 at padding and where a segment
       starts, as nothing predicts its first token;
     - `segment_edges`, int32, and `longest_segment`: the same segments once more, as
-      `vocagnolm.packed_attention.RowSegments` has them, for attention that asks for it;
+      `vocagnolm.packed_attention.RowSegments` has them, for attention that asks for it; padding is
+      cut into pieces, none longer than the longest segment;
     - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
     - `teacher_segment_edges`, `teacher_longest_segment`: lists of the same, by teacher;
     - from a store `teacher_losses` instead, float32 [B, T], NaN where a token has none;
@@ -218,13 +238,11 @@ class PackedCollator:
         """Columns of each teacher; a run without one has a single row, of no token."""
         tokens = np.array([_counts(block).sum(0) for block in blocks])
         longest = tokens.max(0).tolist() or [0]
-        widths = [-(-width // 64) * 64 for width in longest]
-        if self.teacher_max_length is not None and tokens.shape[1]:  # else there is no teacher
-            limits = _limits(self.teacher_max_length)
-            pairs = list(zip(longest, limits, strict=True))
-            assert all(a <= b for a, b in pairs), "packed for a longer row of a teacher"
-            widths = [min(width, limit) for width, limit in zip(widths, limits, strict=True)]
-        return widths
+        if self.teacher_max_length is None or not tokens.shape[1]:  # without limits, or teachers
+            return [_padded(width, sys.maxsize) for width in longest]
+        pairs = list(zip(longest, _limits(self.teacher_max_length), strict=True))
+        assert all(a <= b for a, b in pairs), "packed for a longer row of a teacher"
+        return [_padded(*pair) for pair in pairs]
 
     def _ranges(self, block: dict[str, Any], widths: Sequence[int]) -> IntArray:
         if self.chunks is None:
@@ -242,11 +260,12 @@ class PackedCollator:
         }
 
     def _segments(self, blocks: Sequence[Sequence[IntArray]], length: int) -> RowSegments:
-        """What attends to itself in the rows of some blocks; padding is a segment of its own."""
-        rows = ([len(segment) for segment in segments] for segments in blocks)
+        """What attends to itself in the rows of some blocks; padding does, in pieces."""
+        rows = [[len(segment) for segment in segments] for segments in blocks]
         if self.attend_across_documents:
             return segments_of(length for _ in blocks)
-        return segments_of(n for row in rows for n in (*row, length - sum(row)))
+        longest = max(max(row, default=0) for row in rows)  # not to be the padding's
+        return segments_of(n for row in rows for n in (*row, *_pieces(length - sum(row), longest)))
 
     def _row(self, segments: Sequence[IntArray], length: int) -> tuple[IntArray, ...]:
         ids, labels, positions = (np.zeros(length, np.int64) for _ in _ROW_KEYS)
@@ -264,6 +283,16 @@ class PackedCollator:
 
 
 _ROW_KEYS = ("input_ids", "labels", "position_ids")
+
+
+def _pieces(tokens: int, longest: int) -> list[int]:
+    """Cut tokens into pieces of a length, where there is one, and what is left.
+
+    >>> _pieces(7, 3), _pieces(7, 0)
+    ([3, 3, 1], [7])
+    """
+    whole = tokens // longest if longest else 0
+    return [longest] * whole + [tokens - longest * whole]
 
 
 def _counts(block: dict[str, Any]) -> IntArray:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vocagnolm import config, models, sharding
+from vocagnolm import config, memory, models, sharding
 from vocagnolm.adapters import add_adapters
 from vocagnolm.data import Guide, Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.spans import check_same_tokens, load_tokenizer, tokenizer_sha256
@@ -167,19 +167,18 @@ def _load_teacher(
         reduction = _teacher_reduction(model)
         return StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
     dtype = getattr(torch, teacher_dtype(model, device))
-    name = model.teacher_quantization
-    quantized = quantization(name, dtype) if name else None
     teachers = []
     for source, tokenizer in zip(pair.teachers, pair.teacher_tokenizers, strict=True):
-        teachers.append(source.load(dtype, quantized, device))
-        models.check_distinct(student, teachers[-1], pair.student_reader.tokenizer, tokenizer)
-    if model.teacher_sharding == "node":
-        teachers = [sharding.shard_inside_machine(teacher, device) for teacher in teachers]
+        teacher = source.load(dtype, teacher_quantization(model, device), device)
+        models.check_distinct(student, teacher, pair.student_reader.tokenizer, tokenizer)
+        if model.teacher_sharding == "node":  # before the next one is loaded
+            teacher = sharding.shard_inside_machine(teacher, device)
+        teachers.append(teacher)
     return teachers or None
 
 
-def student_parameters(pair: Pair, model: config.ModelArguments) -> tuple[int, int]:
-    """Parameters of the student, and how many of them are trained, before weights are loaded.
+def student_sizes(pair: Pair, model: config.ModelArguments) -> memory.Sizes:
+    """The student's sizes, adapters included, before weights are loaded.
 
     Raises:
         ValueError: the student cannot have the adapters that are asked for.
@@ -187,8 +186,13 @@ def student_parameters(pair: Pair, model: config.ModelArguments) -> tuple[int, i
     skeleton: Any = pair.student.skeleton(pair.student_config)
     if model.use_peft:
         skeleton = add_adapters(skeleton, model, seed=0)
-    sizes = [(parameter.numel(), parameter.requires_grad) for parameter in skeleton.parameters()]
-    return sum(size for size, _ in sizes), sum(size for size, is_trained in sizes if is_trained)
+    return memory.sizes_of(skeleton)
+
+
+def teacher_sizes(pair: Pair) -> list[memory.Sizes]:
+    """The sizes of the teachers, before weights are loaded."""
+    both = zip(pair.teachers, pair.teacher_configs, strict=True)
+    return [memory.sizes_of(teacher.skeleton(its_config)) for teacher, its_config in both]
 
 
 def teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
@@ -196,6 +200,14 @@ def teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
     if model.teacher_dtype != "auto":
         return model.teacher_dtype
     return "float32" if device.type == "cpu" else "bfloat16"
+
+
+def teacher_quantization(
+    model: config.ModelArguments, device: torch.device
+) -> dict[str, Any] | None:
+    """The quantization config of the teachers on a device, if they are quantized."""
+    name = model.teacher_quantization
+    return quantization(name, getattr(torch, teacher_dtype(model, device))) if name else None
 
 
 def _teacher_reduction(model: config.ModelArguments) -> TeacherReduction:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -206,6 +207,12 @@ class RunArguments(TrainingArguments):
             if isinstance(error, ImportError) or "install" in str(error) or "import" in str(error):
                 name = OptimizerNames(self.optim).value
                 raise ValueError(f"--optim {name} cannot be used: {error}") from error
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the student computes in 16 bits, as the options or `accelerate launch` say."""
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
+        return bool(self.bf16 or self.fp16 or launched)
 
     def set_batch(self, max_length: int) -> None:
         """Derive batch size and accumulation from the global batch and the world size."""

@@ -22,6 +22,18 @@ def devices_of_a_machine() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def require_several_devices() -> None:
+    """Refuse to spread a teacher over one device.
+
+    Raises:
+        ValueError: this machine has one process.
+    """
+    if devices_of_a_machine() < 2:
+        raise ValueError(
+            "--teacher_sharding node has no effect with one process on a machine: leave it out"
+        )
+
+
 def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Spread the weights of a frozen model over the processes of each machine, in place.
 
@@ -36,22 +48,17 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
         ValueError: the processes are not as many on every machine, or the model has no layers.
     """
     mesh = _mesh(device)
-    add_token_losses(model.train(False).requires_grad_(False))  # its probe needs whole weights
+    model.train(False).requires_grad_(False)
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    for buffer in model.buffers():
-        buffer.data = buffer.data.to(device)
-    return model
+    return add_token_losses(model)  # behind the sharding, so that its probe runs on the device
 
 
 def _mesh(device: torch.device) -> DeviceMesh:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    require_several_devices()
     world, local = torch.distributed.get_world_size() if distributed else 1, devices_of_a_machine()
-    if local < 2:
-        raise ValueError(
-            "--teacher_sharding node has no effect with one process on a machine: leave it out"
-        )
     if world % local:
         raise ValueError(
             f"--teacher_sharding node needs as many processes on every machine: {world} processes "

@@ -112,12 +112,7 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, An
     """
     if text not in QUANTIZATIONS:
         return _json_object(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
-    package = QUANTIZATIONS[text]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"--teacher_quantization {text} needs a package that is not there: pip install "
-            f"{package}"
-        )
+    _check_package(text)
     if text == "int8":
         return {"quant_method": "bitsandbytes", "load_in_8bit": True}
     if text == "nf4":
@@ -127,16 +122,34 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, An
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
         }
+    config: Any = TorchAoConfig(fp8_products())
+    content: dict[str, Any] = config.to_dict()
+    return content
+
+
+def fp8_products() -> Any:
+    """The config of `torchao` that `fp8` stands for.
+
+    Raises:
+        ValueError: the package or a GPU is missing.
+    """
+    _check_package("fp8")
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < _FP8_CAPABILITY:
         raise ValueError(
             "--teacher_quantization fp8 needs a GPU that computes in float8 (compute capability "
             "8.9: H100, L4, RTX 40): use nf4 or int8, or leave it out"
         )
     torchao: Any = importlib.import_module("torchao.quantization")
-    by_row = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
-    config: Any = TorchAoConfig(by_row)
-    content: dict[str, Any] = config.to_dict()
-    return content
+    return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+
+
+def _check_package(name: str) -> None:
+    package = QUANTIZATIONS[name]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(
+            f"--teacher_quantization {name} needs a package that is not there: pip install "
+            f"{package}"
+        )
 
 
 def _json_object(option: str, text: str) -> dict[str, Any]:

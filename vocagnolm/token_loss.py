@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.output_head import (
     Head,
+    HeadGradients,
     last_hidden_state,
     output_embeddings,
     read_head,
@@ -85,10 +86,7 @@ class _TokenLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
         head: Head = ctx.head
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        hidden_grad = torch.zeros_like(hidden_ND) if needs_hidden else None
-        weight_grad = torch.zeros_like(weight_VD, dtype=head.sum_dtype) if needs_weight else None
-        bias_grad = torch.zeros_like(bias_V, dtype=head.sum_dtype) if needs_bias else None
+        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, weight_VD, bias_V, head)
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)
         rows = rows_per_tile(len(used), weight_VD)
         factor_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
@@ -98,18 +96,8 @@ class _TokenLoss(torch.autograd.Function):
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
                 logits_KV = head.logits(hidden_KD, factor_VD, bias_V, tile_KV)
                 gradient_KV = head.gradient(logits_KV, targets_N[row_K], grad_K)
-                if bias_grad is not None:
-                    bias_grad += gradient_KV.sum(0)
-                gradient_KV = gradient_KV.to(head.dtype)
-                if hidden_grad is not None:
-                    hidden_grad[row_K] = head.matmul(gradient_KV, factor_VD).to(hidden_grad.dtype)
-                if weight_grad is not None and head.dtype == head.sum_dtype:
-                    weight_grad.addmm_(gradient_KV.T, hidden_KD)  # spares a second [V, D] tensor
-                elif weight_grad is not None:
-                    weight_grad += head.matmul(gradient_KV.T, hidden_KD)
-        weight_grad = None if weight_grad is None else weight_grad.to(weight_VD.dtype)
-        bias_grad = None if bias_grad is None else bias_grad.to(bias_V.dtype)
-        return hidden_grad, weight_grad, bias_grad, None, None, None
+                gradients.add(row_K, gradient_KV, hidden_KD, factor_VD)
+        return *gradients.sums(), None, None, None
 
 
 def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Tensor]:
@@ -123,7 +111,7 @@ def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Ten
     return rows, grad_N[rows].masked_fill(used_N.sum() > weighted_tokens, torch.nan)
 
 
-def add_token_losses(model: ModelT) -> ModelT:
+def add_token_losses(model: ModelT, device: torch.device | None = None) -> ModelT:
     """Let a causal language model return the loss of every token, Eq. (1).
 
     Afterwards `model(input_ids=..., position_ids=..., labels=labels, token_losses=True)` returns
@@ -145,8 +133,9 @@ def add_token_losses(model: ModelT) -> ModelT:
     is added to the model inside. A second call of this function does nothing.
 
     Args:
-        model: A `PreTrainedModel` for causal language modelling, on its device, or a `PeftModel`
-            around one; returned as well.
+        model: A `PreTrainedModel` for causal language modelling, or a `PeftModel` around one, whole
+            or sharded by `fully_shard` (then all processes have to call this); returned as well.
+        device: Where it will run, if it is not there yet: it is moved there for the probe only.
 
     Raises:
         ValueError: The model is of another kind, or makes its logits in a way not reproduced here;
@@ -157,7 +146,7 @@ def add_token_losses(model: ModelT) -> ModelT:
     if getattr(inspect.unwrap(patched.forward), "gives_token_losses", False):
         return model
     output_embeddings(patched)
-    check_attention(patched)
+    check_attention(patched, device)
     bound, own_forward = patched.forward, type(patched).forward
     # Unbound where possible, so that a deep copy runs its own layers and not the original's.
     original = getattr(bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs))
@@ -174,9 +163,12 @@ def add_token_losses(model: ModelT) -> ModelT:
     attributes: Any = forward
     attributes.__signature__ = inspect.signature(own_forward)
     attributes.gives_token_losses = True
-    method = MethodType(forward, patched)
-    _check_head(patched, method)
-    patched.forward = method
+    patched.forward = MethodType(forward, patched)
+    try:
+        _check_head(patched, device)
+    except BaseException:
+        patched.forward = bound
+        raise
     return model
 
 
@@ -221,14 +213,24 @@ def by_predicted_token(values_BT: Tensor) -> Tensor:
 
 
 @contextmanager
-def _probing(model: nn.Module) -> Iterator[None]:
-    """Run without gradient and dropout, hence without random numbers; then restore every mode."""
+def _probing(model: Any, device: torch.device | None) -> Iterator[None]:
+    """Run where the model will run, without gradient and dropout, hence without random numbers.
+
+    Afterwards it is back where it was, in its modes. What runs, kernels or their reference, depends
+    on the kind of a device only, so that a model on another one of the kind stays there.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    home = model.device
+    moves = device is not None and device.type != home.type
     model.eval()
     try:
+        if moves:
+            model.to(device)
         with torch.no_grad(), in_its_precision(model):
             yield
     finally:
+        if moves:
+            model.to(home)
         for module, training in modes:
             module.training = training
 
@@ -250,12 +252,15 @@ def _require_finite(model: Any, *tensors: Tensor) -> None:
         )
 
 
-def _check_head(model: Any, forward: Any) -> None:
-    """Compare losses with those of the model's own logits, so that an unknown head is an error."""
-    with _probing(model):
+def _check_head(model: Any, device: torch.device | None) -> None:
+    """Compare losses with those of the model's own logits, so that an unknown head is an error.
+
+    Through the module's own call, whose hooks gather the weights of a sharded model.
+    """
+    with _probing(model, device):
         ids = _probe_ids(model, (2, 8))
         logits = model(input_ids=ids, use_cache=False).logits
-        losses = forward(
+        losses = model(
             input_ids=ids,
             position_ids=torch.arange(ids.shape[1], device=ids.device).expand_as(ids),
             labels=ids,
@@ -270,7 +275,7 @@ def _check_head(model: Any, forward: Any) -> None:
         expected = F.cross_entropy(logits[:, :-1].float().mT, targets, reduction="none")
         # Relative to the logits: those of an untrained model are so small that all losses are near
         # log(V), and a wrong scale would hide in an absolute tolerance.
-        relative = 1e-4 if {logits.dtype, weight_VD.dtype} <= EXACT else 2e-2
+        relative = 1e-4 if _is_exact(model, logits.dtype, weight_VD.dtype) else 2e-2
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
@@ -287,7 +292,40 @@ def _attention(model: Any) -> str | None:
     return name
 
 
-def check_packing(model: PreTrainedModel) -> None:
+def _is_exact(model: Any, *dtypes: torch.dtype) -> bool:
+    """Whether a model's numbers are rounded as those of its dtypes, whatever the shape of a batch.
+
+    A quantized model may scale activations by row, or by batch, whatever its dtype.
+    """
+    return not getattr(model, "is_quantized", False) and set(dtypes) <= EXACT
+
+
+def check_longest(model: Any, device: torch.device | None = None, *, longest: int) -> None:
+    """Refuse attention that is told of segments and cannot serve one of so many tokens.
+
+    Only a few tokens are read, of which it is said that there are so many. Calls `add_token_losses`
+    first.
+
+    Args:
+        model: The student or a teacher.
+        device: Where it will run, if it is not there yet.
+        longest: Tokens of the longest segment that it will be given.
+
+    Raises:
+        ValueError: It cannot, as where a sliding window is shorter.
+    """
+    call: Any = add_token_losses(model, device)
+    if not takes_segments(inner_model(model)):
+        return
+    with _probing(model, device):
+        ids = _probe_ids(model, (1, 4))
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+        segments = segments_of([ids.shape[1]])._replace(longest=longest)
+        rows = {"input_ids": ids, "position_ids": positions, "labels": ids}
+        call(**rows, segments=segments, token_losses=True)
+
+
+def check_packing(model: PreTrainedModel, device: torch.device | None = None) -> None:
     """Verify that documents packed into one row have the losses they have alone.
 
     Position ids restart with every document, and attention must not cross documents. Not every
@@ -295,13 +333,14 @@ def check_packing(model: PreTrainedModel) -> None:
     and not every model can (recurrent ones carry their state on). Calls `add_token_losses` first.
 
     Args:
-        model: The student or the teacher as it will be run: device, dtype, attention.
+        model: The student or the teacher as it will be run: dtype, attention.
+        device: Where it will run, if it is not there yet.
 
     Raises:
         ValueError: The losses of packed documents depend on their neighbours.
         NonFiniteLoss: The model's losses are NaN or infinite.
     """
-    call: Any = add_token_losses(model)
+    call: Any = add_token_losses(model, device)
 
     def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
         """Through the same path as training's."""
@@ -310,7 +349,7 @@ def check_packing(model: PreTrainedModel) -> None:
         return result
 
     documents = ((5, 11), (9, 7))  # tokens; other borders in the second row: masks differ by row
-    with _probing(model):
+    with _probing(model, device):
         ids = _probe_ids(model, (2, 16))
         plain = torch.arange(16, device=ids.device).expand(2, -1)
         restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
@@ -327,7 +366,7 @@ def check_packing(model: PreTrainedModel) -> None:
     error, scale = (float((losses - separate).abs().max()) for losses in (packed, crossing))
     # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
     # some untrained models; a small share of the scale still shows the leak of one layer in many.
-    exact = model.dtype in EXACT and not torch.is_autocast_enabled(ids.device.type)
+    exact = _is_exact(model, model.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
         raise ValueError(

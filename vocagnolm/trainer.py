@@ -99,7 +99,7 @@ class VocAgnoTrainer(ResumableTrainer):
         # The keys of a block are not the names of the model's arguments, and all are needed.
         self.args.remove_unused_columns = False
         self.recorder = recorder
-        add_token_losses(self.model)
+        add_token_losses(self.model, self.args.device)  # FSDP2 moves it as training begins only
         self.teacher = (
             models
             if models is None or isinstance(models, StoredTeacher)
@@ -158,7 +158,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student, for `model_init`, that gives token losses."""
-        return add_token_losses(super().call_model_init(trial))
+        return add_token_losses(super().call_model_init(trial), self.args.device)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends.
