@@ -109,17 +109,17 @@ class Blocks(Dataset[dict[str, Any]]):
         max_length: int,
         teacher_max_length: int | Sequence[int],
     ):
-        lengths = segments.with_format("numpy")
+        tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
         counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
         teachers = len(counts) // max(len(segments), 1)
         by_teacher = np.asarray(counts, np.int64).reshape(len(segments), teachers)
-        packed = pack(lengths["student_tokens"][:], by_teacher, max_length, teacher_max_length)
+        packed = pack(tokens, by_teacher, max_length, teacher_max_length)
         self.max_length = max_length
         self._teacher_max_length = teacher_max_length
-        self.student_tokens = int(np.sum(lengths["student_tokens"][:]))
+        self.student_tokens = int(tokens.sum())
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._ends = np.cumsum([len(block) for block in packed])
-        sizes = np.column_stack([lengths["student_tokens"][:], by_teacher]).astype(np.int64)
+        sizes = np.column_stack([tokens, by_teacher])
         self._longest: list[int] = sizes.max(0, initial=0).tolist()
         starts = np.r_[0, self._ends[:-1]].astype(np.int64)
         rows = np.add.reduceat(sizes[self._order], starts) if packed else sizes
