@@ -56,18 +56,24 @@ def check_settings(
             differs.
     """
     check_writable(Path(output_dir))
+    _check_directory(Path(output_dir), settings, defaults or {})
     if checkpoint and (fault := origin_fault(checkpoint, settings, defaults or {})):
         raise ValueError(f"{checkpoint}: {fault}")
-    path = Path(output_dir) / SETTINGS_FILE
-    has_progress = any(Path(output_dir).glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
-        Path(output_dir).glob("*.safetensors")
+
+
+def _check_directory(
+    output_dir: Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> None:
+    path = output_dir / SETTINGS_FILE
+    has_progress = any(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
+        output_dir.glob("*.safetensors")
     )
     if not path.exists() or not has_progress:
         return
     before = json_or_empty(path)
     if not before:
         raise ValueError(f"{path} is damaged: give another --output_dir")
-    if changed := _changes(before, settings, defaults or {}):
+    if changed := _changes(before, settings, defaults):
         raise ValueError(
             f"{output_dir} holds a run with other settings ({'; '.join(changed)}): "
             "give another --output_dir"
