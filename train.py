@@ -6,8 +6,8 @@
 
 Every field of transformers.TrainingArguments is an option too. The same command goes on with a run
 that ended before its end. Exit status: 0 done, 2 a wrong argument or file, 3 the numbers went bad,
-4 out of memory or another process lost, 75 (EX_TEMPFAIL) stopped by a signal with everything saved,
-so that a scheduler may start it again. docs/running.md tells what happens when.
+4 out of memory, a full disk or another process lost, 75 (EX_TEMPFAIL) stopped by a signal with all
+saved, so that a scheduler may start it again. docs/running.md tells what happens when.
 """
 
 from __future__ import annotations
