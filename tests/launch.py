@@ -1,4 +1,4 @@
-"""Several gloo processes on this machine, as `torchrun` starts them."""
+"""Several gloo processes on this machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def launch(script: Path | str, directory: Path, processes: int) -> None:
     """Run `SCRIPT DIRECTORY` in so many processes, to their end."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *(f"--nproc_per_node={processes}", str(_HERE / script), str(directory)),
+            *(sys.executable, str(_HERE / "forked_job.py")),
+            *(str(_HERE / script), str(directory), str(processes)),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_HERE.parent)},
         capture_output=True,

@@ -1,6 +1,6 @@
 """One of several gloo processes: a sharded teacher beside a whole one.
 
-torchrun --nproc_per_node=4 tests/sharding_worker.py DIR
+python tests/forked_job.py tests/sharding_worker.py DIR 4
 """
 
 from __future__ import annotations

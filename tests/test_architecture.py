@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -149,6 +150,7 @@ def files() -> dict[Path, str]:
     return {path: name for path, name in found.items() if name != "__init__"}
 
 
+@cache
 def graph(*, runtime: bool) -> dict[str, set[str]]:
     edges: dict[str, set[str]] = {}
     for path, name in files().items():

@@ -1,6 +1,6 @@
 """One of several gloo processes: runs jobs of tests and saves the student's parameters.
 
-torchrun --nproc_per_node=2 tests/trainer_worker.py DIR
+python tests/forked_job.py tests/trainer_worker.py DIR 2
 """
 
 from __future__ import annotations
