@@ -17,12 +17,13 @@ _HERE = Path(__file__).parent
 
 def launch(script: Path | str, directory: Path, processes: int) -> None:
     """Run `SCRIPT DIRECTORY` in so many processes, to their end."""
+    path = os.pathsep.join(filter(None, [str(_HERE.parent), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [
             *(sys.executable, str(_HERE / "forked_job.py")),
             *(str(_HERE / script), str(directory), str(processes)),
         ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_HERE.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         timeout=300,
