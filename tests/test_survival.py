@@ -369,28 +369,30 @@ def test_log_counts_a_skipped_step_when_the_run_is_stopped_before_it_is_told(
     assert skipped == [None, None, 1.0, None, None]
 
 
-def test_run_names_the_knobs_when_memory_runs_out(whole: Path, place: Place) -> None:
-    out = place.root / "memory"
-    assert place.run(out, **{"break": [["memory", 4, "0"]]}) == 4
+@pytest.mark.parametrize(
+    ("break_", "told"),
+    [
+        (
+            ["memory", 4, "0"],
+            "out of memory in the student's forward (3 steps done): try, in order of what it "
+            "costs, --per_device_train_batch_size (the global batch stays the same), "
+            "--activation_checkpointing, --teacher_losses",
+        ),
+        (
+            ["disk", 2],
+            "a file could not be read or written in the saving of a checkpoint (6 steps done): "
+            "look at the disk and its quota, and start again, which goes on from the newest "
+            "checkpoint ([Errno 28] No space left on device",
+        ),
+    ],
+)
+def test_run_says_what_to_do_when_memory_or_the_disk_is_full(
+    break_: list[Any], told: str, whole: Path, place: Place
+) -> None:
+    out = place.root / f"full-{break_[0]}"
+    assert place.run(out, **{"break": [break_]}) == 4
     *_, last = log(out).splitlines()
-    assert last.startswith(
-        "train.py: error: out of memory in the student's forward (3 steps done): try, in order of "
-        "what it costs, --per_device_train_batch_size (the global batch stays the same), "
-        "--activation_checkpointing, --teacher_losses"
-    )
-    assert place.run(out) == 0
-    assert_same_run(out, whole)
-
-
-def test_run_says_what_it_could_not_write_when_a_save_fails(whole: Path, place: Place) -> None:
-    out = place.root / "full"
-    assert place.run(out, **{"break": [["disk", 2]]}) == 4
-    *_, last = log(out).splitlines()
-    assert last.startswith(
-        "train.py: error: a file could not be read or written in the saving of a checkpoint "
-        "(6 steps done): look at the disk and its quota, and start again, which goes on from the "
-        "newest checkpoint ([Errno 28] No space left on device"
-    )
+    assert last.startswith(f"train.py: error: {told}")
     assert place.run(out) == 0
     assert_same_run(out, whole)
 

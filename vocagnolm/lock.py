@@ -31,7 +31,7 @@ def take(directory: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+", encoding="utf-8")
     for waited in range(_PATIENCE_S):
-        if _is_ours(file, path):
+        if _try_to_take(file, path):
             break
         if not waited:
             logger.warning("waiting for another run: %s is held by %s", path, path.read_text())
@@ -56,7 +56,7 @@ def release(directory: Path) -> None:
         file.close()
 
 
-def _is_ours(file: TextIO, path: Path) -> bool:
+def _try_to_take(file: TextIO, path: Path) -> bool:
     """Try to take a POSIX lock, which processes that are forked do not inherit."""
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

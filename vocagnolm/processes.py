@@ -86,7 +86,7 @@ def _patience() -> Callable[[], None]:
 
 @lru_cache(maxsize=1)
 def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """All processes, while all are there: one that has gone would be waited for as long."""
+    """All processes, of `world`, made once: one that has gone by then is waited for as long."""
     group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     return group
 
