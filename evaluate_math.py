@@ -25,17 +25,17 @@ from transformers import AutoTokenizer, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
 from vocagnolm.evaluation import regrading, report, tracking
-from vocagnolm.evaluation.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.generation import Engine, context_length
-from vocagnolm.evaluation.grading import Grader
-from vocagnolm.evaluation.hf_engine import HFEngine
-from vocagnolm.evaluation.preview import preview
+from vocagnolm.evaluation.engines.generation import Engine, context_length
+from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.runner import run
-from vocagnolm.evaluation.tasks import Task, load_tasks
-from vocagnolm.identity import revision_of
-from vocagnolm.models import ModelSource
-from vocagnolm.processes import LONGEST_WAIT, SharedError, in_agreement, is_on_cpu
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.preview import preview
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.host.processes import LONGEST_WAIT, SharedError, in_agreement, is_on_cpu
+from vocagnolm.models.identity import revision_of
+from vocagnolm.models.source import ModelSource
 
 _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 _ONLY_HF = {"batch_size", "attn_implementation"}
@@ -219,7 +219,7 @@ def load_engine(
     """The model, ready to answer, on this process's device."""
     dtype_name = dtype(arguments, state.device)
     if arguments.engine == "vllm":
-        from vocagnolm.evaluation.vllm_engine import VLLMEngine
+        from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
 
         if state.num_processes > 1:
             raise ValueError(

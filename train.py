@@ -26,24 +26,20 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm import (
-    checkpoints,
-    config,
-    failures,
-    job,
-    lock,
-    preemption,
-    run_plan,
-    run_record,
-)
-from vocagnolm.model_card import write_model_card
+from vocagnolm.host import lock
+from vocagnolm.host import settings as run_record
+from vocagnolm.host.processes import decided_by_one, in_agreement
+from vocagnolm.models.speed import compile_layers
 from vocagnolm.packing import PackedCollator
-from vocagnolm.pair import load_models, load_pair, trainer_options
-from vocagnolm.processes import decided_by_one, in_agreement
-from vocagnolm.relayout import LayoutError, change_of_layout
-from vocagnolm.speed import compile_layers
+from vocagnolm.run import failures, job
+from vocagnolm.run import parse as config
+from vocagnolm.run import plan as run_plan
+from vocagnolm.run.model_card import write_model_card
+from vocagnolm.run.pair import load_models, load_pair, trainer_options
 from vocagnolm.token_loss import NonFiniteLoss, check_longest, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training import checkpoints, preemption
+from vocagnolm.training.relayout import LayoutError, change_of_layout
 
 IS_MAIN = os.environ.get("RANK", "0") == "0"
 LOST = 4

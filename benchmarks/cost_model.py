@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from vocagnolm import memory
+from vocagnolm.run import memory
 
 NODE = 8  # GPUs of a machine
 GIB = 2**30

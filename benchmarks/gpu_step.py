@@ -5,8 +5,8 @@
     python benchmarks/gpu_step.py --scale tiny --device cpu     # the same code, nothing to learn
 
 Two targets: 45 % MFU for the student's step (forward, backward, clipping, AdamW) and 60 % for the
-teacher's forward pass; MFU as in `vocagnolm.flops`, FP8's too of the bfloat16 peak. The ways are
-steps of plain continual pretraining (CPT), with a store's losses, and with the teacher at hand in
+teacher's forward pass; MFU as in `vocagnolm.training.flops`, FP8's too of the bfloat16 peak. The
+ways are steps of plain continual pretraining (CPT), with a store's losses, and with the teacher at hand in
 bfloat16 and in FP8, and each teacher's forward pass alone; they take turns in one process, in an
 order that is drawn anew for each turn, so ratios hold better than times. All models stay on the
 GPU: on one of 80 GB give --batch_size 4. Steps run through `VocAgnoTrainer`. Weights and ids are
@@ -47,13 +47,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from vocagnolm.flops import model_work, peak_tflops
 from vocagnolm.guidance import Guidance
+from vocagnolm.models.speed import compile_layers, fp8_products
 from vocagnolm.packing import PackedCollator
-from vocagnolm.speed import compile_layers, fp8_products
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import IGNORED_LABEL
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.flops import model_work, peak_tflops
 
 CPT, STORED = "CPT step", "stored step"
 ONLINE, TEACHER = "online step", "teacher forward"

@@ -28,9 +28,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.evaluation.benchmarks import BENCHMARKS
-from vocagnolm.evaluation.extraction import AnswerKind
-from vocagnolm.evaluation.grading import Grader, Verdict
+from vocagnolm.evaluation.grading.extraction import AnswerKind
+from vocagnolm.evaluation.grading.grading import Grader, Verdict
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 REFERENCE_IDS = {"minerva_math": "math", "sat_math": "sat"}
 Pair = tuple[str, str]

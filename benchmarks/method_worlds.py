@@ -18,11 +18,12 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm import demo_world, score
-from vocagnolm.demo_judge import judge
-from vocagnolm.demo_teacher import ASSETS, STUDENT_TOKENIZER, TEACHER, train
-from vocagnolm.demo_worker import BASE, BASE_OPTIONS, CURVE_PROBLEMS, PAGE_TOKENS, make_base
+from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.judge import judge
+from vocagnolm.demo.teacher import ASSETS, STUDENT_TOKENIZER, TEACHER, train
+from vocagnolm.demo.worker import BASE, BASE_OPTIONS, CURVE_PROBLEMS, PAGE_TOKENS, make_base
 from vocagnolm.spans import encode, start_id
+from vocagnolm.store import score
 
 
 @dataclass(frozen=True)

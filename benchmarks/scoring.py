@@ -31,9 +31,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vocagnolm.packing import pack
-from vocagnolm.scorer import HFScorer, Window, windows
 from vocagnolm.spans import encode_batch, load_tokenizer
-from vocagnolm.store import FloatArray
+from vocagnolm.store.store import FloatArray
+from vocagnolm.store.windows import HFScorer, Window, windows
 from vocagnolm.token_loss import IGNORED_LABEL
 
 SORTED, CORPUS_ORDER, PACKED = "sorted by length", "corpus order", "packed rows"

@@ -29,15 +29,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm import demo_world
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
-from vocagnolm.demo_teacher import ASSETS, STUDENT_TOKENIZER, TEACHER
-from vocagnolm.demo_worker import BASE, BASE_OPTIONS, make_base
+from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.teacher import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.guidance import Guidance
+from vocagnolm.models.attention import student_segments
+from vocagnolm.models.speed import compile_layers
 from vocagnolm.objective import Objective
-from vocagnolm.packed_attention import student_segments
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.speed import compile_layers
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.evaluation.generation import Completion, Decoding, end_of_text_ids
-from vocagnolm.evaluation.hf_engine import HFEngine
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
+from vocagnolm.evaluation.engines.hf_engine import HFEngine
 
 BATCH_SIZE = 16
 NEW_TOKENS = 64

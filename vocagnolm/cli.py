@@ -9,13 +9,13 @@ from collections.abc import Sequence
 
 # Where each command's `main(argv)` is; a module is loaded when its command is run.
 COMMANDS = {
-    "audit": "vocagnolm.audit",
-    "compare": "vocagnolm.comparison",
-    "demo": "vocagnolm.demo",
-    "export": "vocagnolm.export",
-    "inspect": "vocagnolm.inspect",
-    "reselect": "vocagnolm.reselect",
-    "score": "vocagnolm.score",
+    "audit": "vocagnolm.analysis.audit",
+    "compare": "vocagnolm.analysis.compare",
+    "demo": "vocagnolm.demo.run",
+    "export": "vocagnolm.run.export",
+    "inspect": "vocagnolm.views.measure",
+    "reselect": "vocagnolm.store.reselect",
+    "score": "vocagnolm.store.score",
 }
 
 

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from vocagnolm.alignment import UNMAPPED, align_positions, align_spans
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.spans import Encoding, Spans, encode_batch, start_id
-from vocagnolm.stored_reader import MISSING, StoredDocument, StoredReader
+from vocagnolm.store.reader import MISSING, StoredDocument, StoredReader
 
 FORMAT = 3  # raise when the columns or the segmentation change: old caches must not be read
 _FILL = 0.95  # aim below the limit: parts of one text are not equally dense in tokens

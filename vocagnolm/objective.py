@@ -21,7 +21,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.packed_attention import student_segments, teacher_segments
+from vocagnolm.models.attention import student_segments, teacher_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import IGNORED_LABEL
 

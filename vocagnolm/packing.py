@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import Dataset
 
 from vocagnolm.alignment import UNMAPPED, chunk_edges
-from vocagnolm.packed_attention import RowSegments, segments_of
+from vocagnolm.models.attention import RowSegments, segments_of
 from vocagnolm.token_loss import IGNORED_LABEL
 
 IntArray = npt.NDArray[np.int64]
@@ -183,7 +183,7 @@ class PackedCollator:
     - `input_ids`, `labels`, `position_ids` [B, S]: labels are -100 at padding and where a segment
       starts, as nothing predicts its first token;
     - `segment_edges`, int32, and `longest_segment`: the same segments once more, as
-      `vocagnolm.packed_attention.RowSegments` has them, for attention that asks for it; padding is
+      `vocagnolm.models.attention.RowSegments` has them, for attention that asks for it; padding is
       cut into pieces, none longer than the longest segment;
     - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
     - `teacher_segment_edges`, `teacher_longest_segment`: lists of the same, by teacher;

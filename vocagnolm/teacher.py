@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 
 from vocagnolm.distillation import HeadStates, entropies
 from vocagnolm.guidance import Reduction, reduce_teachers
+from vocagnolm.models.attention import RowSegments, teacher_segments
 from vocagnolm.output_head import last_hidden_state, read_head
-from vocagnolm.packed_attention import RowSegments, teacher_segments
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses, by_predicted_token
 
 

@@ -22,6 +22,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from vocagnolm.models.attention import (
+    RowSegments,
+    check_attention,
+    in_its_precision,
+    segments_of,
+    takes_segments,
+)
 from vocagnolm.output_head import (
     Head,
     HeadGradients,
@@ -29,13 +36,6 @@ from vocagnolm.output_head import (
     output_embeddings,
     read_head,
     rows_per_tile,
-)
-from vocagnolm.packed_attention import (
-    RowSegments,
-    check_attention,
-    in_its_precision,
-    segments_of,
-    takes_segments,
 )
 
 IGNORED_LABEL = -100

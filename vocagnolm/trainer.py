@@ -18,16 +18,16 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel
 
-from vocagnolm.bad_batch import StepBatches
-from vocagnolm.callbacks import Recorder, StepGuard
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance, TokenGuidance
+from vocagnolm.models.attention import student_segments
 from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
-from vocagnolm.packed_attention import student_segments
-from vocagnolm.resumable import ResumableTrainer
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
-from vocagnolm.throughput import Throughput
 from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
+from vocagnolm.training.bad_batch import StepBatches
+from vocagnolm.training.guard import Recorder, StepGuard
+from vocagnolm.training.resumable import ResumableTrainer
+from vocagnolm.training.throughput import Throughput
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class VocAgnoTrainer(ResumableTrainer):
             step: `all` label tokens (Eq. 3 as printed) or the `selected` ones.
         distillation: of `kld` and `uld`; the paper's if not given.
         teacher_reduction: how the losses of several teachers become one.
-        recorder: keeps the teacher's losses (`vocagnolm.loss_recorder`).
+        recorder: keeps the teacher's losses (`vocagnolm.store.recorder`).
         max_bad_steps: how many optimizer steps in a row may be skipped because a loss or a gradient
             is NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
         device_peak_tflops: what the device can do, for the model FLOP utilisation in the logs;

@@ -21,11 +21,11 @@ sys.path.insert(
     0, str(ROOT)
 )  # train.py, which trains the demo's student, is no part of the package
 
-from vocagnolm import inspect  # noqa: E402
-from vocagnolm.demo_teacher import ASSETS, TEACHER  # noqa: E402
-from vocagnolm.demo_worker import BASE, BASE_OPTIONS, make_base  # noqa: E402
-from vocagnolm.demo_world import write_jsonl  # noqa: E402
-from vocagnolm.inspection import read_views  # noqa: E402
+from vocagnolm.demo.teacher import ASSETS, TEACHER  # noqa: E402
+from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base  # noqa: E402
+from vocagnolm.demo.world import write_jsonl  # noqa: E402
+from vocagnolm.views import measure as inspect  # noqa: E402
+from vocagnolm.views.view import read_views  # noqa: E402
 
 PAGE = (
     "Home | Login | Archive | Reply\nQ: Zoe fills 4 bags. Each one holds 9 shells. How many shells"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 from functools import cache
 
-from vocagnolm.evaluation.benchmarks import BENCHMARKS
-from vocagnolm.evaluation.equality import decide
-from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.grading import Grader
+from vocagnolm.evaluation.grading.equality import decide
+from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 
 def extract_answer(benchmark: str, output: str) -> str | None:

@@ -12,12 +12,12 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from vocagnolm.evaluation.benchmarks import BENCHMARKS
-from vocagnolm.evaluation.grading import Grader
-from vocagnolm.evaluation.normalization import strip_string
+from vocagnolm.evaluation.accuracy import summarize
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Record, read_lines, to_line, write_whole
 from vocagnolm.evaluation.report import GRADER, second_opinion
-from vocagnolm.evaluation.scoring import summarize
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 _FIELDS = ("idx", "gold", "raw_output")
 _TYPES: Mapping[str, tuple[type, ...]] = {"gold": (str, int, float), "raw_output": (str,)}

@@ -10,10 +10,10 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from vocagnolm.evaluation.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
+from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
 from vocagnolm.evaluation.records import Record, RunDirectory, read_lines, write_whole
-from vocagnolm.evaluation.scoring import Accuracy, averages, summarize
-from vocagnolm.evaluation.tasks import Task
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
+from vocagnolm.evaluation.tasks.tasks import Task
 
 GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
 _LATEX = str.maketrans(

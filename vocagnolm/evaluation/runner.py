@@ -7,11 +7,11 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from vocagnolm.evaluation.benchmarks import Item
-from vocagnolm.evaluation.generation import Completion, Engine
-from vocagnolm.evaluation.grading import Grader, Verdict
+from vocagnolm.evaluation.engines.generation import Completion, Engine
+from vocagnolm.evaluation.grading.grading import Grader, Verdict
 from vocagnolm.evaluation.records import Record, RunDirectory, to_line
-from vocagnolm.evaluation.tasks import Task, prompt_sha256
+from vocagnolm.evaluation.tasks.benchmarks import Item
+from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
 
 
 def run(

@@ -1,0 +1,592 @@
+"""Runs side by side: worked examples, exact tests against enumeration, and refusals to mix."""
+
+from __future__ import annotations
+
+import doctest
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vocagnolm.analysis.paired_tests
+import vocagnolm.analysis.runs
+from vocagnolm import cli
+from vocagnolm.analysis.compare import compare, main, markdown, write
+from vocagnolm.analysis.paired_tests import (
+    Discordance,
+    holm,
+    mcnemar_p,
+    percentile_interval,
+    resampled_differences,
+)
+from vocagnolm.analysis.runs import REPORTED_FILE, heading, read_reported, read_runs
+from vocagnolm.evaluation import report
+from vocagnolm.evaluation.records import RunDirectory, to_line
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.sources import load_items
+from vocagnolm.evaluation.tasks.tasks import Task
+
+ROW = "Qwen2.5-Math-Instruct VocAgnoLM"
+# Eight items: only the first right on 1, only the other on 3, both on 2, none on 2.
+FIRST = [True, False, False, False, True, True, False, False]
+OTHER = [False, True, True, True, True, True, False, False]
+Verdicts = Mapping[str, Sequence[bool]]
+
+
+def write_evaluation(directory: Path, verdicts: Verdicts, partial: Sequence[str] = ()) -> Path:
+    """What `evaluate_math.py` leaves; every interval is 10 points to either side."""
+    directory.mkdir(parents=True)
+    columns = {name: column(name, right, name in partial) for name, right in verdicts.items()}
+    averages = {}
+    for average, members in AVERAGES.items():
+        if all(name in columns for name in members):
+            exact = sum(columns[name]["exact"] for name in members) / len(members)
+            averages[average] = numbers(exact, bool(partial))
+    results = {
+        "model": {"name": directory.name, "revision": "abc"},
+        "grader": "harness@1",
+        "second_opinion": "math-verify 9",
+        "benchmarks": columns,
+        "averages": averages,
+    }
+    (directory / "results.json").write_text(json.dumps(results))
+    for name, right in verdicts.items():
+        lines = [to_line(record(idx, correct)) for idx, correct in enumerate(right)]
+        (directory / f"{name}.jsonl").write_text("".join(lines))
+    return directory
+
+
+def numbers(exact: float, partial: bool) -> dict[str, Any]:
+    interval = [exact - 10, exact + 10]
+    marked = ["partial"] if partial else []
+    return {"exact": exact, "rounded": round(exact, 1), "interval": interval, "marked": marked}
+
+
+def column(name: str, right: Sequence[bool], partial: bool) -> dict[str, Any]:
+    exact = sum(right) / len(right) * 100
+    return {
+        "column": BENCHMARKS[name].column,
+        "version": 1,
+        "n": len(right),
+        "correct": sum(right),
+        **numbers(exact, partial),
+        "math_verify": None,
+        "prompts": {"name": "gsm8k", "origin": "harness", "sha256": "p"},
+        "data": {"origin": "d", "digest": "d", "verified": True},
+        "marks": [f"partial: {len(right)} of many items"] if partial else [],
+    }
+
+
+def record(idx: int, correct: bool) -> dict[str, Any]:
+    return {"idx": idx, "prompt_sha256": f"p{idx}", "gold": str(idx), "correct": correct}
+
+
+def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "results.json"
+    results = json.loads(path.read_text())
+    change(results)
+    path.write_text(json.dumps(results))
+
+
+def edit_last_item(directory: Path, name: str, **fields: Any) -> None:
+    path = directory / f"{name}.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[-1] = to_line(json.loads(lines[-1]) | fields)
+    path.write_text("".join(lines))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    """Two runs on GSM8K and MATH, GSM8K as in `FIRST` and `OTHER`, MATH the other way round."""
+    first = write_evaluation(tmp_path / "first", {"gsm8k": FIRST, "math": OTHER})
+    other = write_evaluation(tmp_path / "other", {"gsm8k": OTHER, "math": FIRST})
+    return [first, other]
+
+
+@pytest.fixture
+def paper_runs(tmp_path: Path) -> list[Path]:
+    """Two runs on the paper's nine benchmarks, the other better by 25 points on each."""
+    return [
+        write_evaluation(tmp_path / name, dict.fromkeys(PAPER_BENCHMARKS, right))
+        for name, right in (("first", FIRST), ("other", OTHER))
+    ]
+
+
+@pytest.mark.parametrize("module", [vocagnolm.analysis.paired_tests, vocagnolm.analysis.runs])
+def test_comparison_doctests_run_when_read(module: Any) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+# paired_tests
+
+
+def enumerated_p(only_first: int, only_other: int) -> Fraction:
+    """Of all ways in which the discordant items could fall, those at least as uneven."""
+    n = only_first + only_other
+    uneven = sum(
+        abs(2 * sum(sides) - n) >= abs(only_first - only_other)
+        for sides in itertools.product((0, 1), repeat=n)
+    )
+    return Fraction(uneven, 2**n)
+
+
+def test_mcnemar_equals_enumeration_when_counts_are_small() -> None:
+    for only_first, only_other in itertools.product(range(7), repeat=2):
+        expected = float(enumerated_p(only_first, only_other))
+        assert mcnemar_p(only_first, only_other) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(("only_first", "only_other"), [(450, 520), (1500, 1700)])
+def test_mcnemar_equals_rational_sum_when_counts_are_large(
+    only_first: int, only_other: int
+) -> None:
+    n, least = only_first + only_other, min(only_first, only_other)
+    expected = min(1.0, float(Fraction(2 * sum(comb(n, k) for k in range(least + 1)), 2**n)))
+    assert mcnemar_p(only_first, only_other) == expected
+    assert mcnemar_p(only_other, only_first) == expected
+
+
+def test_mcnemar_stays_in_range_when_one_count_is_huge() -> None:
+    assert mcnemar_p(0, 12_000) == 0.0  # below the smallest float
+    assert mcnemar_p(6_000, 6_000) == 1.0
+
+
+def test_holm_equals_hand_computation_when_order_is_mixed() -> None:
+    # Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, then 0.04 x 1, which may not fall below 0.06.
+    expected = [0.03, 0.06, 0.06, 0.02]
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx(expected)
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_resampling_agrees_with_drawing_items_when_both_are_long() -> None:
+    pairs = [(True, False)] * 12 + [(False, True)] * 30 + [(True, True)] * 58
+    counts = Discordance.of(pairs)
+    assert counts == Discordance(100, 12, 30)
+    ours = resampled_differences(counts, 20_000, 0)
+    gains = np.array([other - first for first, other in np.array(pairs, int)])
+    drawn = np.random.default_rng(1).integers(0, 100, size=(20_000, 100))
+    theirs = gains[drawn].mean(axis=1) * 100
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=0.2)
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.03)
+    assert percentile_interval(ours) == pytest.approx(percentile_interval(theirs), abs=1.0)
+
+
+def test_bootstrap_interval_covers_truth_when_repeated() -> None:
+    rng = np.random.default_rng(0)
+    shares, covered = [0.12, 0.2, 0.68], 0
+    for seed in range(400):
+        only_first, only_other, _ = rng.multinomial(300, shares)
+        counts = Discordance(300, int(only_first), int(only_other))
+        low, high = percentile_interval(resampled_differences(counts, 1000, seed))
+        covered += low <= 8.0 <= high
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+# pairs
+
+
+def test_pairing_equals_hand_computation_when_runs_share_items(runs: list[Path]) -> None:
+    (pairing,) = compare(runs).pairings
+    gsm8k, math = pairing.differences["gsm8k"], pairing.differences["math"]
+    assert gsm8k.counts == Discordance(8, only_first=1, only_other=3)
+    assert (gsm8k.points, math.points) == (25.0, -25.0)
+    assert gsm8k.p == 0.625  # 2 (1 + 4) / 16
+    assert gsm8k.p_holm == 1.0
+    assert gsm8k.interval[0] < 25.0 < gsm8k.interval[1]
+    assert pairing.refused == {}
+
+
+def test_pairing_pairs_by_idx_when_files_are_in_another_order(runs: list[Path]) -> None:
+    before = compare(runs).pairings
+    path = runs[1] / "gsm8k.jsonl"
+    path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
+    assert compare(runs).pairings == before
+
+
+def test_pairing_repeats_itself_when_other_benchmarks_are_added(tmp_path: Path) -> None:
+    few = [write_evaluation(tmp_path / name, {"math": FIRST}) for name in "ab"]
+    many = [write_evaluation(tmp_path / name, {"gsm8k": OTHER, "math": FIRST}) for name in "cd"]
+    alone, beside = (compare(paths).pairings[0].differences["math"] for paths in (few, many))
+    assert alone.interval == beside.interval
+
+
+def test_average_difference_is_narrower_than_its_columns_when_all_nine_agree(
+    paper_runs: list[Path],
+) -> None:
+    differences = compare(paper_runs).pairings[0].differences
+    assert list(differences)[-3:] == list(AVERAGES)
+    for average in AVERAGES:
+        assert differences[average].points == pytest.approx(25.0)
+        assert differences[average].p is None
+    widths = {
+        name: differences[name].interval[1] - differences[name].interval[0]
+        for name in ("gsm8k", "AVG")
+    }
+    assert widths["AVG"] == pytest.approx(widths["gsm8k"] / 3, rel=0.2)  # nine: a third
+
+
+REFUSALS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "grader": (lambda results: results.update(grader="harness@2"), "other grader"),
+    "version": (
+        lambda results: results["benchmarks"]["gsm8k"].update(version=2),
+        "other version of the benchmark",
+    ),
+    "prompts": (
+        lambda results: results["benchmarks"]["gsm8k"]["prompts"].update(sha256="q"),
+        "other prompts",
+    ),
+    "no_prompts": (
+        lambda results: results["benchmarks"]["gsm8k"].update(prompts=None),
+        "other prompts",
+    ),
+    "data": (
+        lambda results: results["benchmarks"]["gsm8k"]["data"].update(digest="e"),
+        "other data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_pairing_is_refused_when_conditions_differ(paper_runs: list[Path], name: str) -> None:
+    change, reason = REFUSALS[name]
+    edit(paper_runs[1], change)
+    comparison = compare(paper_runs)
+    (pairing,) = comparison.pairings
+    assert pairing.refused["gsm8k"] == reason
+    assert "gsm8k" not in pairing.differences
+    assert "GSM8K" in pairing.refused["AVG"]
+    assert not pairing.differences.keys() & AVERAGES.keys()
+    assert ("math" in pairing.differences) == (name != "grader")
+    assert f"not paired: {reason}" in markdown(comparison)
+
+
+def test_pairing_is_refused_when_item_sets_differ(tmp_path: Path) -> None:
+    paths = [
+        write_evaluation(tmp_path / "first", {"gsm8k": FIRST}),
+        write_evaluation(tmp_path / "other", {"gsm8k": OTHER[:5]}, partial=["gsm8k"]),
+    ]
+    assert compare(paths).pairings[0].refused == {"gsm8k": "other items: 8 and 5, shared 5"}
+
+
+@pytest.mark.parametrize("fields", [{"prompt_sha256": "other"}, {"gold": "other"}])
+def test_pairing_is_refused_when_an_item_was_asked_differently(
+    runs: list[Path], fields: dict[str, str]
+) -> None:
+    edit_last_item(runs[1], "gsm8k", **fields)
+    (pairing,) = compare(runs).pairings
+    assert pairing.refused == {"gsm8k": "other prompts or golds of 1 items"}
+    assert list(pairing.differences) == ["math"]
+
+
+def test_average_is_refused_when_a_benchmark_of_it_is_missing(paper_runs: list[Path]) -> None:
+    edit(paper_runs[1], lambda results: results["benchmarks"].pop("sat"))
+    (pairing,) = compare(paper_runs).pairings
+    assert pairing.refused == {"AVG": "SAT not paired"}
+    assert "AVG w/o SAT" in pairing.differences
+
+
+# The paper's rows
+
+
+def readme_rows(shared_dir: Path) -> dict[str, list[float | None]]:
+    """Tables 1 and 4 as the digest of the paper has them."""
+    text = (shared_dir / "paper" / "README.md").read_text(encoding="utf-8")
+    rows: dict[str, list[float | None]] = {}
+    for title, names in (("### Table 1", 2), ("### Table 4", 1)):
+        table = text.split(title)[1].split("\n\n")[1]
+        for line in table.splitlines()[2:]:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            key = " ".join(cells[:names])
+            rows[key] = [None if cell == "-" else float(cell) for cell in cells[names:]]
+    return rows
+
+
+def test_reported_rows_equal_the_digest_when_it_is_there(shared_dir: Path) -> None:
+    renamed = {
+        "nothing: TinyLlama -": "TinyLlama",
+        "nothing: TinyLlama-CPT CPT": "TinyLlama-CPT",
+        "Rho-1 reference Rho-1": "Rho-1",
+    }
+    expected = {renamed.get(key, key): row for key, row in readme_rows(shared_dir).items()}
+    tables = json.loads(REPORTED_FILE.read_text())["tables"]
+    assert [len(table["rows"]) for table in tables] == [17, 6]
+    assert {**tables[0]["rows"], **tables[1]["rows"]} == expected
+    columns = [*PAPER_BENCHMARKS, *AVERAGES]
+    assert [table["columns"] for table in tables] == [columns, columns[:10]]
+
+
+def test_reported_averages_are_means_of_their_columns_when_computed() -> None:
+    tables = json.loads(REPORTED_FILE.read_text())["tables"]
+    _, rows = read_reported([name for table in tables for name in table["rows"]])
+    checked = 0
+    for row in rows:
+        for average, members in AVERAGES.items():
+            if average in row.values:
+                mean = sum(row.values[name] for name in members) / len(members)
+                assert row.values[average] == pytest.approx(mean, abs=0.0501), row.name
+                checked += 1
+    assert checked == 16 * 3 + 1 + 6  # Rho-1 has one, the teachers have AVG alone
+
+
+def test_reported_row_stands_beside_ours_when_it_is_named(runs: list[Path]) -> None:
+    comparison = compare(runs, [ROW])
+    lines = {(line.run, line.column): line for line in comparison.against_reported}
+    assert set(lines) == {(run, name) for run in ("first", "other") for name in ("gsm8k", "math")}
+    line = lines["first", "gsm8k"]  # 3 of 8, 27.5 to 47.5
+    assert (line.ours, line.reported, line.points, line.inside) == (37.5, 11.3, 26.2, False)
+    text = markdown(comparison)
+    assert f"reported: {ROW} (Table 1)" in text
+    assert "arXiv 2503.19123v1" in text
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside"),
+    [([11.3, 50.0], True), ([11.4, 50.0], False), ([0.0, 11.3], True), ([0.0, 11.2], False)],
+)
+def test_reported_number_is_inside_when_our_interval_holds_it(
+    runs: list[Path], interval: list[float], inside: bool
+) -> None:
+    edit(runs[0], lambda results: results["benchmarks"]["gsm8k"].update(interval=interval))
+    line = compare(runs[:1], [ROW]).against_reported[0]  # 11.3 is reported
+    assert (line.column, line.inside) == ("gsm8k", inside)
+
+
+# Tables and files
+
+
+def cells(text: str, start: str) -> list[str]:
+    """The cells of the first row that starts so."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {start} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_table_has_the_columns_of_table_1_when_all_nine_are_there(paper_runs: list[Path]) -> None:
+    text = markdown(compare(paper_runs, ["Rho-1"]))
+    names = [*map(heading, PAPER_BENCHMARKS), *AVERAGES]
+    assert cells(text, "run")[2:] == names
+    assert cells(text, "first") == ["first", "harness", *["37.5 +- 10.0"] * 12]
+    values = dict(zip(names, cells(text, "reported: Rho-1 (Table 1)")[2:], strict=True))
+    assert (values["ASDiv"], values["SAT"], values["AVG"]) == ("41.2", "-", "-")
+
+
+def test_outputs_mark_partial_columns_when_a_run_is_limited(tmp_path: Path) -> None:
+    paths = [
+        write_evaluation(tmp_path / name, {"gsm8k": FIRST, "math": FIRST}, partial=["math"])
+        for name in ("first", "other")
+    ]
+    text = markdown(compare(paths, ["Rho-1"]))
+    accuracy, paired, reported = (
+        [line for line in part.splitlines() if line.startswith("|")][2:]
+        for part in text.split("\n## ")
+    )
+    assert [line.count("*") for line in accuracy] == [1, 1, 0]
+    assert [line.split("|")[1].strip() for line in paired] == ["GSM8K", "MATH*"]
+    assert [line.split("|")[3:5] for line in reported] == [[" +30.4 out ", " +32.5* out "]] * 2
+    assert "partial: 8 of many items (MATH)" in text
+
+
+def test_table_says_whose_prompts_when_runs_differ(runs: list[Path]) -> None:
+    def ours(results: dict[str, Any]) -> None:
+        for benchmark in results["benchmarks"].values():
+            benchmark["prompts"].update(origin="vocagnolm", sha256="q")
+            benchmark["marked"] = ["own_prompts"]
+            benchmark["marks"] = ["prompts: not the harness's"]
+
+    edit(runs[1], ours)
+    text = markdown(compare(runs))
+    rows = [line for line in text.splitlines() if line.startswith(("| first", "| other"))]
+    assert [row.split("|")[2].strip() for row in rows] == ["harness", "ours"]
+    assert [row.count("*") for row in rows] == [0, 2]
+    assert "prompts: not the harness's (GSM8K, MATH)" in text
+
+
+def test_second_opinion_has_its_own_table_when_it_is_there(runs: list[Path]) -> None:
+    opinion = {"n": 8, "correct": 2, "rounded": 25.0, "exact": 25.0, "interval": [7.0, 59.0]}
+    edit(runs[0], lambda results: results["benchmarks"]["math"].update(math_verify=opinion))
+    text = markdown(compare(runs))
+    verdicts, second, *_ = text.split("\n## ")
+    assert "25.0 +- 26.0" not in verdicts
+    row = cells(second, "first")
+    assert row == ["first", "math-verify 9", "harness", "25.0 +- 26.0"]
+
+
+def test_runs_are_labelled_apart_when_directories_share_a_name(tmp_path: Path) -> None:
+    paths = [tmp_path / "a" / "model", tmp_path / "b" / "model", tmp_path / "c"]
+    for path in paths:
+        write_evaluation(path / "evaluation", {"gsm8k": FIRST})
+    assert [run.label for run in read_runs(paths)] == [str(paths[0]), str(paths[1]), "c"]
+
+
+def test_files_hold_the_comparison_when_written(paper_runs: list[Path], tmp_path: Path) -> None:
+    edit(paper_runs[1], REFUSALS["prompts"][0])
+    comparison = compare(paper_runs, [ROW, "Rho-1"], resamples=100)
+    write(comparison, tmp_path / "out")
+    data = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert data["pairings"][0]["refused"]["gsm8k"] == "other prompts"
+    assert data["pairings"][0]["differences"]["math"]["p"] == 0.625
+    assert data["runs"][0]["accuracies"]["AVG"]["exact"] == pytest.approx(37.5)
+    assert [row["name"] for row in data["reported"]] == [ROW, "Rho-1"]
+    assert (tmp_path / "out" / "comparison.md").read_text() == markdown(comparison)
+    assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+# The command
+
+
+def test_command_prints_tables_when_called(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["compare", *map(str, runs), "--reported", ROW, "--resamples", "100"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert "## other less first, over the same items" in output.out
+    assert cells(output.out, "GSM8K")[3:] == ["8", "1", "3", "0.625", "1.000"]
+
+
+def break_json(first: Path, other: Path) -> list[Path]:
+    (other / "results.json").write_text('{"model": ')
+    return [first, other]
+
+
+def break_field(first: Path, other: Path) -> list[Path]:
+    edit(other, lambda results: results.pop("grader"))
+    return [first, other]
+
+
+def break_type(first: Path, other: Path) -> list[Path]:
+    (other / "results.json").write_text("[1]")
+    return [first, other]
+
+
+def break_column(first: Path, other: Path) -> list[Path]:
+    edit(other, lambda results: results["benchmarks"].update(gsm9k={}))
+    return [first, other]
+
+
+def break_item(first: Path, other: Path) -> list[Path]:
+    (other / "gsm8k.jsonl").write_text('{"idx": 0, "corr')
+    return [first, other]
+
+
+def break_item_field(first: Path, other: Path) -> list[Path]:
+    (other / "gsm8k.jsonl").write_text('{"idx": 0, "correct": true}\n')
+    return [first, other]
+
+
+def break_verdict(first: Path, other: Path) -> list[Path]:
+    edit_last_item(other, "gsm8k", correct=True)
+    return [first, other]
+
+
+def remove_items(first: Path, other: Path) -> list[Path]:
+    (other / "gsm8k.jsonl").unlink()
+    return [first, other]
+
+
+def share_nothing(first: Path, other: Path) -> list[Path]:
+    return [first, write_evaluation(other.parent / "third", {"svamp": FIRST})]
+
+
+def name_twice(first: Path, other: Path) -> list[Path]:
+    (other.parent / "link").symlink_to(first)
+    return [first, other, other.parent / "link"]
+
+
+BROKEN: dict[str, tuple[Callable[[Path, Path], list[Path]], str]] = {
+    "no_directory": (lambda first, other: [first, other / "absent"], "expected results.json in"),
+    "no_results": (lambda first, other: [first, other.parent], "run evaluate_math.py first"),
+    "damaged_json": (break_json, "Expecting value"),
+    "missing_field": (break_field, "'grader'"),
+    "wrong_type": (break_type, "expected the results of evaluate_math.py"),
+    "unknown_benchmark": (break_column, "results.json: expected"),
+    "damaged_item": (break_item, "gsm8k.jsonl, line 1: expected JSON"),
+    "missing_item_field": (break_item_field, "expected 'prompt_sha256' in every item"),
+    "other_verdict": (break_verdict, "expected 8 items, 5 of them right, as in results.json"),
+    "no_items": (remove_items, "gsm8k.jsonl, found none"),
+    "nothing_shared": (share_nothing, "to share a benchmark, found gsm8k, math and svamp"),
+    "same_run": (name_twice, "twice"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_command_fails_in_one_line_when_runs_are_wrong(
+    runs: list[Path], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build, message = BROKEN[name]
+    assert main([*map(str, build(*runs))]) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.startswith("vocagnolm compare: error: ")
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--reported", "GPT-4"], "found 'GPT-4': give one of 'TinyLlama', 'TinyLlama-CPT',"),
+        (["--resamples", "0"], "expected --resamples of at least 1"),
+        (["--seed", "-1"], "--seed of at least 0"),
+        (["--output_dir", "{file}"], "is a file, not a directory"),
+    ],
+)
+def test_command_fails_in_one_line_when_options_are_wrong(
+    runs: list[Path], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(runs[0] / "results.json")
+    assert main([*map(str, runs), *(option.format(file=file) for option in options)]) == 2
+    output = capsys.readouterr()
+    assert message in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_command_fails_when_reported_row_shares_no_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_evaluation(tmp_path / "run", {"demo": FIRST})
+    assert main([str(path)]) == 0
+    assert main([str(path), "--reported", ROW]) == 2
+    assert "expected run to share a column with the reported" in capsys.readouterr().err
+
+
+# The rest of the project
+
+
+def test_comparison_reads_what_an_evaluation_writes_when_it_is_of_the_demo(tmp_path: Path) -> None:
+    demo = BENCHMARKS["demo"]
+    task = Task(demo, load_items(demo, None), None, limit=len(FIRST))
+    for name, right in (("first", FIRST), ("other", OTHER)):
+        directory = RunDirectory(tmp_path / name / "evaluation")
+        verdict = {"prediction": "1", "decided_by": "string", "math_verify": None}
+        with directory.appending("demo", 0) as file:
+            for item, correct in zip(task.items, right, strict=True):
+                file.write(to_line(record(item.idx, correct) | verdict))
+        directory.complete("demo", [item.idx for item in task.items])
+        settings = {"model": {"name": name, "revision": "r"}}
+        report.write_results(report.build_results([task], directory, settings), directory)
+    comparison = compare([tmp_path / "first", tmp_path / "other"])
+    assert comparison.pairings[0].differences["demo"].points == 25.0
+    assert [run.prompts for run in comparison.runs] == ["none", "none"]
+    assert "partial: 8 of 400 items (Demo)" in markdown(comparison)
+
+
+def test_comparison_loads_nothing_heavy_when_imported() -> None:
+    code = (
+        "import sys, vocagnolm.analysis.compare; heavy = ('torch', 'transformers', 'datasets', "
+        "'evaluate', 'sympy', 'matplotlib'); print([m for m in heavy if m in sys.modules])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert output.stdout == "[]\n"

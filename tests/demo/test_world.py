@@ -1,0 +1,130 @@
+"""The embedded world: its text, its tokenizers, its teacher, and a demo of two steps."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+
+import pytest
+from transformers import AutoTokenizer
+
+from vocagnolm.demo import models as demo_models
+from vocagnolm.demo import run as demo
+from vocagnolm.demo import teacher as demo_teacher
+from vocagnolm.demo import world as demo_world
+from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.spans import PROBE, encode, load_tokenizer
+
+EXCLUDED = demo_world.held_out_questions()
+SOLUTION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.")
+QUESTION = re.compile(r"^Q: (.*)$", re.MULTILINE)
+
+
+def pages(count: int = 2000, seed: int = 0, wrong_share: float = 0.3) -> list[str]:
+    return list(demo_world.corpus(count, seed, wrong_share, EXCLUDED))
+
+
+def is_right(text: str) -> bool:
+    results = {
+        "+": lambda a, b: a + b,
+        "-": lambda a, b: a - b,
+        "*": lambda a, b: a * b,
+        "/": lambda a, b: a / b,
+    }
+    steps = SOLUTION.findall(text)
+    assert steps, text
+    return all(results[op](int(a), int(b)) == int(c) for a, op, b, c in steps)
+
+
+def test_corpus_is_the_same_text_when_the_seed_is() -> None:
+    assert pages(50) == pages(50)
+    assert pages(50) != pages(50, seed=1)
+
+
+def test_problem_is_solved_rightly_when_of_any_kind() -> None:
+    rng = random.Random(0)
+    for _ in range(2000):
+        prompt, solution = demo_world.render(item := demo_world.problem(rng))
+        assert is_right(solution)
+        assert extract("marked", solution) == str(item.answer)
+        wrong = demo_world.render(demo_world.corrupt(rng, item))[1]
+        assert extract("marked", wrong) != str(item.answer)
+        assert prompt.startswith("Q: ")
+        assert prompt.endswith("\nA:")
+
+
+@pytest.mark.parametrize("wrong_share", [0.0, 0.3])
+def test_corpus_has_its_share_of_wrong_solutions_when_configured(wrong_share: float) -> None:
+    solutions = [page[page.index("\nA:") :] for page in pages(wrong_share=wrong_share)]
+    share = sum(not is_right(solution) for solution in solutions) / len(solutions)
+    assert share == pytest.approx(wrong_share, abs=0.03)
+
+
+def test_held_out_questions_are_in_no_text_when_a_model_learns_from_it() -> None:
+    problems = demo_world.held_out_problems()
+    assert len(problems) == len(EXCLUDED) == demo_world.HELD_OUT_PROBLEMS
+    texts = [*pages(4000), *demo_world.general_corpus(2000, 0, EXCLUDED)]
+    texts += demo_world.lessons(2000, demo_teacher.SEED, 0.4, EXCLUDED)
+    assert EXCLUDED.isdisjoint(question for text in texts for question in QUESTION.findall(text))
+
+
+def test_excluding_draws_again_when_a_question_is_held_out() -> None:
+    first = demo_world.problem(random.Random(7)).question
+    assert demo_world.problem(random.Random(7), {first}).question != first
+
+
+@pytest.mark.parametrize(
+    ("directory", "role", "made"),
+    [
+        (demo_teacher.STUDENT_TOKENIZER, "student", demo_models.student_tokenizer),
+        (demo_teacher.TEACHER, "teacher", demo_models.teacher_tokenizer),
+    ],
+)
+def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made) -> None:
+    tokenizer = load_tokenizer(str(demo_teacher.ASSETS / directory), role)
+    for text in [PROBE, *pages(200)]:
+        assert tokenizer.decode(encode(tokenizer, text).ids) == text
+    assert tokenizer.get_vocab() == made().get_vocab()
+
+
+def test_tokenizers_cut_numbers_differently_when_they_have_two_digits() -> None:
+    student, teacher = (
+        AutoTokenizer.from_pretrained(demo_teacher.ASSETS / name)
+        for name in (demo_teacher.STUDENT_TOKENIZER, demo_teacher.TEACHER)
+    )
+    assert student.tokenize("a 12.")[-2:] == ["\u258112", "."]
+    assert teacher.tokenize("a 12.")[-3:] == ["1", "2", "."]
+
+
+def test_shipped_teacher_solves_held_out_problems() -> None:
+    teacher = demo_teacher.ASSETS / demo_teacher.TEACHER
+    verdict = demo_teacher.verdict(teacher, limit=100)
+    assert verdict.accuracy >= 0.97
+    assert verdict.answer_loss < 0.02
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [(" 5 + 7 = 12. #### 12", "12"), ("5 + 7\n#### 12", ""), (" ####", ""), (" #### 1 2", "1")],
+)
+def test_final_number_is_the_first_word_behind_the_mark(text: str, number: str) -> None:
+    assert extract("marked", text) == number
+
+
+def test_demo_writes_its_results_when_run_for_two_steps(tmp_path, capsys) -> None:
+    options = ("--max_steps=2", "--eval_steps=1")
+    base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
+    results = demo.run_demo(tmp_path, seeds=(0,), options=options, base=base)
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+    assert set(results) == {"vocagnolm", "cpt", "random"}
+    for metrics in results.values():
+        assert set(metrics) == {"accuracy", "clean_loss", "answer_loss", "seconds"}
+        assert all(len(values) == 1 for values in metrics.values())
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+    assert "| VocAgnoLM " in capsys.readouterr().out
+
+
+def test_demo_names_the_log_when_a_run_fails(tmp_path) -> None:
+    with pytest.raises(RuntimeError, match=r"worker\d\.log"):
+        demo.run_demo(tmp_path, seeds=(0,), base=("--global_batch_tokens=500", "--max_steps=2"))

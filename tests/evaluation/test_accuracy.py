@@ -1,0 +1,184 @@
+"""Numbers of the table: rounding, intervals, averages, and the metric of `evaluate`."""
+
+from __future__ import annotations
+
+import doctest
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vocagnolm.evaluation.accuracy
+from vocagnolm.evaluation.accuracy import (
+    Z_95,
+    Accuracy,
+    MathAnswerAccuracy,
+    average,
+    averages,
+    summarize,
+    wilson_interval,
+)
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
+
+
+def test_scoring_doctests_run_when_read() -> None:
+    results = doctest.testmod(vocagnolm.evaluation.accuracy)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def solve_score_equation(share: float, n: int, low: float, high: float) -> float:
+    """Where (share - p)^2 = z^2 p (1 - p) / n between two shares, by bisection."""
+
+    def excess(p: float) -> float:
+        return (share - p) ** 2 - Z_95**2 * p * (1 - p) / n
+
+    rises = excess(high) > excess(low)
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (low, middle) if (excess(middle) > 0) == rises else (middle, high)
+    return (low + high) / 2
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 32, 500, 3018])
+def test_wilson_interval_solves_the_score_equation_when_it_is_solved_slowly(n: int) -> None:
+    for correct in {0, 1, n // 3, n // 2, n - 1, n} & set(range(n + 1)):
+        share = correct / n
+        low = 0.0 if correct == 0 else solve_score_equation(share, n, 0.0, share)
+        high = 1.0 if correct == n else solve_score_equation(share, n, share, 1.0)
+        found = wilson_interval(correct, n)
+        assert found == pytest.approx((100 * low, 100 * high), abs=1e-9)
+        assert 0 <= found[0] <= 100 * share <= found[1] <= 100
+
+
+def test_wilson_interval_is_the_published_one_when_ten_of_thirty_two_are_right() -> None:
+    assert wilson_interval(10, 32) == pytest.approx((17.95, 48.57), abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("correct", "n", "expected"),
+    [(10, 32, 31.2), (18, 32, 56.2), (14, 32, 43.8), (1, 3, 33.3), (0, 5, 0.0), (38, 500, 7.6)],
+)
+def test_accuracy_rounds_halves_to_even_when_the_harness_does(
+    correct: int, n: int, expected: float
+) -> None:
+    assert Accuracy.of(correct, n).rounded == expected
+    assert Accuracy.of(correct, n).rounded == np.round(
+        np.mean([True] * correct + [False] * (n - correct)) * 100, decimals=1
+    )
+    assert Accuracy.of(correct, n).exact == correct / n * 100
+
+
+def test_average_is_of_rounded_columns_and_of_exact_ones_when_they_differ() -> None:
+    columns = [Accuracy.of(10, 32), Accuracy.of(1, 3)]
+    found = average(columns)
+    assert found["rounded"] == 32.2  # (31.2 + 33.3) / 2 = 32.25, to the even digit
+    assert found["exact"] == pytest.approx((31.25 + 100 / 3) / 2)
+
+
+def test_average_prints_as_the_harness_does_when_the_mean_ends_in_a_five() -> None:
+    means = 0
+    for total in range(0, 2000):
+        columns = [Accuracy(1, 0, value, 0.0, (0.0, 0.0)) for value in (total / 10, 0.0)]
+        mean = sum(column.rounded for column in columns) / 2
+        assert f"{average(columns)['rounded']:.1f}" == f"{mean:.1f}"
+        means += float(np.round(mean, 1)) != average(columns)["rounded"]
+    assert means, "rounding and printing never differ: this tests nothing"
+
+
+def test_average_interval_puts_columns_together_when_computed_by_hand() -> None:
+    first = Accuracy(10, 2, 20.0, 20.0, (14.0, 32.0))
+    other = Accuracy(10, 5, 50.0, 50.0, (42.0, 55.0))
+    # Below: sqrt(6^2 + 8^2) / 2 = 5; above: sqrt(12^2 + 5^2) / 2 = 6.5.
+    assert average([first, other])["interval"] == pytest.approx([30.0, 41.5])
+
+
+def test_average_interval_is_that_of_the_column_when_there_is_one() -> None:
+    column = Accuracy.of(3, 40)
+    assert average([column])["interval"] == pytest.approx(column.interval)
+
+
+def test_averages_are_the_three_of_the_paper_when_all_columns_are_there() -> None:
+    columns = {name: Accuracy.of(at, 10) for at, name in enumerate(PAPER_BENCHMARKS)}
+    found = averages(columns)
+    assert list(found) == ["AVG", "AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
+    assert [len(AVERAGES[name]) for name in found] == [9, 6, 8]
+    # Columns are 0, 10, ..., 80 in the paper's order; TAB is 50, MMLU-STEM 70, SAT 80.
+    assert [value["rounded"] for value in found.values()] == [40.0, 26.7, 35.0]
+    del columns["sat"]
+    assert list(averages(columns)) == ["AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
+    assert averages({"demo": Accuracy.of(1, 2)}) == {}
+
+
+def graded(
+    prediction: str | None, correct: bool, decided_by: str, opinion: bool | None
+) -> dict[str, Any]:
+    return {
+        "prediction": prediction,
+        "correct": correct,
+        "decided_by": decided_by,
+        "math_verify": opinion,
+    }
+
+
+def test_summary_counts_what_the_graders_say_when_items_differ() -> None:
+    records = [
+        graded("3", True, "string", True),
+        graded("", False, "empty", False),
+        graded(None, False, "empty", None),
+        graded("placeholder", False, "choice", None),
+        graded("3.0", True, "numeric", False),
+    ]
+    found = summarize(records)
+    assert (found["correct"], found["n"], found["rounded"]) == (2, 5, 40.0)
+    assert found["unanswered"] == pytest.approx(3 / 5)
+    assert found["decided_by"] == {"choice": 1, "empty": 2, "numeric": 1, "string": 1}
+    assert (found["math_verify"]["correct"], found["math_verify"]["n"]) == (1, 5)
+    assert found["math_verify"]["without_opinion"] == 2
+    assert found["math_verify"]["agreement"] == pytest.approx(2 / 3)
+    assert "finish_reasons" not in found
+
+
+def test_summary_says_how_texts_ended_when_they_were_generated() -> None:
+    endings = [("stop", 10), ("length", 30), ("stop", 20)]
+    records = [
+        graded("A", False, "choice", None) | {"finish_reason": reason, "n_new_tokens": tokens}
+        for reason, tokens in endings
+    ]
+    found = summarize(records)
+    assert found["finish_reasons"] == {"length": 1, "stop": 2}
+    assert found["mean_new_tokens"] == 20
+    assert found["math_verify"] is None
+
+
+OUTPUTS = ["So 5 + 3 = 8.\nThe answer is 8.", "The answer is 9.", ""]
+
+
+def test_metric_gives_the_accuracy_when_it_computes() -> None:
+    metric = MathAnswerAccuracy("gsm8k")
+    found = metric.compute(predictions=OUTPUTS, references=["8", "8", "8"])
+    assert found["accuracy"] == 33.3
+    assert (found["correct"], found["n"]) == (1, 3)
+    assert found["unanswered"] == pytest.approx(1 / 3)
+    assert found["math_verify"]["rounded"] is not None
+    assert math.isclose(found["exact"], 100 / 3)
+
+
+def test_metric_gives_the_same_when_items_are_added_in_parts() -> None:
+    metric = MathAnswerAccuracy("mathqa")
+    metric.add(prediction="The answer is (B).", reference="B")
+    metric.add_batch(
+        predictions=["The answer is (C).", "none", "the choice is a"], references=["B", "C", "A"]
+    )
+    found = metric.compute()
+    assert (found["accuracy"], found["correct"], found["n"]) == (50.0, 2, 4)
+    assert found["decided_by"] == {"choice": 4}
+
+
+@pytest.mark.parametrize("name", ["gsm9k", None])
+def test_metric_says_which_benchmarks_there_are_when_it_is_given_none_of_them(
+    name: str | None,
+) -> None:
+    with pytest.raises(ValueError, match=r"expected a benchmark of gsm8k, .*: give one"):
+        MathAnswerAccuracy(name)

@@ -1,0 +1,324 @@
+"""Benchmarks as data: every question, gold and prompt against the harness's."""
+
+from __future__ import annotations
+
+import copy
+import doctest
+import gzip
+import hashlib
+import json
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.evaluation.tasks import questions
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
+from vocagnolm.evaluation.tasks.few_shot import build_prompt, load_prompt_set
+from vocagnolm.evaluation.tasks.sources import load_items
+
+COUNTS = dict(
+    zip(PAPER_BENCHMARKS, (1319, 500, 1000, 2215, 2065, 1000, 1000, 3018, 32), strict=True)
+)
+HARNESS_NAMES = {"math": "minerva_math", "sat": "sat_math"}
+CHOOSE = "\nWhat of the following is the right choice? Explain your answer.\n"
+
+
+def built_by_the_harness(shared_dir: Path, benchmark_id: str) -> list[dict[str, Any]]:
+    name = HARNESS_NAMES.get(benchmark_id, benchmark_id)
+    with gzip.open(shared_dir / f"data/grading/built/{name}.jsonl.gz", "rt") as file:
+        return [json.loads(line) for line in file]
+
+
+def staged_rows(shared_dir: Path, benchmark: Benchmark) -> list[dict[str, Any]]:
+    with (shared_dir / "data/benchmarks" / str(benchmark.file)).open() as file:
+        return [json.loads(line) for line in file]
+
+
+# Records
+
+
+def test_benchmarks_stand_in_the_papers_order_when_listed() -> None:
+    assert list(BENCHMARKS) == [*PAPER_BENCHMARKS, "gsm_hard", "demo"]
+    columns = [benchmark.column for benchmark in BENCHMARKS.values()]
+    paper = "GSM8K MATH SVAMP ASDiv MAWPS TAB MQA MMLU-STEM SAT"
+    assert columns == [*paper.split(), "GSM-Hard", "Demo"]
+    assert all(key == benchmark.id for key, benchmark in BENCHMARKS.items())
+    assert {name: BENCHMARKS[name].item_count for name in PAPER_BENCHMARKS} == COUNTS
+
+
+def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
+    letters = {"mathqa", "mmlu_stem", "sat"}
+    for benchmark in (BENCHMARKS[name] for name in (*PAPER_BENCHMARKS, "gsm_hard")):
+        is_problem = benchmark.id in letters | {"math"}
+        assert benchmark.shots == (4 if is_problem else 8)
+        assert benchmark.template.startswith("Problem:\n" if is_problem else "Question: ")
+        assert benchmark.answer_kind == ("letter" if benchmark.id in letters else "free")
+        assert benchmark.stops == ("</s>", "\n\nQuestion:", "\n\nProblem:")
+        assert benchmark.max_new_tokens == 1024
+        assert benchmark.licence
+        assert benchmark.source
+        assert benchmark.verified
+    sets = {name: BENCHMARKS[name].prompt_set for name in BENCHMARKS}
+    assert sets["math"] == "minerva_math"
+    assert sets["mathqa"] == "mathqa"
+    assert sets["mmlu_stem"] == sets["sat"] == "mmlu_stem"
+    assert {sets[name] for name in ("gsm8k", "svamp", "asdiv", "mawps", "tabmwp")} == {"gsm8k"}
+    assert sets["gsm_hard"] == "gsm8k"
+
+
+def test_benchmarks_cannot_be_changed_when_shared() -> None:
+    with pytest.raises(FrozenInstanceError):
+        BENCHMARKS["demo"].shots = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        BENCHMARKS["mine"] = BENCHMARKS["demo"]  # type: ignore[index]
+    assert len({*BENCHMARKS.values()}) == len(BENCHMARKS)
+
+
+# The staged data against what the harness built of it
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_items_equal_the_harnesss_when_built_from_its_files(shared_dir: Path, name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    loaded = load_items(benchmark, shared_dir / "data/benchmarks")
+    built = built_by_the_harness(shared_dir, name)
+    assert len(loaded.items) == COUNTS[name] == len(built)
+    assert loaded.items == tuple(Item(row["idx"], row["question"], row["gold"]) for row in built)
+    assert loaded.origin == benchmark.file
+    assert loaded.verified
+    assert loaded.digest == benchmark.items_sha256
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_prompts_equal_the_harnesss_when_its_exemplars_are_given(
+    shared_dir: Path, name: str
+) -> None:
+    benchmark = BENCHMARKS[name]
+    assert benchmark.prompt_set is not None
+    prompt_set = load_prompt_set(benchmark.prompt_set, shared_dir / "data/prompts/cot")
+    items = load_items(benchmark, shared_dir / "data/benchmarks").items
+    prompts = [build_prompt(benchmark, prompt_set, item.question) for item in items]
+    assert [hashlib.sha256(prompt.encode()).hexdigest() for prompt in prompts] == [
+        row["prompt_sha256"] for row in built_by_the_harness(shared_dir, name)
+    ]
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_file_sha256_is_the_files_when_staged(shared_dir: Path, name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    data = (shared_dir / "data/benchmarks" / str(benchmark.file)).read_bytes()
+    assert hashlib.sha256(data).hexdigest() == benchmark.file_sha256
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_rows_stay_as_they_are_when_items_are_built(shared_dir: Path, name: str) -> None:
+    rows = staged_rows(shared_dir, BENCHMARKS[name])
+    before = copy.deepcopy(rows)
+    for row in rows:
+        BENCHMARKS[name].item(0, row)
+    assert rows == before
+
+
+# Questions and golds of rows made by hand
+
+TABLE = {"table": "x | y\n1 | 2", "question": "How many?", "table_title": None, "choices": None}
+ROWS: dict[str, tuple[str, dict[str, Any], str, str]] = {
+    "gsm8k": (
+        "gsm8k",
+        {"question": " How far? ", "answer": "2+2=4\n#### 1,004"},
+        "How far?",
+        "1,004",
+    ),
+    "math takes the last box": (
+        "math",
+        {"problem": "Find $x$.", "solution": r"$\boxed{1}$, no: $\boxed{\frac12}$.", "answer": "9"},
+        "Find $x$.",
+        r"\frac{1}{2}",
+    ),
+    "math without a box takes the last number": (
+        "math",
+        {"problem": "Find $x$.", "solution": "It is 1, then 2."},
+        "Find $x$.",
+        "2",
+    ),
+    "svamp adds a full stop": (
+        "svamp",
+        {"Body": " Dan had 3 pens ", "Question": " How many? ", "Answer": 145.0},
+        "Dan had 3 pens. How many?",
+        "145",
+    ),
+    "svamp keeps the full stop": (
+        "svamp",
+        {"Body": "Dan had 3 pens.", "Question": "How many?", "Answer": "2.5"},
+        "Dan had 3 pens. How many?",
+        "2.5",
+    ),
+    "asdiv drops every unit": (
+        "asdiv",
+        {"body": "Two pens. ", "question": " How many?", "answer": "9 (pens) (blue)"},
+        "Two pens. How many?",
+        "9",
+    ),
+    "asdiv asks yes or no": (
+        "asdiv",
+        {"body": "Two pens.", "question": "Enough?", "answer": "Yes"},
+        "Two pens. Enough? (Yes or No)",
+        "Yes",
+    ),
+    "asdiv is normalised twice": (
+        "asdiv",
+        {"body": "It is noon.", "question": "When?", "answer": "3:30 p.m."},
+        "It is noon. When?",
+        "3:30p",
+    ),
+    "mawps": ("mawps", {"input": "How many ?", "target": 43.0}, "How many ?", "43"),
+    "tabmwp without a title": (
+        "tabmwp",
+        {**TABLE, "answer": "34.35", "ans_type": "decimal_number"},
+        "Read the following table and answer a question:\nx | y\n1 | 2\nHow many?",
+        "34.35",
+    ),
+    "tabmwp with title and choices": (
+        "tabmwp",
+        {
+            **TABLE,
+            "table_title": "Pens",
+            "choices": ["it's", "linear"],
+            "answer": "linear",
+            "ans_type": "extractive_text",
+        },
+        'Read the following table regarding "Pens" and answer a question:\nx | y\n1 | 2\nHow many?'
+        """ Please select from the following options: ["it's", 'linear']""",
+        "linear",
+    ),
+    "tabmwp divides": (
+        "tabmwp",
+        {**TABLE, "answer": "3/8", "ans_type": "decimal_number"},
+        "Read the following table and answer a question:\nx | y\n1 | 2\nHow many?",
+        "0.375",
+    ),
+    "tabmwp takes commas out": (
+        "tabmwp",
+        {**TABLE, "answer": "1,234,567", "ans_type": "integer_number"},
+        "Read the following table and answer a question:\nx | y\n1 | 2\nHow many?",
+        "1234567",
+    ),
+    "tabmwp divides percents": (
+        "tabmwp",
+        {**TABLE, "answer": "12%", "ans_type": "integer_number"},
+        "Read the following table and answer a question:\nx | y\n1 | 2\nHow many?",
+        "0.12",
+    ),
+    "tabmwp keeps text": (
+        "tabmwp",
+        {**TABLE, "answer": "3:15", "ans_type": "other_text"},
+        "Read the following table and answer a question:\nx | y\n1 | 2\nHow many?",
+        "3:15",
+    ),
+    "mathqa": (
+        "mathqa",
+        {
+            "problem": "how much ?",
+            "options": "a ) 1 , b ) 2 , c ) 3 , d ) 4 , e ) 5",
+            "correct": "d",
+        },
+        f"How much ?{CHOOSE}(A) 1, (B) 2, (C) 3, (D) 4, (E) 5",
+        "D",
+    ),
+    "mathqa closes up commas inside of options": (
+        "mathqa",
+        {"problem": "how much ?", "options": "a ) 1 , 200 , b ) 2", "correct": "a"},
+        f"How much ?{CHOOSE}(A) 1, 200, (B) 2",
+        "A",
+    ),
+    "mathqa reads a list with doubled labels": (
+        "mathqa",
+        {"problem": "how much ?", "options": "['a ) a ) 1 cm', 'b ) b ) 2 cm']", "correct": "b"},
+        f"How much ?{CHOOSE}(A) 1 cm, (B) 2 cm",
+        "B",
+    ),
+    "mmlu_stem strips choices": (
+        "mmlu_stem",
+        {"question": "Which?\n", "choices": ["150 m ", " Both", "x", "( 1 , 2 )"], "answer": 3},
+        f"Which?\n{CHOOSE}(A) 150 m, (B) Both, (C) x, (D) ( 1 , 2 )",
+        "D",
+    ),
+    "sat with parentheses": (
+        "sat",
+        {"question": "Which?", "options": "A) $f(B) $ B) 2 C) 3 D) 4", "Answer": "B"},
+        f"Which?{CHOOSE}(A) $f(B) $ (B) 2 (C) 3 (D) 4",
+        "B",
+    ),
+    "sat with points stays as it is": (
+        "sat",
+        {"question": "Which?", "options": "A. 1 B. 2 C. 3 D. 4", "Answer": "C"},
+        f"Which?{CHOOSE}(A. 1 B. 2 C. 3 D. 4",
+        "C",
+    ),
+    "gsm_hard": ("gsm_hard", {"input": "How far?", "target": -9867630.0}, "How far?", "-9867630"),
+    "demo": ("demo", {"question": "Q: How far?\nA:", "answer": "12"}, "Q: How far?\nA:", "12"),
+}
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_item_reads_as_expected_when_built_from_a_row(case: str) -> None:
+    name, row, question, gold = ROWS[case]
+    before = copy.deepcopy(row)
+    assert BENCHMARKS[name].item(7, row) == Item(7, question, gold)
+    assert row == before
+
+
+@pytest.mark.parametrize(
+    ("gold", "hint"),
+    [
+        ("TRUE", " (True or False)"),
+        ("false", " (True or False)"),
+        ("no", " (Yes or No)"),
+        ("Noon", ""),
+    ],
+)
+def test_question_says_what_it_expects_when_the_gold_is_a_truth_value(gold: str, hint: str) -> None:
+    row = {**TABLE, "answer": gold, "ans_type": "boolean_text"}
+    assert BENCHMARKS["tabmwp"].item(0, row).question.partition("How many?")[2] == hint
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("gsm8k", {"question": "Why?"}, "expected a field `answer`, found question"),
+        ("gsm8k", {"question": 3, "answer": "#### 1"}, "expected `question` to be str, found int"),
+        ("gsm8k", {"question": "Why?", "answer": "1"}, "found no ####"),
+        (
+            "mawps",
+            {"input": "Why?", "target": True},
+            "expected `target` to be int or float, found bool",
+        ),
+        (
+            "mmlu_stem",
+            {"question": "", "choices": ["a"] * 4, "answer": -1},
+            "from 0 to 3, found -1",
+        ),
+        ("mmlu_stem", {"question": "", "choices": ["a"] * 4, "answer": 4}, "from 0 to 3, found 4"),
+        (
+            "mmlu_stem",
+            {"question": "", "choices": ["a"] * 3, "answer": 0},
+            "`choices` to be 4 texts",
+        ),
+        ("mmlu_stem", {"question": "", "choices": [1] * 4, "answer": 0}, "`choices` to be 4 texts"),
+        ("mathqa", {"problem": "", "options": "[print(1)]", "correct": "a"}, "a list of texts"),
+        ("mathqa", {"problem": "", "options": "[", "correct": "a"}, "a list of texts"),
+        ("mathqa", {"problem": "", "options": "[1]", "correct": "a"}, "a list of texts"),
+        ("tabmwp", {**TABLE, "answer": "ten", "ans_type": "integer_number"}, "ten"),
+    ],
+)
+def test_item_is_refused_when_its_row_is_bad(name: str, row: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BENCHMARKS[name].item(0, row)
+
+
+def test_questions_doctests_run_when_read() -> None:
+    results = doctest.testmod(questions)
+    assert results.attempted > 0
+    assert results.failed == 0

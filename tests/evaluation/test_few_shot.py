@@ -1,0 +1,197 @@
+"""The exemplars: right by the evaluator's own rules, and nobody else's."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from fractions import Fraction
+from math import comb
+from pathlib import Path
+
+import pytest
+
+from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.grading.normalization import strip_string
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.few_shot import PromptSet, build_prompt, load_prompt_set
+from vocagnolm.evaluation.tasks.sources import load_items
+
+SEPARATOR = "\n\n\n"
+CHOOSE = "What of the following is the right choice? Explain your answer."
+# Each solution worked out again, by other means than its text.
+ANSWERS = {
+    "gsm8k": (
+        str(7 * 24 + 10),
+        str(312 - 6 * 45),
+        str(36 // 2 * 14),
+        str(9 - 4 * 2 // 2),
+        str(60 * 4 // 5 + 15),
+        str(24 * 5 // 2 - 45),
+        str(2 * 11 - 4 + 3),
+        str(5 * 8 + 20 * 3),
+    ),
+    "minerva_math": (
+        strip_string(Fraction(4 * 6, comb(10, 2))),
+        f"({-2 * 3},{4 - 1 + 2 * 3})",
+        str(pow(5, 38, 13)),
+        r"3\sqrt{5}",  # the square is 45
+    ),
+    "mathqa": ("B", "C", "E", "A"),
+    "mmlu_stem": ("C", "A", "D", "B"),
+}
+# What the right option says, for the sets with letters.
+CHOSEN = {
+    "mathqa": (
+        str((18 * 35 + 12 * 50) // 30),
+        str((1 - 4 * (Fraction(1, 10) + Fraction(1, 15))) * 15),
+        str(float(Fraction(180 + 270, 25) * Fraction(36, 10))),
+        str(int(8000 * (Fraction(105, 100) ** 2 - 1)) - 2 * 400),
+    ),
+    "mmlu_stem": (
+        f"{int(Fraction(4, 2) * (Fraction(10, 4) * 6) ** 2)} J",
+        str(3 * (2 * 3 + 4) // 2),
+        "$3$",
+        str((1000).bit_length()),
+    ),
+}
+STARTS = {"gsm8k": ("Question: ", "\nAnswer: ")}
+LETTERED = ("mathqa", "mmlu_stem")
+
+
+def exemplars(name: str) -> list[tuple[str, str]]:
+    """Question and solution of each exemplar of the package."""
+    start, middle = STARTS.get(name, ("Problem:\n", "\nSolution:\n"))
+    pairs = []
+    for text in load_prompt_set(name, None).text.strip().split(SEPARATOR):
+        assert text.startswith(start)
+        question, found, solution = text.removeprefix(start).partition(middle)
+        assert found
+        pairs.append((question, solution))
+    return pairs
+
+
+def options(question: str) -> dict[str, str]:
+    """The options of a question by letter."""
+    listed = question.rpartition("\n")[2]
+    parts = re.split(r"(?:^|, )\(([A-E])\) ", listed)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_exemplars_give_their_answer_when_read_as_outputs(name: str) -> None:
+    kind = "letter" if name in LETTERED else "free"
+    found = tuple(extract(kind, solution) for _, solution in exemplars(name))
+    assert found == ANSWERS[name]
+    assert all(strip_string(answer) == answer for answer in ANSWERS[name])
+
+
+@pytest.mark.parametrize("name", LETTERED)
+def test_exemplars_choose_the_right_option_when_worked_out_again(name: str) -> None:
+    right = zip(exemplars(name), ANSWERS[name], CHOSEN[name], strict=True)
+    for (question, _), letter, text in right:
+        assert question.split("\n")[-2] == CHOOSE
+        choices = options(question)
+        assert "".join(choices) == ("ABCDE" if name == "mathqa" else "ABCD")
+        assert len({*choices.values()}) == len(choices)
+        assert choices[letter] == text
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_exemplars_end_as_the_harnesss_do_when_read(name: str) -> None:
+    ends = {
+        "gsm8k": r" The answer is (\d+)\.",
+        "minerva_math": r"\nFinal Answer: The final answer is \$(.+)\$\. I hope it is correct\.",
+        "mathqa": r"\nFinal Answer: The final answer is \(([A-E])\)\.",
+        "mmlu_stem": r"\nFinal Answer: The final answer is \(([A-D])\)\.",
+    }
+    for _, solution in exemplars(name):
+        assert re.search(ends[name] + "$", solution)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_exemplars_box_what_they_conclude_when_they_are_for_math(name: str) -> None:
+    boxed = [extract("free", text.split("\nFinal")[0]) for _, text in exemplars(name)]
+    if name == "minerva_math":
+        assert tuple(boxed) == ANSWERS[name]
+    else:
+        assert all(boxed)
+
+
+@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
+def test_prompt_holds_its_shots_when_built(name: str) -> None:
+    benchmark = BENCHMARKS[name]
+    assert benchmark.prompt_set is not None
+    prompt = build_prompt(benchmark, load_prompt_set(benchmark.prompt_set, None), "Why {not}?")
+    *shots, asked = prompt.split(SEPARATOR)
+    assert len(shots) == benchmark.shots == len(exemplars(benchmark.prompt_set))
+    assert asked == benchmark.template.replace("{question}", "Why {not}?")
+    assert not any(stop in shot for stop in benchmark.stops for shot in shots)
+    # A model that goes on in the exemplars' way runs into a stop.
+    assert any(stop in SEPARATOR + shots[0] for stop in benchmark.stops)
+
+
+def test_prompt_is_written_out_when_built() -> None:
+    prompt_set = PromptSet("gsm8k", "\nQuestion: A?\nAnswer: B.\n\n", "other", "")
+    shot = "Question: A?\nAnswer: B."
+    gsm8k, math = BENCHMARKS["gsm8k"], BENCHMARKS["math"]
+    assert build_prompt(gsm8k, prompt_set, "C?") == f"{shot}\n\n\nQuestion: C?\nAnswer:"
+    assert build_prompt(math, prompt_set, "C?") == f"{shot}\n\n\nProblem:\nC?\nSolution:"
+    assert build_prompt(gsm8k, None, "C?") == "Question: C?\nAnswer:"
+    assert build_prompt(BENCHMARKS["demo"], None, "Q: C?\nA:") == "Q: C?\nA:"
+
+
+# Where they come from
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_prompt_set_is_the_packages_when_no_directory_is_given(name: str) -> None:
+    prompt_set = load_prompt_set(name, None)
+    assert (prompt_set.name, prompt_set.origin) == (name, "vocagnolm")
+    assert prompt_set.sha256 == hashlib.sha256(prompt_set.text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_prompt_set_is_the_harnesss_when_its_bytes_are(shared_dir: Path, name: str) -> None:
+    directory = shared_dir / "data/prompts/cot"
+    prompt_set = load_prompt_set(name, directory)
+    assert prompt_set.origin == "harness"
+    assert prompt_set.text == (directory / f"{name}.md").read_text()
+
+
+def test_prompt_set_is_anothers_when_its_bytes_are(tmp_path: Path) -> None:
+    (tmp_path / "gsm8k.md").write_bytes(b"Question: A?\r\nAnswer: B.")
+    prompt_set = load_prompt_set("gsm8k", tmp_path)
+    assert (prompt_set.origin, prompt_set.text) == ("other", "Question: A?\nAnswer: B.")
+    assert prompt_set.sha256 == hashlib.sha256(b"Question: A?\r\nAnswer: B.").hexdigest()
+
+
+def test_prompt_set_is_refused_when_it_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"--prompts_dir .* has no gsm8k\.md: give"):
+        load_prompt_set("gsm8k", tmp_path)
+    (tmp_path / "gsm8k.md").write_bytes(b"abc\xff")
+    with pytest.raises(ValueError, match=r"gsm8k\.md is no UTF-8 text \(byte 3\)"):
+        load_prompt_set("gsm8k", tmp_path)
+
+
+# Nobody else's
+
+
+def eight_grams(text: str) -> set[tuple[str, ...]]:
+    """Runs of eight words or numbers, without the lines that the format prescribes."""
+    text = re.sub(r"Final Answer: The final answer is .*", " ", text.replace(CHOOSE, " "))
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[at : at + 8]) for at in range(len(words) - 7)}
+
+
+def test_exemplars_share_no_eight_words_when_compared_with_the_benchmarks(
+    shared_dir: Path,
+) -> None:
+    data = shared_dir / "data"
+    others = [path.read_text() for path in (data / "prompts/cot").glob("*.md")]
+    for name in PAPER_BENCHMARKS:
+        loaded = load_items(BENCHMARKS[name], data / "benchmarks")
+        others += [item.question for item in loaded.items]
+    taken = set().union(*map(eight_grams, others))
+    assert len(taken) > 100_000
+    for name in ANSWERS:
+        assert not eight_grams(load_prompt_set(name, None).text) & taken

@@ -1,0 +1,728 @@
+"""Decoding rules and the engine of transformers, against plain generation one by one."""
+
+from __future__ import annotations
+
+import doctest
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+
+import vocagnolm.evaluation.engines.generation
+from vocagnolm.evaluation.engines.generation import (
+    Completion,
+    Decoding,
+    GeneratedTokens,
+    context_length,
+    cut,
+    end_of_text_ids,
+)
+from vocagnolm.evaluation.engines.hf_engine import HFEngine, WaitingRows
+
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
+SHARED_TEXT = "Ben has 15 apples and buys 12 more apples.\nThe answer is 27.\n\n\n"
+STOPS = ("\n\nQuestion:", "\n\nProblem:")
+NEW_TOKENS = 40
+
+
+def test_generation_doctests_run_when_read() -> None:
+    results = doctest.testmod(vocagnolm.evaluation.engines.generation)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+# The rules
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "expected"),
+    [
+        (" 42 \n", [], "42"),
+        ("a b c", ["x"], "a b c"),
+        ("a. B stop C", ["C", "B"], "a."),
+        ("a B a", ["a"], ""),
+        ("The\n\nQuestion: 2\n\nProblem: 3", STOPS, "The"),
+        ("The\n\nProblem: 3\n\nQuestion: 2", STOPS, "The"),
+        ("\n\nQuestion", STOPS, "Question"),
+        ("abcd", ["bcd", "bc", "cd"], "a"),
+    ],
+)
+def test_cut_ends_before_the_earliest_stop_when_it_is_given_a_text(
+    text: str, stops: Sequence[str], expected: str
+) -> None:
+    assert cut(text, stops) == expected
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_tokenizer", "expected"),
+    [(None, None, set()), (None, 2, {2}), (3, 2, {2, 3}), ([3, 4], 4, {3, 4}), ([0], 2, {0, 2})],
+)
+def test_end_of_text_ids_are_those_of_both_when_model_and_tokenizer_differ(
+    of_model: Any, of_tokenizer: int | None, expected: set[int]
+) -> None:
+    class Tokenizer:
+        eos_token_id = of_tokenizer
+
+    assert end_of_text_ids(GenerationConfig(eos_token_id=of_model), Tokenizer()) == expected
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (transformers.LlamaConfig(max_position_embeddings=77), 77),
+        (transformers.GPT2Config(n_positions=33), 33),
+        (transformers.BloomConfig(), None),
+        (
+            transformers.Phi3Config(
+                max_position_embeddings=400,
+                original_max_position_embeddings=100,
+                rope_parameters={**LONGROPE, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
+            ),
+            100,
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_context_length_is_what_the_model_was_made_for_when_a_configuration_says_so(
+    config: Any, expected: int | None
+) -> None:
+    assert context_length(config) == expected
+
+
+def decoding_of(
+    tokenizer: Any, stops: Sequence[str] = STOPS, context: int | None = None
+) -> Decoding:
+    return Decoding(tokenizer, tuple(stops), NEW_TOKENS, context, frozenset())
+
+
+def test_encode_gives_what_the_tokenizer_gives_when_it_adds_special_tokens(
+    tokenizers_by_family: Tokenizers, shared_dir: Path
+) -> None:
+    llama = transformers.AutoTokenizer.from_pretrained(shared_dir / "tokenizers" / "tinyllama")
+    for tokenizer in (tokenizers_by_family["byte_level"], llama):
+        texts = ["Ben has 2 apples", "x"]
+        expected = [tokenizer(text)["input_ids"] for text in texts]
+        assert decoding_of(tokenizer).encode(texts) == expected
+    assert expected[0][0] == llama.bos_token_id
+
+
+def test_encode_says_how_many_and_how_long_when_prompts_do_not_fit(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    prompts = ["a", "1 + 2 = 3 and so on", "1 + 2 = 3"]
+    lengths = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    assert decoding_of(tokenizer, context=max(lengths) + 1).encode(prompts)
+    message = (
+        rf"1 of 3 prompts .* longest has {max(lengths)} tokens .* context holds {max(lengths)};"
+    )
+    with pytest.raises(ValueError, match=message):
+        decoding_of(tokenizer, context=max(lengths)).encode(prompts)
+
+
+def test_encode_names_the_prompt_when_it_is_empty(tokenizers_by_family: Tokenizers) -> None:
+    with pytest.raises(ValueError, match="prompt 1 has no token"):
+        decoding_of(tokenizers_by_family["byte_level"]).encode(["a", ""])
+
+
+@pytest.mark.parametrize(
+    ("stops", "max_new_tokens", "message"),
+    [(("x", ""), 5, "stop string is empty"), ((), 0, "max_new_tokens is 0")],
+)
+def test_decoding_is_refused_when_nothing_could_be_generated(
+    stops: tuple[str, ...], max_new_tokens: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Decoding(None, stops, max_new_tokens, None, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "ids", "stops", "expected"),
+    [
+        (5, [7] * 8, (), "length"),
+        (13, [7] * 7, (), "context"),
+        (12, [7] * 8, (), "length"),  # both limits at once
+        (5, [7, 7, 9], (), "eos"),
+        (5, [9], (), "eos"),
+        (5, [7] * 8, ("77",), "stop"),
+    ],
+)
+def test_finish_reason_is_the_rule_that_ended_it_when_ids_are_complete(
+    n_prompt: int, ids: list[int], stops: tuple[str, ...], expected: str
+) -> None:
+    class Digits:
+        def decode(self, ids: Sequence[int], **options: Any) -> str:
+            assert options == {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+            return "".join(map(str, ids))
+
+    decoding = Decoding(Digits(), stops, 8, 20, frozenset({9}))
+    completion = decoding.completion(3, n_prompt, ids)
+    text = "" if stops else "".join(map(str, ids))
+    assert completion == Completion(3, text, n_prompt, len(ids), expected)  # type: ignore[arg-type]
+
+
+# Stop strings in a stream of tokens
+
+
+def first_stop(decoding: Decoding, ids: list[int]) -> int | None:
+    """After how many tokens the text contains a stop string: decodes everything every time."""
+    return next(
+        (n for n in range(1, len(ids) + 1) if decoding.has_stop(decoding.decode(ids[:n]))), None
+    )
+
+
+def watched(decoding: Decoding, ids: list[int]) -> int | None:
+    """The same, from the stream."""
+    tokens = GeneratedTokens(decoding)
+    return next((n for n, token in enumerate(ids, 1) if tokens.append(token)), None)
+
+
+def streams(tokenizer: Any, rng: random.Random, count: int) -> Iterator[list[int]]:
+    """Ids of any kind, of bytes only, of text, and of text in which characters are broken."""
+    vocabulary = tokenizer.get_vocab()
+    short = [id_ for token, id_ in vocabulary.items() if len(token) == 1 or token.startswith("<0x")]
+    text = "Ben: 12 数学 and 日本語.\n\nQuestion: 😀😀 \n\n\nProblem: naïve é\n\n"
+    for _ in range(count):
+        yield rng.choices(list(vocabulary.values()), k=90)
+        yield rng.choices(short, k=90)
+        written = tokenizer(text * 3, add_special_tokens=False)["input_ids"]
+        yield written
+        for _ in range(6):
+            written.insert(rng.randrange(len(written)), rng.choice(short))
+        yield written
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generated_tokens_find_a_stop_at_its_last_token_when_characters_span_tokens(
+    family: str, tokenizers_by_family: Tokenizers
+) -> None:
+    tokenizer, rng = tokenizers_by_family[family], random.Random(family)
+    found = []
+    for ids in streams(tokenizer, rng, 15):
+        text = decoding_of(tokenizer).decode(ids)
+        at = [rng.randrange(len(text)) for _ in range(2)]
+        stops = ["\n\nQuestion:", *(text[i : i + rng.randint(1, 9)] for i in at)]
+        for chosen in (stops, stops[1:2], stops[:1], stops[2:]):
+            decoding = decoding_of(tokenizer, chosen)
+            expected = first_stop(decoding, ids)
+            assert watched(decoding, ids) == expected, (chosen, ids)
+            found.append(expected)
+    assert sum(n is not None and n > 45 for n in found) > 10  # past where the anchor moves
+    assert None in found
+
+
+@pytest.mark.parametrize("lead", range(1, 24))
+def test_generated_tokens_find_a_stop_where_the_whole_text_has_it_when_bytes_are_broken(
+    lead: int, tokenizers_by_family: Tokenizers
+) -> None:
+    tokenizer = tokenizers_by_family["metaspace"]
+
+    def ids_of(text: str) -> list[int]:
+        return [tokenizer.convert_tokens_to_ids(f"<0x{byte:02X}>") for byte in text.encode()]
+
+    letters = tokenizer("a b" * lead, add_special_tokens=False)["input_ids"]
+    mixed, half = ids_of("ab漢cd字" * 3), ids_of("漢")[:1]
+    silent = [tokenizer.bos_token_id] * 20
+    cases = {
+        "whole": [*letters, *mixed, *ids_of("\n\n")],
+        "unreadable": [*letters, *half, *mixed, *ids_of("\n\n"), *mixed],
+        "readable again": [*letters, *half, *letters, *mixed, *ids_of("\n\n")],
+        "interrupted": [*letters, *mixed, *ids_of("\n"), *silent, *ids_of("\n")],
+    }
+    decoding = decoding_of(tokenizer, ["\n\n"])
+    expected = {name: first_stop(decoding, ids) for name, ids in cases.items()}
+    assert {name: watched(decoding, ids) for name, ids in cases.items()} == expected
+    assert [name for name, n in expected.items() if n is None] == ["unreadable"]
+
+
+def test_generated_tokens_decode_a_few_tokens_a_step_when_completions_are_long(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    tokenizer = tokenizers_by_family["metaspace"]
+    decoded = []
+
+    class Counting:
+        def decode(self, ids: Sequence[int], **options: Any) -> Any:
+            decoded.append(len(ids))
+            return tokenizer.decode(ids, **options)
+
+    ids = tokenizer("Ben has 12 数学 apples 😀.\n" * 100, add_special_tokens=False)["input_ids"]
+    assert watched(decoding_of(Counting()), ids) is None
+    assert len(ids) > 1000
+    assert max(decoded) <= 40
+    assert sum(decoded) <= 40 * len(ids)
+
+
+def test_generated_tokens_decode_nothing_when_there_are_no_stops() -> None:
+    assert watched(Decoding(None, (), 5, None, frozenset()), [1, 2, 3]) is None
+
+
+# Scheduling
+
+
+@given(st.integers(0, 40), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_waiting_rows_run_in_full_batches_when_enough_are_left(
+    count: int, size: int, rng: random.Random
+) -> None:
+    needs = {row: rng.choice([1, 1, 1, 2, 3, 6]) for row in range(count)}
+    waiting, left, begun = WaitingRows(list(needs)), set(needs), []
+    while batch := waiting.take(size):
+        assert len(batch) == min(size, len(left))
+        assert len(set(batch)) == len(batch)
+        fresh = [row for row in batch if row not in begun]
+        assert fresh == sorted(fresh)
+        assert not fresh or sum(row in left for row in begun) < size
+        begun += fresh
+        for row in batch:
+            needs[row] -= 1
+        left -= {row for row in batch if not needs[row]}
+        waiting.put_back([row for row in batch if needs[row]])
+    assert not left
+    assert begun == sorted(needs)
+
+
+# The engine against plain generation
+
+
+def prompts_of(count: int, seed: int = 0, shared: str = SHARED_TEXT) -> list[str]:
+    """Prompts with a long shared beginning and ends of many lengths."""
+    rng = random.Random(seed)
+    words = ("apples", "12", "Ben", "数学", "x + y", "\n", "$\\frac{1}{2}$", "the", "😀")
+    ends = (" ".join(rng.choices(words, k=rng.randint(0, 14))) for _ in range(count))
+    return [f"{shared}Question: {end}\nAnswer:" for end in ends]
+
+
+Expected = list[tuple[str, int, int, str]]
+
+
+def plain(
+    model: Any, tokenizer: Any, prompts: Sequence[str], max_new_tokens: int = NEW_TOKENS
+) -> Callable[[Sequence[str]], Expected]:
+    """Generate the slow way, every whole prompt alone; a function of the stop strings.
+
+    It gives text, prompt tokens, new tokens and finish reason of each prompt.
+    """
+    context = getattr(model.config, "max_position_embeddings", None) or 10**9
+    own = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None}
+    kept, model.generation_config = model.generation_config, GenerationConfig()
+    rows = []
+    for prompt in prompts:
+        ids = tokenizer(prompt)["input_ids"]
+        inputs = torch.tensor([ids])
+        settings = GenerationConfig(
+            max_new_tokens=min(max_new_tokens, context - len(ids)),
+            do_sample=False,
+            eos_token_id=sorted(ends) or None,
+            pad_token_id=0,
+        )
+        mask = torch.ones_like(inputs)
+        output = model.generate(inputs, attention_mask=mask, generation_config=settings)
+        rows.append((len(ids), output[0, len(ids) :].tolist()))
+    model.generation_config = kept
+
+    def end(n_prompt: int, new: list[int], stops: Sequence[str]) -> tuple[str, int, int, str]:
+        for n in range(1, len(new) + 1):
+            text = tokenizer.decode(
+                new[:n], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+            if any(stop in text for stop in stops):
+                before = min((text.split(stop)[0] for stop in stops), key=len)
+                return before.strip(), n_prompt, n, "stop"
+        reason = "length" if len(new) == max_new_tokens else "context"
+        return text.strip(), n_prompt, len(new), "eos" if new[-1] in ends else reason
+
+    return lambda stops: [end(*row, stops) for row in rows]
+
+
+def completions_of(
+    engine: HFEngine, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int = NEW_TOKENS
+) -> Expected:
+    """What an engine gives, in the order of the prompts; each exactly once."""
+    groups = list(engine.generate(prompts, stops, max_new_tokens))
+    assert all(groups)
+    found = sorted((c for group in groups for c in group), key=lambda c: c.index)
+    assert [c.index for c in found] == list(range(len(prompts)))
+    return [(c.text, c.n_prompt_tokens, c.n_new_tokens, c.finish_reason) for c in found]
+
+
+def stops_from(free: Expected, seed: int, count: int = 3) -> list[str]:
+    """Pieces of what a model writes, so that some of its completions stop."""
+    rng, long = random.Random(seed), [text for text, *_ in free if len(text) > 20]
+    starts = [(text, rng.randrange(8, len(text) - 4)) for text in rng.sample(long, count)]
+    return [text[start : start + rng.randint(2, 9)] for text, start in starts]
+
+
+def frequent_token(model: Any, tokenizer: Any, prompts: Sequence[str]) -> int:
+    """A token that a model writes after some of the prompts, but not at once."""
+    ids = torch.tensor([tokenizer(prompts[0])["input_ids"]])
+    written = model.generate(ids, max_new_tokens=15, do_sample=False, eos_token_id=None)
+    return int(written[0, -1])
+
+
+@pytest.fixture(scope="session")
+def lively_llama(tiny_llama: Callable[..., Any]) -> Callable[..., Any]:
+    """A tiny Llama whose weights are large enough for completions that differ."""
+
+    def build(tokenizer: Any, **config: Any) -> Any:
+        settings = {"initializer_range": 0.5, "max_position_embeddings": 160, **config}
+        return tiny_llama(len(tokenizer), bos_token_id=None, eos_token_id=None, **settings)
+
+    return build
+
+
+# Not the unigram family: its training gives another vocabulary in every process.
+@pytest.mark.parametrize("family", ["metaspace", "byte_level", "nfc_digits"])
+def test_completions_equal_plain_generation_when_rows_end_in_every_way(
+    family: str, tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family[family]
+    prompts = prompts_of(18)
+    longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    # The longest prompts meet the context before the limit.
+    model = lively_llama(tokenizer, max_position_embeddings=longest + NEW_TOKENS - 8)
+    model.generation_config.eos_token_id = [frequent_token(model, tokenizer, prompts)]
+    slow = plain(model, tokenizer, prompts)
+    reasons = set()
+    for stops in ([], stops_from(slow(()), 0), stops_from(slow(()), 1)):
+        expected = slow(stops)
+        reasons |= {reason for *_, reason in expected}
+        for batch_size in (4, 16):
+            engine = HFEngine(model, tokenizer, batch_size)
+            assert completions_of(engine, prompts, stops) == expected
+    assert reasons == {"stop", "eos", "length", "context"}
+
+
+def test_completions_equal_plain_generation_when_the_tokenizer_is_tinyllamas(
+    shared_dir: Path, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(shared_dir / "tokenizers" / "tinyllama")
+    model, prompts = lively_llama(tokenizer), prompts_of(12)
+    slow = plain(model, tokenizer, prompts)
+    stops = [*STOPS, *stops_from(slow(()), 0)]
+    expected = slow(stops)
+    assert {"stop", "length"} <= {reason for *_, reason in expected}
+    for batch_size in (1, 4, 16):
+        assert completions_of(HFEngine(model, tokenizer, batch_size), prompts, stops) == expected
+
+
+def small(kind: str, **settings: Any) -> Any:
+    """The configuration of a tiny model, under the names that most architectures use."""
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "initializer_range": 0.5,
+        "max_position_embeddings": 160,
+    }
+    return getattr(transformers, f"{kind}Config")(**{**sizes, **settings})
+
+
+def old(kind: str, **settings: Any) -> Any:
+    """The same under the names of older architectures."""
+    sizes = {"initializer_range": 0.5, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 160}
+    return getattr(transformers, f"{kind}Config")(**{**sizes, **settings})
+
+
+LOCAL = [[["global", "local"], 1]]
+SERVED = {
+    "qwen2": small("Qwen2"),
+    "mistral_within_its_window": small("Mistral", sliding_window=4096),
+    "mistral_at_its_window": small("Mistral", sliding_window=160),
+    "mistral_past_its_window": small("Mistral", sliding_window=24),
+    "gemma2": small("Gemma2", sliding_window=24, head_dim=8),
+    "gemma3": small("Gemma3Text", sliding_window=24, head_dim=8),
+    "gpt_neox": small("GPTNeoX"),
+    "dynamic_rope": small("Llama", rope_parameters={"rope_type": "dynamic", "factor": 2.0}),
+    "longrope": small("Phi3", pad_token_id=0, rope_parameters=LONGROPE),
+    "gpt2": old("GPT2"),
+    "gptj": old("GPTJ", rotary_dim=4),
+    "gpt_neo": small("GPTNeo", num_layers=2, num_heads=4, attention_types=LOCAL, window_size=24),
+    "opt": small("OPT", ffn_dim=64, word_embed_proj_dim=32, init_std=0.5),
+    "bloom": old("Bloom", hidden_size=32),
+    "falcon_alibi": small("Falcon", alibi=True),
+    "mpt": transformers.MptConfig(d_model=32, n_layers=2, n_heads=4, initializer_range=0.5),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_completions_equal_plain_generation_when_positions_work_differently(
+    name: str, tokenizers_by_family: Tokenizers
+) -> None:
+    tokenizer, config = tokenizers_by_family["nfc_digits"], SERVED[name]
+    prompts = prompts_of(10)
+    # Rows meet the end of the context one after the other, while the rest of their batch goes on.
+    context = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts) + 12
+    if hasattr(config, "max_position_embeddings"):
+        config.max_position_embeddings = context
+    if name == "longrope":  # a context in which the rotation changes
+        config.rope_parameters["original_max_position_embeddings"] = context
+    if name == "mistral_at_its_window":
+        config.sliding_window = context
+    config.vocab_size, config.eos_token_id, config.bos_token_id = len(tokenizer), None, None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    slow = plain(model, tokenizer, prompts)
+    stops = stops_from(slow(()), 0, count=2)
+    expected = slow(stops)
+    for batch_size in (4, 16):
+        assert completions_of(HFEngine(model, tokenizer, batch_size), prompts, stops) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (transformers.T5Config(d_model=32, num_layers=1), "is an encoder-decoder"),
+        (transformers.MambaConfig(hidden_size=32, num_hidden_layers=1), "something else than the"),
+        (small("Qwen3Next", num_experts=2), "something else than the keys"),
+        (old("OpenAIGPT"), "something else than the keys"),
+        (
+            transformers.BartConfig(
+                d_model=32, decoder_layers=1, is_decoder=True, is_encoder_decoder=False
+            ),
+            "takes no position ids",
+        ),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_engine_refuses_a_model_when_its_rows_cannot_share_a_prefix(
+    config: Any, message: str, tokenizers_by_family: Tokenizers
+) -> None:
+    config.vocab_size = 500
+    kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with pytest.raises(ValueError, match=message):
+        HFEngine(kind.from_config(config), tokenizers_by_family["nfc_digits"], 4)
+
+
+def test_engine_refuses_a_batch_size_when_it_is_no_row(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    with pytest.raises(ValueError, match="batch size is 0"):
+        HFEngine(lively_llama(tokenizer), tokenizer, 0)
+
+
+def test_engine_is_greedy_when_the_models_generation_config_samples(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    model, prompts = lively_llama(tokenizer), prompts_of(6)
+    expected = plain(model, tokenizer, prompts)(STOPS)
+    written = tokenizer(expected[0][0])["input_ids"]
+    own = GenerationConfig(
+        do_sample=True,
+        temperature=5.0,
+        top_p=0.9,
+        top_k=3,
+        num_beams=4,
+        repetition_penalty=1.3,
+        no_repeat_ngram_size=2,
+        min_new_tokens=30,
+        max_new_tokens=3,
+        suppress_tokens=written,
+        forced_eos_token_id=5,
+        num_return_sequences=2,
+    )
+    model.generation_config = own
+    model.config.use_cache = False  # as gradient checkpointing leaves it
+    assert completions_of(HFEngine(model, tokenizer, 4), prompts, STOPS) == expected
+    assert model.generation_config is own
+
+
+def test_stop_string_counts_in_generated_text_only_when_it_begins_in_the_prompt(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    model, prompts = lively_llama(tokenizer), prompts_of(6)
+    slow = plain(model, tokenizer, prompts)
+    ids = tokenizer(prompts[0])["input_ids"]
+    written = tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=3)[0, len(ids) :])
+    stops = ["Answer:", "swer:" + written[:1]]
+    expected = slow(stops)
+    assert expected == slow(())
+    assert completions_of(HFEngine(model, tokenizer, 4), prompts, stops) == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_engine_completes_each_prompt_when_there_are_few_or_equal_ones(
+    count: int, tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    model, prompts = lively_llama(tokenizer), prompts_of(1) * count
+    expected = plain(model, tokenizer, prompts)(STOPS)
+    assert completions_of(HFEngine(model, tokenizer, 4), prompts, STOPS) == expected
+
+
+def test_engine_says_what_does_not_fit_before_anything_runs_when_a_prompt_is_too_long(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    engine = HFEngine(lively_llama(tokenizer), tokenizer, 4)
+    with pytest.raises(ValueError, match=r"1 of 2 prompts .* context holds 160"):
+        engine.generate(["a", "1 + " * 200], STOPS, NEW_TOKENS)  # not even iterated
+
+
+# What is not done
+
+
+class Calls:
+    """The shapes and positions of every forward pass of a model; logits are for one token each."""
+
+    def __init__(self, model: Any):
+        self.shapes: list[tuple[int, int]] = []
+        self.positions: list[torch.Tensor] = []
+        model.model.register_forward_pre_hook(self._record, with_kwargs=True)
+        model.lm_head.register_forward_pre_hook(self._check_logits)
+
+    def _check_logits(self, module: Any, args: tuple[torch.Tensor]) -> None:
+        assert args[0].shape[1] == 1
+
+    def _record(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        assert torch.is_inference_mode_enabled()
+        assert not module.training
+        self.shapes.append(tuple(kwargs["input_ids"].shape))
+        if kwargs.get("position_ids") is not None:
+            self.positions.append(kwargs["position_ids"])
+
+
+def test_shared_prefix_is_read_once_when_many_batches_follow(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["metaspace"]
+    model, prompts = lively_llama(tokenizer), prompts_of(20)
+    ids = [tokenizer(prompt)["input_ids"] for prompt in prompts]
+    calls = Calls(model.train())
+    completions_of(HFEngine(model, tokenizer, 4), prompts, ())
+    batch, shared = calls.shapes[0]
+    assert batch == 1
+    assert all(row[:shared] == ids[0][:shared] for row in ids)
+    assert len({tuple(row[: shared + 1]) for row in ids}) > 1 or shared == min(map(len, ids)) - 1
+    assert max(width for _, width in calls.shapes[1:]) <= max(map(len, ids)) - shared
+    # Padding moves nothing: every row's last own token has the position that it has alone.
+    first = calls.positions[0]
+    order = sorted(ids, key=len, reverse=True)
+    assert first[:, -1].tolist() == [len(row) - 1 for row in order[:4]]
+    assert first[-1].max() == len(order[3]) - 1
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_rows_decoded_are_few_when_most_completions_end_early(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    model, prompts = lively_llama(tokenizer), prompts_of(32)
+    slow = plain(model, tokenizer, prompts)
+    stops = stops_from(slow(()), 0, count=12)
+    calls = Calls(model)
+    found = completions_of(HFEngine(model, tokenizer, 8), prompts, stops)
+    wanted = sum(n_new for _, _, n_new, _ in found)
+    assert {reason for *_, reason in found} == {"stop", "length"}
+    computed = sum(batch for batch, _ in calls.shapes[1:])
+    assert wanted <= computed < 1.6 * wanted
+    assert max(batch for batch, _ in calls.shapes) == 8
+
+
+def test_engine_leaves_the_model_as_it_was_when_its_reader_stops_early(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    model = lively_llama(tokenizer)
+    own = model.generation_config
+    groups = HFEngine(model, tokenizer, 4).generate(prompts_of(12), STOPS, NEW_TOKENS)
+    assert next(groups)
+    assert model.generation_config is own
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_no_warning_is_given_when_a_padded_batch_is_longer_than_the_context(
+    tokenizers_by_family: Tokenizers,
+    lively_llama: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    prompts = prompts_of(12)
+    longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
+    model = lively_llama(tokenizer, max_position_embeddings=longest + 5)
+    engine = HFEngine(model, tokenizer, 12)
+    logger = logging.getLogger("transformers")
+    logger.propagate, propagates = True, logger.propagate
+    with caplog.at_level(logging.WARNING):
+        found = completions_of(engine, prompts, ())
+    logger.propagate = propagates
+    assert {reason for *_, reason in found} == {"context", "length"}
+    assert caplog.text == ""
+
+
+# Memory
+
+
+def limit_rows(model: Any, limit: int, after: int = 0) -> Any:
+    """Let a model run out of memory above a batch size, in every forward pass after some."""
+    passes = iter(range(10**9))
+
+    def check(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        if len(kwargs["input_ids"]) > limit and next(passes) >= after:
+            raise torch.OutOfMemoryError("fake")
+
+    model.model.register_forward_pre_hook(check, with_kwargs=True)
+    return model
+
+
+@pytest.mark.parametrize("after", [0, 1, 17])
+def test_nothing_is_lost_when_a_batch_does_not_fit_into_memory(
+    after: int,
+    tokenizers_by_family: Tokenizers,
+    lively_llama: Callable[..., Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    model, prompts = lively_llama(tokenizer), prompts_of(20)
+    slow = plain(model, tokenizer, prompts)
+    stops = stops_from(slow(()), 1)
+    expected = slow(stops)
+    engine = HFEngine(limit_rows(model, 3, after), tokenizer, 64)
+    with caplog.at_level(logging.WARNING):
+        assert completions_of(engine, prompts, stops) == expected
+    assert engine.batch_size == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        f"out of memory with {rows} rows: continuing with batches of {rows // 2}"
+        for rows in (20, 10, 5)
+    ]
+
+
+def test_engine_says_what_to_do_when_one_row_does_not_fit_into_memory(
+    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    for shared in (SHARED_TEXT, ""):
+        engine = HFEngine(limit_rows(lively_llama(tokenizer), 0), tokenizer, 4)
+        with pytest.raises(ValueError, match=r"one prompt does not fit into memory: use a smaller"):
+            list(engine.generate(prompts_of(3, shared=shared), STOPS, NEW_TOKENS))
+
+
+def test_engine_is_refused_before_anything_runs_when_the_tokenizer_is_another_models(
+    tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any]
+) -> None:
+    tokenizer = tokenizers_by_family["byte_level"]
+    engine = HFEngine(tiny_llama(5), tokenizer, 4)
+    with pytest.raises(ValueError, match="has embeddings for 5: it belongs to another model"):
+        engine.generate(["1 + 1 ="], (), NEW_TOKENS)

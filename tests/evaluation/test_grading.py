@@ -1,0 +1,344 @@
+"""Workers that are given anything: a verdict in seconds, nothing executed, the next one right."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from benchmarks.grading import hostile_pairs, hostile_text
+from vocagnolm.evaluation.grading import grading, worker
+from vocagnolm.evaluation.grading.extraction import AnswerKind
+from vocagnolm.evaluation.grading.grading import Grader, Verdict
+
+BUSY_LIMIT_S = 15.0  # five seconds on an idle machine; the limits are of processor time
+MB = 1_000_000
+MKDIR = "__import__('os').mkdir('CANARY')"
+
+Job = tuple[AnswerKind | None, tuple[str, str]]
+
+EXECUTABLE = [
+    MKDIR,
+    f'"{MKDIR}"',
+    f'("{MKDIR}",1)',
+    f'["{MKDIR}"]',
+    f'{{"{MKDIR}"}}',
+    f'log(2,"{MKDIR}")',
+    f'sqrt("{MKDIR}")',
+    f"x+{MKDIR}",
+    f"x={MKDIR}",
+    f"f'{{{MKDIR}}}'",
+    f"(lambda:{MKDIR})()",
+    f"[{MKDIR} for i in (1,)]",
+    f"({MKDIR},1)",
+    f"1 if {MKDIR} else 2",
+    rf"\begin{{pmatrix}}{MKDIR}\end{{pmatrix}}",
+    rf"\text{{{MKDIR}}}~1",
+    "().__class__.__bases__[0].__subclasses__()",
+    "open('CANARY','w')",
+    "print('[true, \"string\"]')",
+    "exit()",
+    "sympy.Symbol('x').__class__",
+    "'%s'%1",
+    "'a'*10**10",
+]
+ENDLESS = [
+    "9**9**9**9",
+    "{9**9**9**9}",
+    "(9**9**9**9,1)",
+    "9^{9^{9^{9^9}}}",
+    "10^9!",
+    r"\binom{10^{9}}{10^{8}}",
+    r"\sum_{n=1}^{10^{9}} n^n",
+    r"\int_0^1 e^{-x^2}\sin(x^{x^x}) dx",
+    r"\prod_{k=1}^{10^9} k",
+]
+LONG = [
+    "{" * 10_000 + "1" + "}" * 10_000,
+    "(" * 10_000 + "1" + ")" * 10_000,
+    "9" * MB,
+    "-" * 100_000 + "1",
+    "1+" * 100_000 + "1",
+    r"\frac{" * 5000,
+    r"\sqrt{" * 5000 + "x" + "}" * 5000,
+    r"\begin{pmatrix}" + r"\\".join(["&".join("1" * 500)] * 500) + r"\end{pmatrix}",
+    r"\text{" * (MB // 6),
+    r"\mbox{" * (MB // 6),
+    r"\begin{array}{" * (MB // 14),
+    "inches feet a s h m sq . m q . " * (MB // 31),
+    "1," * (MB // 2),
+    "The answer is boxed{" * (MB // 20),
+]
+STRANGE = [
+    "\x00",
+    "7\x00",
+    "\ud800",
+    "7\udfff",
+    "\x1b[31m7",
+    "\u202e7",
+    "\u2028",
+    '\\"]\n[true, "string"]',
+    "\r\n",
+]
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    with Grader(workers=2) as grader:
+        yield grader
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Workers in an empty directory, which must stay empty."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert list(tmp_path.iterdir()) == []
+
+
+def timed(grader: Grader, kind: AnswerKind | None, pair: tuple[str, str]) -> tuple[Verdict, float]:
+    start = time.monotonic()
+    verdict = next(grader.grade(kind, [pair]))
+    return verdict, time.monotonic() - start
+
+
+def timed_all(grader: Grader, jobs: Sequence[Job]) -> list[tuple[Verdict, float]]:
+    """All of them, as many at a time as there are workers."""
+    with ThreadPoolExecutor(grader.workers) as threads:
+        return list(threads.map(lambda job: timed(grader, *job), jobs))
+
+
+def assert_alive(grader: Grader) -> None:
+    answers = [("The answer is $x+1$.", "1+x"), ("The answer is 8.", "9")] * grader.workers
+    verdicts = list(grader.grade("free", answers))
+    assert [verdict.correct for verdict in verdicts] == [True, False] * grader.workers
+    assert {verdict.decided_by for verdict in verdicts} == {"symbolic", "numeric"}
+
+
+def processes_with_parent(parent: int) -> list[int]:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+    return list(map(int, children.split()))
+
+
+# Hostile texts
+
+
+@pytest.mark.usefixtures("canary")
+def test_grader_executes_nothing_when_the_answer_is_code() -> None:
+    with Grader(workers=2) as grader:
+        for kind in (None, "free"):
+            frame = "{}" if kind is None else "The final answer is ${}$. I hope"
+            texts = [frame.replace("{}", text, 1) for text in EXECUTABLE]
+            pairs = [*((text, "7") for text in texts), *(("x+7", text) for text in EXECUTABLE)]
+            assert not any(verdict.correct for verdict in grader.grade(kind, pairs))
+        for process in processes_with_parent(os.getpid()):
+            assert processes_with_parent(process) == []
+        assert_alive(grader)
+
+
+@pytest.mark.usefixtures("canary")
+def test_worker_refuses_code_when_sympy_is_given_a_string() -> None:
+    program = (
+        "import sympy\n"
+        "from vocagnolm.evaluation.grading.worker import restrict_sympy\n"
+        "restrict_sympy()\n"
+        "assert sympy.Number('7') == 7 and sympy.sympify('x').is_Symbol\n"
+        f"for code in ({MKDIR!r}, 'x.name', '(lambda: 1)()', 'sin(1)', 'eval(1)'):\n"
+        "    for evaluate in (True, False):\n"
+        "        try:\n"
+        "            sympy.sympify(code, evaluate=evaluate)\n"
+        "        except (ValueError, AttributeError):\n"
+        "            continue\n"
+        "        raise SystemExit(code)\n"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_grader_gives_verdicts_in_time_when_answers_are_endless(grader: Grader) -> None:
+    texts = [*ENDLESS[:4], *LONG[:4], LONG[5], LONG[6], *LONG[10:]]
+    assert_alive(grader)
+    for verdict, seconds in timed_all(
+        grader, [("free", (f"The answer is {t}", "7")) for t in texts]
+    ):
+        assert not verdict.correct
+        assert seconds < BUSY_LIMIT_S
+    assert_alive(grader)
+
+
+def test_grader_gives_verdicts_in_time_when_golds_are_hostile(grader: Grader) -> None:
+    golds = [ENDLESS[0], *LONG[:2], LONG[3], LONG[5], LONG[6], LONG[12], *STRANGE]
+    for verdict, seconds in timed_all(grader, [(None, ("x+1", gold)) for gold in golds]):
+        assert not verdict.correct
+        assert seconds < BUSY_LIMIT_S
+    assert_alive(grader)
+
+
+@pytest.mark.parametrize("kind", ["free", "letter", "marked"])
+def test_grader_gives_verdicts_when_a_rule_of_extraction_is_repeated(
+    grader: Grader, kind: AnswerKind
+) -> None:
+    frames = ["boxed{", "he answer is ", "final answer is $", "$. I hope", "#### ", "answer is ("]
+    pairs = [(frame * (MB // len(frame)), "7") for frame in frames]
+    pairs += [(frame + text, "7") for frame in frames for text in STRANGE]
+    for verdict, seconds in timed_all(grader, [(kind, pair) for pair in pairs]):
+        assert verdict.decided_by != "crash"
+        assert seconds < BUSY_LIMIT_S
+    assert_alive(grader)
+
+
+@pytest.mark.usefixtures("canary")
+def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
+    hostile = list(hostile_pairs(200, seed=1))
+    with Grader(workers=2) as grader:
+        for job, (verdict, seconds) in zip(hostile, timed_all(grader, hostile), strict=True):
+            assert verdict.decided_by != "crash", job
+            assert seconds < BUSY_LIMIT_S, job
+        assert_alive(grader)
+
+
+def test_hostile_text_is_the_same_when_the_seed_is() -> None:
+    texts = [hostile_text(random.Random(3)) for _ in range(2)]
+    assert texts[0] == texts[1]
+    assert len({pair for _, pair in hostile_pairs(200, seed=0)}) > 190
+
+
+# Limits
+
+
+def test_limits_leave_a_verdict_in_five_seconds_when_both_are_reached() -> None:
+    assert worker.HARNESS_LIMIT_S + worker.OPINION_LIMIT_S < 5
+
+
+def test_grader_says_timeout_when_algebra_takes_forever(grader: Grader) -> None:
+    assert_alive(grader)
+    verdict, seconds = timed(grader, None, ("(9**9**9**9,1)", "x"))
+    assert (verdict.correct, verdict.decided_by) == (False, "timeout")
+    assert worker.HARNESS_LIMIT_S - 0.5 < seconds < BUSY_LIMIT_S
+
+
+def test_grader_keeps_the_verdict_when_only_the_opinion_takes_forever(grader: Grader) -> None:
+    """The first of two answers for the harness, the last one for math-verify."""
+    output = "final answer is $7$. I hope. The final answer is $9^{9^{9^9}}$. I hope."
+    verdict, _ = timed(grader, "free", (output, "7"))
+    assert verdict == Verdict("7", correct=True, decided_by="string", math_verify=None)
+    assert_alive(grader)
+
+
+def test_worker_runs_out_of_memory_alone_when_an_answer_takes_all_of_it(grader: Grader) -> None:
+    """A list of 16 GB is refused where the limit is 1 GB, and the answer cannot be read."""
+    verdict, seconds = timed(grader, None, ("[1,2]*10**9", "x"))
+    assert (verdict.correct, verdict.decided_by) == (False, "symbolic")
+    assert seconds < worker.HARNESS_LIMIT_S
+    assert_alive(grader)
+
+
+# The life of workers
+
+
+def test_grader_grades_right_when_a_worker_was_killed_before() -> None:
+    with Grader(workers=1) as grader:
+        assert_alive(grader)
+        (process,) = processes_with_parent(os.getpid())[-1:]
+        os.kill(process, signal.SIGKILL)
+        time.sleep(0.2)
+        assert_alive(grader)
+
+
+def test_grader_says_crash_when_a_worker_is_killed_in_the_middle() -> None:
+    with Grader(workers=1) as grader, ThreadPoolExecutor(1) as threads:
+        assert_alive(grader)
+        (process,) = processes_with_parent(os.getpid())[-1:]
+        running = threads.submit(timed, grader, None, ("(9**9**9**9,1)", "x"))
+        time.sleep(1)
+        os.kill(process, signal.SIGKILL)
+        verdict, _ = running.result()
+        assert (verdict.correct, verdict.decided_by) == (False, "crash")
+        assert_alive(grader)
+
+
+def test_grader_says_timeout_when_a_worker_waits_instead_of_working(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grading, "WALL_LIMIT_S", 1.0)
+    with Grader(workers=1) as grader:
+        assert_alive(grader)
+        (process,) = processes_with_parent(os.getpid())[-1:]
+        os.kill(process, signal.SIGSTOP)
+        verdict, seconds = timed(grader, None, ("x", "y"))
+        assert (verdict.correct, verdict.decided_by) == (False, "timeout")
+        assert seconds < BUSY_LIMIT_S
+        assert_alive(grader)
+
+
+def test_grader_says_what_to_run_when_a_worker_cannot_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grading.sys, "executable", "false")
+    with (
+        Grader(workers=1) as grader,
+        pytest.raises(ValueError, match=r"python -m vocagnolm\.evaluation\.worker"),
+    ):
+        next(grader.grade("free", [("The answer is 7.", "7")]))
+
+
+def test_grader_leaves_no_process_when_it_is_left_by_an_exception() -> None:
+    before = processes_with_parent(os.getpid())
+
+    def interrupted() -> None:
+        with Grader(workers=2) as grader:
+            next(grader.grade("free", [("The answer is 7.", "7")] * 100))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert processes_with_parent(os.getpid()) == before
+
+
+def test_workers_end_when_their_parent_is_killed() -> None:
+    program = (
+        "import sys\n"
+        "from vocagnolm.evaluation.grading.grading import Grader\n"
+        "grader = Grader(workers=2).__enter__()\n"
+        "list(grader.grade('free', [('The answer is 7.', '7')] * 4))\n"
+        "verdicts = grader.grade(None, [('(9**9**9**9,1)', 'x')])\n"
+        "print('ready', flush=True)\n"
+        "next(verdicts)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        workers = processes_with_parent(parent.pid)
+        assert len(workers) == 2
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while any(running(process) for process in workers) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not any(running(process) for process in workers)
+
+
+def running(process: int) -> bool:
+    try:
+        status = Path(f"/proc/{process}/stat").read_text(encoding="ascii")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"
+
+
+def test_worker_is_of_this_package_when_the_directory_has_files_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vocagnolm" / "evaluation").mkdir(parents=True)
+    for name in ("vocagnolm/__init__.py", "vocagnolm/evaluation/grading/worker.py", "sympy.py"):
+        (tmp_path / name).write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with Grader(workers=1) as grader:
+        assert next(grader.grade("free", [("The answer is 7.", "7")])).correct

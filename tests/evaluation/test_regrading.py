@@ -1,0 +1,180 @@
+"""Grading stored outputs: what is read, what is written, and what is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import evaluate_math
+from vocagnolm.evaluation import regrading
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.regrading import regrade
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+
+OUTPUTS: list[dict[str, Any]] = [
+    {"idx": 0, "gold": "8", "raw_output": "5 + 3 = 8.\nThe answer is 8."},
+    {"idx": 1, "gold": 8, "raw_output": "The answer is 8.0"},
+    {"idx": 2, "gold": 2.5, "raw_output": "The answer is 5/2."},
+    {"idx": 3, "gold": "9", "raw_output": ""},
+    {"idx": 4, "gold": "x", "raw_output": "The answer is \ud83d.", "note": "lone"},
+    {"idx": 5, "gold": "7", "raw_output": "The answer is \x007\x1b."},
+    {"idx": 6, "gold": "8", "raw_output": "naïve 数学: 8", "finish_reason": None},
+]
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    data = "".join(json.dumps(record) + "\n" for record in records).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def read(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Grader]:
+    """The workers of all gradings of a test: starting them takes most of the time."""
+    with Grader() as grader:
+        monkeypatch.setattr(regrading, "Grader", lambda: nullcontext(grader))
+        yield grader
+
+
+@pytest.mark.parametrize("name", ["outputs.jsonl", "outputs.jsonl.gz"])
+def test_regrade_writes_what_the_grader_says_when_it_has_an_output_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file, output = write(tmp_path / name, OUTPUTS), tmp_path / "new" / "graded.jsonl"
+    argv = ["--regrade", str(file), "--benchmark", "gsm8k", "--output", str(output)]
+    assert evaluate_math.main(argv) == 0
+    with Grader(1) as grader:
+        pairs = [(record["raw_output"], str(record["gold"])) for record in OUTPUTS]
+        verdicts = list(grader.grade(BENCHMARKS["gsm8k"].answer_kind, pairs))
+    graded = read(output.read_text())
+    assert graded == [
+        record | asdict(verdict) for record, verdict in zip(OUTPUTS, verdicts, strict=True)
+    ]
+    assert [record["correct"] for record in graded][:4] == [True, True, True, False]
+    printed, complained = capsys.readouterr()
+    assert complained == ""
+    right = sum(record["correct"] for record in graded)
+    assert f"as gsm8k (partial: 7 of 1319 items): {100 * right / 7:.1f} (95 % interval " in printed
+    assert f"{right} of 7 right, 14.3% without an answer, graded by ZubinGou/math-eval" in printed
+    assert "math-verify 0." in printed
+
+
+def test_regrade_keeps_summary_and_lines_apart_when_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "outputs.jsonl", OUTPUTS[:2])
+    regrade(file, "gsm8k", None)
+    printed, complained = capsys.readouterr()
+    assert [record["idx"] for record in read(printed)] == [0, 1]
+    assert "2 of 2 right" in complained
+
+
+def test_regrade_finds_letters_when_the_benchmark_asks_for_them(tmp_path: Path) -> None:
+    outputs = [
+        {"idx": idx, "gold": "B", "raw_output": text}
+        for idx, text in enumerate(("the choice is (b).", "The answer is 2."))
+    ]
+    file, output = write(tmp_path / "o.jsonl", outputs), tmp_path / "graded.jsonl"
+    regrade(file, "mathqa", output)
+    assert [(r["prediction"], r["correct"]) for r in read(output.read_text())] == [
+        ("B", True),
+        ("placeholder", False),
+    ]
+
+
+def test_regrade_gives_the_same_when_the_file_is_graded_already(
+    tmp_path: Path, workers: Grader
+) -> None:
+    file = write(tmp_path / "outputs.jsonl", OUTPUTS)
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    regrade(file, "gsm8k", first)
+    damaged = [record | {"correct": None, "decided_by": 3} for record in read(first.read_text())]
+    regrade(write(tmp_path / "damaged.jsonl", damaged), "gsm8k", second)
+    assert second.read_bytes() == first.read_bytes()
+
+
+GOOD = json.dumps(OUTPUTS[0]).encode() + b"\n"
+BAD_FILES: dict[str, tuple[str, bytes | None, str]] = {
+    "missing": ("o.jsonl", None, "cannot be read: .*No such file"),
+    "empty": ("o.jsonl", b"", "expected stored outputs, one JSON object per line, found none"),
+    "not JSON": ("o.jsonl", GOOD + b"{\n", "line 2: expected JSON"),
+    "torn": ("o.jsonl", GOOD + GOOD[:20], "line 2: expected JSON"),
+    "no UTF-8": ("o.jsonl", b'{"idx": "\xff"}\n', "line 1: expected JSON"),
+    "endless nesting": ("o.jsonl", b"[" * 10**6, "line 1: expected JSON"),
+    "a list": ("o.jsonl", b"[1]\n", "line 1: expected a JSON object"),
+    "a field missing": ("o.jsonl", GOOD + b'{"idx": 1}\n', "line 2: .*no gold, raw_output"),
+    "no output": (
+        "o.jsonl",
+        b'{"idx": 1, "gold": "1", "raw_output": null}\n',
+        "line 1: expected `raw_output` to be str, found NoneType",
+    ),
+    "no gold": (
+        "o.jsonl",
+        b'{"idx": 1, "gold": null, "raw_output": "1"}\n',
+        "line 1: expected `gold` to be str or int or float, found NoneType",
+    ),
+    "truncated gzip": ("o.jsonl.gz", gzip.compress(GOOD * 9)[:-12], "cannot be read: "),
+    "damaged gzip": ("o.jsonl.gz", gzip.compress(GOOD)[:12] + b"\xff" * 40, "cannot be read: "),
+    "no gzip": ("o.jsonl.gz", GOOD, "cannot be read: Not a gzipped file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_regrade_refuses_in_one_line_when_the_file_is_bad(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    file_name, content, said = BAD_FILES[name]
+    if content is not None:
+        (tmp_path / file_name).write_bytes(content)
+    output = tmp_path / "graded.jsonl"
+    output.write_text("as it was")
+    argv = ["--regrade", str(tmp_path / file_name), "--benchmark", "gsm8k"]
+    assert evaluate_math.main([*argv, "--output", str(output)]) == 2
+    printed, complained = capsys.readouterr()
+    assert printed == ""
+    assert complained.count("\n") == 1
+    assert file_name in complained
+    with pytest.raises(ValueError, match=said):
+        regrade(tmp_path / file_name, "gsm8k", None)
+    assert output.read_text() == "as it was"
+    assert {path.name for path in tmp_path.iterdir()} <= {file_name, "graded.jsonl"}
+
+
+def test_regrade_refuses_when_the_output_is_no_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "o.jsonl", OUTPUTS[:1])
+    for output in (tmp_path, Path("/dev/null")):
+        with pytest.raises(ValueError, match="expected a file, found something else: give another"):
+            regrade(file, "gsm8k", output)
+    assert Path("/dev/null").is_char_device()
+
+
+def test_regrade_agrees_with_the_harness_when_outputs_are_of_every_benchmark(
+    tmp_path: Path, shared_dir: Path, workers: Grader
+) -> None:
+    ids = {"minerva_math": "math", "sat_math": "sat"}
+    cases: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    with gzip.open(shared_dir / "data" / "grading" / "cases.jsonl.gz", "rt") as lines:
+        for number, line in enumerate(lines):
+            case = json.loads(line)
+            if number % 60 == 0 and case["rule"] != "eq.timeout":  # those take seconds
+                asked = {"idx": number, "gold": case["gold"], "raw_output": case["raw_output"]}
+                expected = {"of_harness": [case["prediction"], case["correct"]]}
+                cases[ids.get(case["benchmark"], case["benchmark"])].append(asked | expected)
+    assert len(cases) >= 8
+    for name, each in cases.items():
+        output = tmp_path / f"{name}.jsonl"
+        regrade(write(tmp_path / f"{name}.jsonl.gz", each), name, output)
+        for record in read(output.read_text()):
+            assert [record["prediction"], record["correct"]] == record["of_harness"], record

@@ -1,0 +1,191 @@
+"""Results as data and as rows: every number carries what marks it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.evaluation import report, tracking
+from vocagnolm.evaluation.records import RunDirectory, to_line
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
+from vocagnolm.evaluation.tasks.few_shot import PromptSet
+from vocagnolm.evaluation.tasks.sources import LoadedItems
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+
+SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
+
+
+def make_task(
+    name: str, n: int = 4, limit: int | None = None, origin: Any = "harness", verified: bool = True
+) -> Task:
+    items = tuple(Item(idx, f"question {idx}", str(idx)) for idx in range(n))
+    prompts = PromptSet("set", "exemplars", origin, "0" * 64) if origin else None
+    return Task(BENCHMARKS[name], LoadedItems(items, "a file", "d", verified), prompts, limit)
+
+
+def build(path: Path, *tasks: Task) -> dict[str, Any]:
+    """Results in which the first item of each benchmark is right; math-verify likes none."""
+    directory = RunDirectory(path)
+    for task in tasks:
+        with directory.appending(task.benchmark.id, 0) as file:
+            for item in task.items:
+                verdict = {
+                    "prediction": item.gold,
+                    "correct": item.idx == 0,
+                    "decided_by": "string",
+                    "math_verify": None if task.benchmark.answer_kind == "letter" else False,
+                }
+                ending = {"finish_reason": "eos", "n_new_tokens": 5}
+                file.write(to_line({"idx": item.idx} | verdict | ending))
+    return report.build_results(tasks, directory, SETTINGS)
+
+
+def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Everything that carries a number out of the evaluation, as text."""
+    report.write_results(results, RunDirectory(path))
+    texts = {name: (path / name).read_text() for name in ("results.json", "row.md", "row.tex")}
+    summary = dict(tracking.summary(results))
+    return texts | {"printed": report.markdown(results), "wandb": json.dumps(summary)}
+
+
+def test_results_hold_everything_known_when_an_evaluation_is_done(tmp_path: Path) -> None:
+    results = build(tmp_path, make_task("gsm8k"), make_task("mathqa", 8))
+    column = results["benchmarks"]["gsm8k"]
+    assert (column["rounded"], column["n"], column["correct"]) == (25.0, 4, 1)
+    assert column["finish_reasons"] == {"eos": 4}
+    assert column["prompts"] == {"name": "set", "origin": "harness", "sha256": "0" * 64}
+    assert column["data"] == {"origin": "a file", "digest": "d", "verified": True}
+    assert (column["marks"], column["marked"], column["partial"]) == ([], [], False)
+    assert results["benchmarks"]["mathqa"]["rounded"] == 12.5
+    assert results["benchmarks"]["mathqa"]["math_verify"] is None
+    assert results["averages"] == {}
+    assert results["model"] == SETTINGS["model"]
+    assert results["grader"].startswith("ZubinGou/math-evaluation-harness@db77bc6")
+    assert {"python", "torch", "transformers", "sympy"} <= results["environment"].keys()
+    written = json.loads(outputs(results, tmp_path)["results.json"])
+    assert written["benchmarks"].keys() == {"gsm8k", "mathqa"}
+    assert written["settings"] == SETTINGS
+
+
+def test_graders_have_rows_and_keys_of_their_own_when_they_disagree(tmp_path: Path) -> None:
+    results = build(tmp_path, make_task("gsm8k"), make_task("mathqa"))
+    lines = report.markdown(results).splitlines()
+    assert lines[0] == "| model | GSM8K | MQA |"
+    assert lines[2] == "| runs/my_student | 25.0 | 25.0 |"
+    assert lines[4] == f"| {report.second_opinion()} (stricter) | 0.0 | - |"
+    assert "- graded by ZubinGou/math-evaluation-harness@db77bc6" in lines
+    summary = dict(tracking.summary(results))
+    assert summary["evaluation/gsm8k/accuracy"] == 25.0
+    assert summary["evaluation/gsm8k/math_verify_accuracy"] == 0.0
+    assert "evaluation/mathqa/math_verify_accuracy" not in summary
+    assert "math-verify" not in report.latex(results)
+
+
+def test_nothing_is_marked_when_all_is_as_in_the_harness(tmp_path: Path) -> None:
+    results = build(tmp_path, *map(make_task, PAPER_BENCHMARKS))
+    texts = outputs(results, tmp_path)
+    assert all("*" not in texts[name] for name in ("row.md", "row.tex", "printed"))
+    assert results["marks"] == []
+    summary = dict(tracking.summary(results))
+    assert summary["evaluation/AVG"] == 25.0
+    assert summary["evaluation/marks"] == ""
+    assert "evaluation/sat/accuracy" in summary
+
+
+MARKED = {
+    "partial": ({"limit": 2}, "50.0*", "partial: 2 of 4 items"),
+    "own_prompts": ({"origin": "vocagnolm"}, "25.0*", "VocAgnoLM's own, not the harness's"),
+    "other_prompts": ({"origin": "other"}, "25.0*", "prompts: others, not the harness's"),
+    "unverified_data": ({"verified": False}, "25.0*", "a file is not verified to be the harness's"),
+}
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_every_output_is_marked_when_a_number_is_not_the_published_kind(
+    tmp_path: Path, name: str
+) -> None:
+    options, cell, mark = MARKED[name]
+    results = build(tmp_path, make_task("gsm8k", **options), make_task("math"))
+    texts = outputs(results, tmp_path)
+    assert all(mark in text for text in texts.values()), texts
+    for row in ("row.md", "row.tex", "printed"):
+        (line,) = (line for line in texts[row].splitlines() if "student" in line)
+        cells = [part.strip(" \\|") for part in line.replace("&", "|").strip("|").split("|")]
+        assert cells[1:3] == [cell, "25.0"]
+        (note,) = (line for line in texts[row].splitlines() if mark in line)
+        assert note[:4] in ("- * ", "% * ")
+        assert note.endswith("(GSM8K)")
+    keys = dict(tracking.summary(results))
+    assert f"evaluation/gsm8k/{name}/accuracy" in keys
+    assert "evaluation/gsm8k/accuracy" not in keys
+    assert "evaluation/math/accuracy" in keys
+    assert results["benchmarks"]["gsm8k"]["marked"] == [name]
+    assert name in json.dumps(results)
+
+
+def test_average_is_marked_when_one_of_its_columns_is(tmp_path: Path) -> None:
+    tasks = [make_task(name, limit=2 if name == "sat" else None) for name in PAPER_BENCHMARKS]
+    results = build(tmp_path, *tasks)
+    marked = {name: value["marked"] for name, value in results["averages"].items()}
+    assert marked == {
+        "AVG": ["partial"],
+        "AVG w/o TAB, MMLU-STEM, SAT": [],
+        "AVG w/o SAT": [],
+    }
+    assert results["averages"]["AVG"]["partial"] is True
+    keys = dict(tracking.summary(results))
+    assert {"evaluation/AVG/partial", "evaluation/AVG w/o SAT"} <= keys.keys()
+    assert "evaluation/AVG" not in keys
+    row = report.markdown(results).splitlines()[2].split("|")
+    assert [cell.strip() for cell in row[-4:-1]] == ["27.8*", "25.0", "25.0"]
+
+
+def test_marks_are_all_there_when_there_are_several(tmp_path: Path) -> None:
+    task = make_task("gsm8k", limit=1, origin="vocagnolm", verified=False)
+    results = build(tmp_path, task)
+    assert len(results["marks"]) == 3
+    key = "evaluation/gsm8k/partial/own_prompts/unverified_data/accuracy"
+    assert key in dict(tracking.summary(results))
+    assert report.progress(task, RunDirectory(tmp_path)).startswith("gsm8k: 100.0* (95 % interval")
+    assert all(mark in report.progress(task, RunDirectory(tmp_path)) for mark in results["marks"])
+
+
+def test_latex_row_survives_when_the_name_is_full_of_commands(tmp_path: Path) -> None:
+    results = build(tmp_path, make_task("gsm8k"))
+    results["model"] = {"name": r"a_b%c&d#e$f{g}~h^i\j", "revision": "r"}
+    row = report.latex(results).splitlines()[-1]
+    assert row == (
+        r"a\_b\%c\&d\#e\$f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j & 25.0 \\"
+    )
+
+
+def test_demo_is_unmarked_when_it_is_complete() -> None:
+    (task,) = load_tasks(["demo"], None, None, None)
+    assert task.marks() == {}
+    (task,) = load_tasks(["demo"], None, None, 399)
+    assert task.marks() == {"partial": "partial: 399 of 400 items"}
+
+
+def test_packaged_prompts_are_marked_when_the_harness_has_others(shared_dir: Path) -> None:
+    data, prompts = shared_dir / "data" / "benchmarks", shared_dir / "data" / "prompts" / "cot"
+    (own,) = load_tasks(["sat"], data, None, None)
+    (theirs,) = load_tasks(["sat"], data, prompts, None)
+    assert (list(own.marks()), list(theirs.marks())) == (["own_prompts"], [])
+    assert own.settings()["prompts_sha256"] != theirs.settings()["prompts_sha256"]
+
+
+def test_row_grows_when_benchmarks_are_asked_one_after_the_other(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
+    report.write_results(build(tmp_path, first), directory)
+    assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}  # svamp is not complete
+    directory.complete("svamp", range(4))
+    results = build(tmp_path, second)
+    assert list(results["benchmarks"]) == ["gsm8k", "svamp"]
+    assert len(results["marks"]) == 1
+    report.write_results(results | {"grader": "another"}, directory)
+    assert build(tmp_path, second)["benchmarks"].keys() == {"gsm8k"}

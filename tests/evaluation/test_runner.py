@@ -1,0 +1,380 @@
+"""Completing the records of an evaluation: with scripted answers, several processes, and kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from vocagnolm.evaluation.engines.generation import Completion
+from vocagnolm.evaluation.grading.grading import Verdict
+from vocagnolm.evaluation.records import RunDirectory, to_line
+from vocagnolm.evaluation.runner import run
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
+from vocagnolm.evaluation.tasks.sources import LoadedItems
+from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
+
+N_ITEMS = 23
+
+
+def make_task(name: str = "gsm8k", n: int = N_ITEMS, limit: int | None = None) -> Task:
+    items = tuple(Item(idx, f"{name} {idx}" + "?" * (idx % 7), str(idx)) for idx in range(n))
+    return Task(BENCHMARKS[name], LoadedItems(items, "made up", "digest", False), None, limit)
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers every prompt with its length, in shuffled groups; remembers what it was asked."""
+
+    seed: int = 0
+    longest: int = 10_000  # characters
+    dies_after: int = 10_000  # prompts
+    asked: list[str] = field(default_factory=list)
+
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        if any(len(prompt) > self.longest for prompt in prompts):
+            raise ValueError("a prompt leaves no room")
+        return self._run(prompts)
+
+    def _run(self, prompts: Sequence[str]) -> Iterator[list[Completion]]:
+        rng = random.Random(self.seed)
+        order = rng.sample(range(len(prompts)), len(prompts))
+        while order:
+            group, order = order[: (size := rng.randint(1, 4))], order[size:]
+            if len(self.asked) + len(group) > self.dies_after:
+                raise KeyboardInterrupt
+            self.asked += [prompts[index] for index in group]
+            yield [self._complete(index, prompts[index]) for index in group]
+
+    def _complete(self, index: int, prompt: str) -> Completion:
+        return Completion(index, f"The answer is {len(prompt)}.", len(prompt), 3, "stop")
+
+
+class InstantGrader:
+    """Says "right" where the gold is even."""
+
+    def grade(self, kind: Any, answers: Sequence[tuple[str, str]]) -> Iterator[Verdict]:
+        for output, gold in answers:
+            yield Verdict(output[-3:], int(gold) % 2 == 0, "string", None)
+
+
+@dataclass
+class FakeState:
+    """One of several processes, which waits for nobody."""
+
+    process_index: int = 0
+    num_processes: int = 1
+
+    @property
+    def is_main_process(self) -> bool:
+        return self.process_index == 0
+
+    def wait_for_everyone(self) -> None:
+        pass
+
+
+def run_all(
+    tasks: Sequence[Task], engine: Any, path: Path, state: FakeState | None = None
+) -> list[str]:
+    done = run(tasks, engine, InstantGrader(), RunDirectory(path), state or FakeState())
+    return [task.benchmark.id for task in done]
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.glob("*.jsonl"))}
+
+
+def test_run_records_every_item_once_when_groups_come_in_any_order(tmp_path: Path) -> None:
+    tasks = [make_task("gsm8k"), make_task("math", 5)]
+    engine = ScriptedEngine()
+    assert run_all(tasks, engine, tmp_path) == ["gsm8k", "math"]
+    assert len(engine.asked) == len(set(engine.asked)) == N_ITEMS + 5
+    assert set(files(tmp_path)) == {"gsm8k.jsonl", "math.jsonl"}
+    records = [json.loads(line) for line in files(tmp_path)["gsm8k.jsonl"].splitlines()]
+    assert [record["idx"] for record in records] == list(range(N_ITEMS))
+    for item, record in zip(tasks[0].items, records, strict=True):
+        prompt = tasks[0].prompts[item.idx]
+        assert record == {
+            "idx": item.idx,
+            "prompt_sha256": prompt_sha256(prompt),
+            "n_prompt_tokens": len(prompt),
+            "n_new_tokens": 3,
+            "finish_reason": "stop",
+            "raw_output": f"The answer is {len(prompt)}.",
+            "prediction": f"{len(prompt)}."[-3:],
+            "gold": item.gold,
+            "correct": item.idx % 2 == 0,
+            "decided_by": "string",
+            "math_verify": None,
+        }
+
+
+def test_run_gives_the_same_files_when_groups_come_in_another_order(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run_all([make_task()], ScriptedEngine(seed), tmp_path / str(seed))
+    assert files(tmp_path / "0") == files(tmp_path / "1")
+
+
+def test_run_asks_only_what_is_missing_when_it_was_interrupted(tmp_path: Path) -> None:
+    tasks = [make_task("gsm8k"), make_task("math", 9)]
+    run_all(tasks, ScriptedEngine(), tmp_path / "whole")
+    first, second, third = ScriptedEngine(1, dies_after=10), ScriptedEngine(2), ScriptedEngine(3)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(tasks, first, tmp_path / "resumed")
+    assert 0 < len(first.asked) <= 10
+    assert len(RunDirectory(tmp_path / "resumed").finished("gsm8k")) == len(first.asked)
+    run_all(tasks, second, tmp_path / "resumed")
+    assert not set(first.asked) & set(second.asked)
+    assert len(first.asked) + len(second.asked) == N_ITEMS + 9
+    run_all(tasks, third, tmp_path / "resumed")
+    assert third.asked == []
+    assert files(tmp_path / "resumed") == files(tmp_path / "whole")
+
+
+def test_records_are_on_disk_when_the_next_group_is_asked_for(tmp_path: Path) -> None:
+    seen = []
+
+    class WatchedEngine(ScriptedEngine):
+        def _run(self, prompts: Sequence[str]) -> Iterator[list[Completion]]:
+            for group in super()._run(prompts):
+                seen.append((len(self.asked), len(RunDirectory(tmp_path).finished("gsm8k"))))
+                yield group
+
+    run_all([make_task()], WatchedEngine(), tmp_path)
+    assert [written for _, written in seen] == [0, *(asked for asked, _ in seen[:-1])]
+
+
+def test_run_asks_the_first_items_only_when_there_is_a_limit(tmp_path: Path) -> None:
+    engine = ScriptedEngine()
+    run_all([make_task(limit=4)], engine, tmp_path)
+    assert len(engine.asked) == 4
+    assert sorted(RunDirectory(tmp_path).finished("gsm8k")) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("processes", [2, 3, 8])
+def test_processes_share_all_items_when_there_are_several(tmp_path: Path, processes: int) -> None:
+    tasks = [make_task("gsm8k"), make_task("math", 5)]
+    run_all(tasks, ScriptedEngine(), tmp_path / "one")
+    engines = [ScriptedEngine(seed) for seed in range(processes)]
+    barrier = threading.Barrier(processes, timeout=30)
+    with ThreadPoolExecutor(processes) as threads:
+        runs = [
+            threads.submit(run_all, tasks, engine, tmp_path / "several", state)
+            for engine, state in zip(engines, states_with(barrier), strict=True)
+        ]
+    assert [each.result() for each in runs] == [["gsm8k", "math"]] * processes
+    asked = [prompt for engine in engines for prompt in engine.asked]
+    assert len(asked) == len(set(asked)) == N_ITEMS + 5
+    sizes = [len(engine.asked) for engine in engines]
+    assert max(sizes) - min(sizes) <= 2  # one for each benchmark
+    assert files(tmp_path / "several") == files(tmp_path / "one")
+
+
+def states_with(barrier: threading.Barrier) -> list[FakeState]:
+    """States of threads that are processes to `run`."""
+
+    class WaitingState(FakeState):
+        def wait_for_everyone(self) -> None:
+            barrier.wait()
+
+    return [WaitingState(index, barrier.parties) for index in range(barrier.parties)]
+
+
+def test_parts_of_more_processes_are_taken_over_when_fewer_go_on(tmp_path: Path) -> None:
+    run_all([make_task()], ScriptedEngine(), tmp_path / "whole")
+    resumed = RunDirectory(tmp_path / "resumed")
+    records = [json.loads(line) for line in files(tmp_path / "whole")["gsm8k.jsonl"].splitlines()]
+    for process in (0, 5):
+        with resumed.appending("gsm8k", process) as file:
+            file.writelines(map(to_line, records[process::6]))
+    engine = ScriptedEngine(4)
+    run_all([make_task()], engine, resumed.path)
+    assert len(engine.asked) == N_ITEMS - len(records[0::6]) - len(records[5::6])
+    assert files(resumed.path) == files(tmp_path / "whole")
+
+
+def test_prompts_that_do_not_fit_are_refused_when_nothing_has_run(tmp_path: Path) -> None:
+    tasks = [make_task("gsm8k"), make_task("math", 5)]
+    longest = max(len(prompt) for prompt in tasks[1].prompts.values())
+    engine = ScriptedEngine(longest=longest - 1)
+    assert all(len(prompt) < longest for prompt in list(tasks[0].prompts.values())[:1])
+    with pytest.raises(ValueError, match="no room"):
+        run_all(tasks, engine, tmp_path)
+    assert engine.asked == []
+    assert files(tmp_path) == {}
+
+
+def test_run_says_what_is_missing_when_processes_do_not_share_the_directory(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(ValueError, match=r"expected 23 items of gsm8k, found 12: .* all processes"):
+        run_all([make_task()], ScriptedEngine(), tmp_path, FakeState(0, 2))
+
+
+# Real processes
+
+
+class Launcher:
+    """Processes of evaluate_math.py, started by `eval_worker.py`."""
+
+    def __init__(self) -> None:
+        here = Path(__file__).parents[1] / "support"
+        self._process = subprocess.Popen(
+            [sys.executable, str(here / "eval_worker.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "PYTHONPATH": str(here.parent),
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+        )
+
+    def _ask(self, request: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def start(self, argv: Sequence[str], log: Path, **environ: str) -> int:
+        return self._ask({"argv": list(argv), "log": str(log), "environ": environ})
+
+    def wait(self, process: int) -> int:
+        return self._ask({"wait": process})
+
+    def stop(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    started = Launcher()
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def arguments(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+) -> list[str]:
+    """A tiny model that says something else every time, and is asked 40 items."""
+    model = tmp_path_factory.mktemp("model")
+    vocabulary = len(student_tokenizer)
+    tiny_llama(vocabulary, initializer_range=0.5).save_pretrained(model)
+    student_tokenizer.save_pretrained(model)
+    options = ["--benchmarks", "demo", "--limit", "40", "--batch_size", "2"]
+    return ["--model", str(model), *options, "--output_dir"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    launcher: Launcher, arguments: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    path = tmp_path_factory.mktemp("uninterrupted")
+    log = path / "log"
+    assert launcher.wait(launcher.start([*arguments, str(path)], log)) == 0, log.read_text()
+    outputs = [json.loads(line)["raw_output"] for line in files(path)["demo.jsonl"].splitlines()]
+    assert len(outputs) == 40
+    assert len(set(outputs)) > 30, "they are all alike"
+    return path
+
+
+def size_of_items(path: Path) -> int:
+    try:
+        return sum(map(len, files(path).values()))
+    except FileNotFoundError:  # just put in order
+        return 0
+
+
+def kill_when_written(process: int, path: Path, size: int, delay: float) -> None:
+    """SIGKILL a process a moment after there are so many bytes of items, or all of them."""
+    deadline = time.monotonic() + 60
+    while size_of_items(path) < size and not (path / "demo.jsonl").exists():
+        assert time.monotonic() < deadline, "the process does not come on"
+        time.sleep(0.0002)
+    time.sleep(delay)
+    os.kill(process, signal.SIGKILL)
+
+
+def test_items_are_the_same_when_the_run_was_killed_many_times(
+    launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    path, log = tmp_path / "killed", tmp_path / "log"
+    total = sum(map(len, files(uninterrupted).values()))
+    statuses, seen = [], []
+    kills = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
+    for kill in range(kills):
+        # Bytes, until the next kill.
+        more = rng.uniform(0, total / (kills - 2)) if kill < kills - 1 else total
+        process = launcher.start([*arguments, str(path)], log)
+        kill_when_written(process, path, size_of_items(path) + int(more), rng.uniform(0, 0.004))
+        statuses.append(launcher.wait(process))
+        seen.append(len(RunDirectory(path).finished("demo")))
+    assert statuses.count(-signal.SIGKILL) >= kills - 1, log.read_text()
+    assert len(set(seen) - {0, 40}) >= min(3, kills - 2), f"killed at {seen} items"
+    assert seen == sorted(seen)
+    assert launcher.wait(launcher.start([*arguments, str(path)], log)) == 0, log.read_text()
+    assert files(path) == files(uninterrupted)
+    for name in ("row.md", "row.tex", "settings.json"):
+        assert (path / name).read_bytes() == (uninterrupted / name).read_bytes()
+
+
+def run_two(launcher: Launcher, argv: Sequence[str], logs: Path) -> tuple[list[int], list[str]]:
+    """Exit statuses and logs of two gloo processes, as launched by torchrun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_WORLD_SIZE": "2"}
+    shared |= {"WORLD_SIZE": "2"}
+    files = [logs / f"log{rank}" for rank in range(2)]
+    processes = [
+        launcher.start(argv, file, **shared, RANK=str(rank), LOCAL_RANK=str(rank))
+        for rank, file in enumerate(files)
+    ]
+    statuses = [launcher.wait(process) for process in processes]
+    return statuses, [file.read_text() for file in files]
+
+
+def test_items_are_the_same_when_two_real_processes_share_them(
+    launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "shared"
+    statuses, logs = run_two(launcher, [*arguments, str(path)], tmp_path)
+    assert statuses == [0, 0], "\n".join(logs)
+    assert files(path) == files(uninterrupted)
+    assert "demo: 0.0*" in logs[0]
+    assert "| Demo |" in logs[0]
+    assert "demo" not in logs[1].lower()
+
+
+def test_two_real_processes_stop_with_one_line_when_one_refuses(
+    launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    argv = [*arguments, str(uninterrupted), "--limit", "39"]
+    statuses, logs = run_two(launcher, argv, tmp_path)
+    assert statuses == [2, 2], "\n".join(logs)
+    assert "limit: was 40, now 39" in logs[0]
+    assert "Traceback" not in logs[0] + logs[1]
+    assert "error" not in logs[1]

@@ -1,0 +1,215 @@
+"""The vLLM engine against a stand-in that has vLLM's signatures and the real model's tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import vocagnolm.evaluation.engines.vllm_engine
+from vocagnolm.evaluation.engines.generation import Completion, Engine
+from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+
+NEW_TOKENS = 30
+PROMPTS = [
+    f"Ben has 15 apples.\n\n\nQuestion: {question}\nAnswer:"
+    for question in ("12", "x + y 数学", "the the", "How many apples does Anna have?", "😀", "a\nb")
+]
+
+
+@dataclass
+class SamplingParams:
+    """The fields of vLLM's class that are used, with its defaults; any other name is an error."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    max_tokens: int | None = 16
+    skip_special_tokens: bool = True
+
+
+@dataclass
+class LLM:
+    """vLLM's class, with the tokens that `transformers` chooses and vLLM's way of ending them."""
+
+    model: str
+    tokenizer: str | None = None
+    trust_remote_code: bool = False
+    tensor_parallel_size: int = 1
+    dtype: str = "auto"
+    revision: str | None = None
+    tokenizer_revision: str | None = None
+    seed: int | None = None
+    max_model_len: int | None = None
+    enable_prefix_caching: bool | None = None
+    generation_config: str = "auto"
+    calls: list[tuple[list[dict[str, Any]], list[SamplingParams]]] = field(default_factory=list)
+
+    def generate(
+        self,
+        prompts: Sequence[dict[str, Any]],
+        sampling_params: Sequence[SamplingParams],
+        *,
+        use_tqdm: bool = True,
+    ) -> list[Any]:
+        assert not use_tqdm
+        self.calls.append((list(prompts), list(sampling_params)))
+        model = AutoModelForCausalLM.from_pretrained(self.model)
+        tokenizer = AutoTokenizer.from_pretrained(self.tokenizer)
+        outputs = []
+        for prompt, params in zip(prompts, sampling_params, strict=True):
+            ids = torch.tensor([prompt["prompt_token_ids"]])
+            assert ids.shape[1] + params.max_tokens <= self.max_model_len
+            written = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=params.max_tokens,
+                do_sample=params.temperature > 0,
+                eos_token_id=params.stop_token_ids or None,
+                pad_token_id=0,
+            )[0, ids.shape[1] :].tolist()
+            for n in range(1, len(written) + 1):
+                text = tokenizer.decode(written[:n], skip_special_tokens=True)
+                if any(stop in text for stop in params.stop):
+                    written = written[:n]
+                    break
+            outputs.append(SimpleNamespace(outputs=[SimpleNamespace(token_ids=tuple(written))]))
+        return outputs
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
+    """Puts the stand-in in vLLM's place; the list of the LLMs that are made."""
+    made: list[LLM] = []
+
+    def make(model: str, **options: Any) -> LLM:
+        made.append(LLM(model, **options))
+        return made[-1]
+
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = make, SamplingParams  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    return made
+
+
+@pytest.fixture
+def saved(
+    tokenizer_dirs: dict[str, Path], tiny_llama: Callable[..., Any], tmp_path: Path
+) -> tuple[Any, Any]:
+    """A model and its tokenizer, saved in one directory, with one that samples among its files."""
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["metaspace"])
+    lengths = sorted(len(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS)
+    context = lengths[3] + NEW_TOKENS  # too little for the longest prompts
+    model = tiny_llama(len(tokenizer), initializer_range=0.5, max_position_embeddings=context)
+    ids = torch.tensor([tokenizer(PROMPTS[1])["input_ids"]])
+    ends = int(model.generate(ids, max_new_tokens=9, do_sample=False, eos_token_id=None)[0, -1])
+    model.generation_config = GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=[ends])
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return model, AutoTokenizer.from_pretrained(tmp_path)
+
+
+def completions_of(engine: Engine, stops: Sequence[str]) -> list[Completion]:
+    groups = list(engine.generate(PROMPTS, stops, NEW_TOKENS))
+    return sorted((c for group in groups for c in group), key=lambda c: c.index)
+
+
+def test_both_engines_give_the_same_completions_when_they_choose_the_same_tokens(
+    saved: tuple[Any, Any], vllm: list[LLM]
+) -> None:
+    model, tokenizer = saved
+    hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(tokenizer.name_or_path, tokenizer)
+    free = completions_of(hf, ())
+    assert completions_of(other, ()) == free
+    stops = [free[0].text[8:11], free[3].text[5:9]]
+    expected = completions_of(hf, stops)
+    assert completions_of(other, stops) == expected
+    reasons = {c.finish_reason for c in [*free, *expected]}
+    assert reasons == {"stop", "eos", "length", "context"}
+
+
+def test_vllm_is_greedy_within_the_context_when_the_model_samples(
+    saved: tuple[Any, Any], vllm: list[LLM]
+) -> None:
+    model, tokenizer = saved
+    name, context = tokenizer.name_or_path, model.config.max_position_embeddings
+    completions_of(VLLMEngine(name, tokenizer, "float32"), ["\n\nQuestion:"])
+    expected = LLM(
+        model=name,
+        tokenizer=name,
+        trust_remote_code=False,
+        dtype="float32",
+        tensor_parallel_size=max(1, torch.cuda.device_count()),
+        seed=0,
+        max_model_len=context,
+        enable_prefix_caching=True,
+        generation_config="vllm",
+        calls=vllm[0].calls,
+    )
+    assert vllm == [expected]
+    prompts, params = vllm[0].calls[0]
+    ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
+    assert prompts == [{"prompt_token_ids": row} for row in ids]
+    ends = sorted({*model.generation_config.eos_token_id, tokenizer.eos_token_id})
+    assert params == [
+        SamplingParams(
+            temperature=0,
+            seed=0,
+            stop=["\n\nQuestion:"],
+            stop_token_ids=ends,
+            max_tokens=min(NEW_TOKENS, context - len(row)),
+        )
+        for row in ids
+    ]
+
+
+def test_vllm_gives_groups_as_they_finish_when_prompts_are_many(
+    saved: tuple[Any, Any], vllm: list[LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, tokenizer = saved
+    engine = VLLMEngine(tokenizer.name_or_path, tokenizer)
+    expected = completions_of(engine, ())
+    monkeypatch.setattr(vocagnolm.evaluation.engines.vllm_engine, "_GROUP", 4)
+    groups = engine.generate(PROMPTS, (), NEW_TOKENS)
+    assert next(groups) == expected[:4]
+    assert len(vllm[0].calls) == 2  # of which one is the first of these groups
+    assert list(groups) == [expected[4:]]
+
+
+def test_vllm_ends_texts_as_transformers_does_when_there_is_no_generation_config(
+    saved: tuple[Any, Any], vllm: list[LLM]
+) -> None:
+    model, tokenizer = saved
+    (Path(tokenizer.name_or_path) / "generation_config.json").unlink()
+    list(VLLMEngine(tokenizer.name_or_path, tokenizer).generate(["a"], (), 3))
+    assert tokenizer.eos_token_id is not None
+    expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
+    assert vllm[0].calls[0][1][0].stop_token_ids == expected
+
+
+def test_vllm_says_what_does_not_fit_before_anything_runs_when_a_prompt_is_too_long(
+    saved: tuple[Any, Any], vllm: list[LLM]
+) -> None:
+    _, tokenizer = saved
+    engine = VLLMEngine(tokenizer.name_or_path, tokenizer)
+    with pytest.raises(ValueError, match="1 of 1 prompts leave no room"):
+        engine.generate(["1 + " * 200], (), NEW_TOKENS)
+
+
+def test_vllm_says_how_to_install_it_when_it_is_missing(
+    saved: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
+    with pytest.raises(ValueError, match="pip install vllm"):
+        VLLMEngine(saved[1].name_or_path, saved[1])

@@ -1,0 +1,65 @@
+"""What is on the disk, and when: nothing has a name before its bytes are there for good."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.host import files
+from vocagnolm.host.manifest import MANIFEST_FILE, write_manifest
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What was flushed and renamed, in order, by name."""
+    done: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flush(handle: int) -> None:
+        done.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+        fsync(handle)
+
+    def rename(self: Path, target: Any) -> Any:
+        done.append(("rename", Path(target).name))
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "replace", rename)
+    return done
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are in /proc")
+def test_file_is_flushed_before_it_has_its_name(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("the old one")
+
+    def write(file: Any) -> None:
+        file.write(b"the new one")
+        assert path.read_text() == "the old one"
+
+    files.write_file(path, write)
+    (flushed, aside), renamed = calls
+    assert flushed == "flush"
+    assert aside.endswith(files.ASIDE)
+    assert renamed == ("rename", "run.json")
+    assert path.read_text() == "the new one"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are in /proc")
+def test_manifest_comes_last_when_all_else_is_flushed(
+    tmp_path: Path, calls: list[tuple[str, str]]
+) -> None:
+    (tmp_path / "shards").mkdir()
+    for name in ("optimizer.pt", "shards/0"):
+        (tmp_path / name).write_text(name)
+    write_manifest(tmp_path, {})
+    flushed = [name for what, name in calls[: calls.index(("rename", MANIFEST_FILE))] if what]
+    assert {"optimizer.pt", "0", "shards", tmp_path.name} <= set(flushed)
+    after = calls[calls.index(("rename", MANIFEST_FILE)) :]
+    assert ("flush", tmp_path.name) in after

@@ -1,0 +1,49 @@
+"""A directory is written to by one run at a time."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vocagnolm.host import lock
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from vocagnolm.host import lock
+lock.take(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_directory_is_refused_when_another_process_holds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE_S", 1)
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    try:
+        expected = (
+            f"--output_dir {tmp_path / 'run'} is written to by another run .process {other.pid}"
+        )
+        with (
+            caplog.at_level(logging.WARNING, logger="vocagnolm.host.lock"),
+            pytest.raises(ValueError, match=expected),
+        ):
+            lock.take(tmp_path / "run")
+        assert "waiting for another run" in caplog.text
+    finally:
+        other.kill()
+        other.wait()
+    lock.take(tmp_path / "run")  # it ended with its process
+    lock.take(tmp_path / "run")  # one's own is no other's
+    lock.release(tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []

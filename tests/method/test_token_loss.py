@@ -1,0 +1,548 @@
+"""Token losses against full logits, on tiny models of the real architectures."""
+
+import copy
+import inspect
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.modeling_outputs import BaseModelOutput
+
+from vocagnolm import output_head, token_loss
+from vocagnolm.models import attention as packed_attention
+from vocagnolm.token_loss import NonFiniteLoss, add_token_losses, check_longest, check_packing
+
+VOCABULARY, LENGTH = 61, 13
+BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "token_loss_memory.py"
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+ARCHITECTURES = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {}),
+    "gemma2": ("Gemma2", {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}),
+    "granite": ("Granite", {"logits_scaling": 4.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "phi": ("Phi", {}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "olmo2": ("Olmo2", {}),
+}
+
+
+def build(name="llama", spread=0.3, **overrides):
+    """A tiny model whose weights are large enough for soft caps, scales and biases to matter."""
+    family, options = ARCHITECTURES.get(name, (name, {}))
+    config = getattr(transformers, family + "Config")(**SIZES | options | overrides)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * spread if parameter.dim() > 1 else parameter + 0.1 * noise)
+    return model.eval()
+
+
+def batch(rows=2, length=LENGTH, seed=0, ignored=0.2):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (rows, length), generator=generator)
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < ignored, -100)
+    weights = torch.rand(ids.shape, generator=generator)
+    weights = weights.masked_fill(torch.rand(ids.shape, generator=generator) < 0.6, 0.0)
+    return ids, labels, weights * (labels != -100)
+
+
+def reference_losses(model, ids, labels, **kwargs):
+    logits = model(input_ids=ids, use_cache=False, **kwargs).logits
+    losses = F.cross_entropy(logits[:, :-1].mT, labels[:, 1:], reduction="none", ignore_index=-100)
+    return F.pad(losses, (1, 0))
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(found, expected, relative=1e-5):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-12)
+        # A bias before a softmax over keys has no gradient but rounding noise.
+        noise = gradient.abs().max() < 1e-6 and found[name].abs().max() < 1e-6
+        assert noise or error < relative, (name, float(error))
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    """Several tiles, the last of them ragged, in every test."""
+    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_losses_and_gradients_equal_full_logits(name):
+    model = build(name)
+    ids, labels, weights = batch()
+    expected = reference_losses(model, ids, labels)
+    expected_gradients = gradients(model, (expected * weights).sum())
+    add_token_losses(model)
+    used = int((weights[:, 1:] != 0).sum())
+    assert 0 < used < 13
+    for bound in (None, used, used + 1, 1000):
+        losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+        assert losses.dtype == torch.float32
+        torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
+        assert_same_gradients(gradients(model, (losses * weights).sum()), expected_gradients)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
+def test_attaching_refuses_a_head_it_does_not_reproduce(name, monkeypatch):
+    monkeypatch.setattr(output_head, "scale_and_cap", lambda config: (1.0, None))
+    # The small logits of an untrained model must not hide the difference.
+    for spread, dtype in ((0.3, "float32"), (0.001, "float32"), (0.001, "bfloat16")):
+        model = build(name, spread).to(getattr(torch, dtype))
+        model.config.final_logit_softcapping = spread  # as far below the logits in every case
+        forward = model.forward
+        with pytest.raises(ValueError, match=rf"{type(model).__name__} differ .* does something"):
+            add_token_losses(model)
+        assert model.forward == forward
+
+
+@pytest.mark.parametrize("bound_below", [0, 1])
+def test_gradients_are_nan_when_more_tokens_are_weighted_than_announced(bound_below):
+    model = add_token_losses(build("phi"))
+    ids, labels, weights = batch()
+    bound = (int((weights[:, 1:] != 0).sum()) - 1) * bound_below
+    losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+    found = gradients(model, (losses * weights).sum())
+    assert found["lm_head.weight"].isnan().all()
+    assert found["lm_head.bias"].isnan().all()
+    assert all(gradient.isnan().any() for gradient in found.values())
+
+
+@pytest.mark.parametrize("bound", [None, 0, 5])
+def test_gradients_are_zero_when_no_token_is_weighted(bound):
+    model = add_token_losses(build())
+    ids, labels, _ = batch()
+    losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+    assert all((g == 0).all() for g in gradients(model, (losses * 0.0).sum()).values())
+
+
+def test_losses_are_zero_at_the_first_token_and_where_labels_are_ignored():
+    model = add_token_losses(build())
+    ids, labels, _ = batch(ignored=0.5)
+    losses = model(input_ids=ids, labels=labels, token_losses=True)
+    scored = labels != -100
+    scored[:, 0] = False
+    assert losses.shape == ids.shape
+    assert (losses[~scored] == 0).all()
+    assert (losses[scored] > 0).all()
+    everything = model(input_ids=ids, labels=ids, token_losses=True)
+    torch.testing.assert_close(losses[scored], everything[scored])
+    assert model(input_ids=ids[:, :1], labels=ids[:, :1], token_losses=True).tolist() == [[0], [0]]
+
+
+def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
+    model = add_token_losses(build())
+    ids, labels, weights = batch()
+    rows = []
+    own = output_head.Head.gradient
+    monkeypatch.setattr(output_head.Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
+    for bound in (None, int((weights[:, 1:] != 0).sum())):
+        losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+        (losses * weights).sum().backward()
+        assert sum(rows) == (weights[:, 1:] != 0).sum()
+        assert max(rows) <= 4
+        rows.clear()
+
+
+def test_an_ignored_token_with_a_nan_state_harms_nothing():
+    model = add_token_losses(build())
+    ids, labels, _ = batch(rows=1, ignored=0)
+    labels[:, -1] = -100
+    broken = torch.zeros(ids.shape[1], 1, dtype=torch.bool)
+    broken[-2:] = True  # these predict the ignored last token, and nothing
+    model.model.norm.register_forward_hook(lambda _, __, out: out.masked_fill(broken, torch.nan))
+    for bound in (None, LENGTH - 2):
+        losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+        assert losses.isfinite().all()
+        assert (losses[:, 1:-1] > 0).all()
+        found = gradients(model, losses.sum())
+        assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "gpt2"])
+def test_packed_documents_have_the_losses_of_separate_ones(name):
+    model = add_token_losses(build(name))
+    ids, _, _ = batch(ignored=0)
+    lengths = [(4, 9), (7, 6)]
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    labels = ids.masked_fill(positions == 0, -100)
+    packed = model(input_ids=ids, position_ids=positions, labels=labels, token_losses=True)
+    for row, (first, second) in enumerate(lengths):
+        for part in (slice(0, first), slice(first, first + second)):
+            one = ids[row : row + 1, part]
+            alone = model(input_ids=one, labels=one, token_losses=True)
+            torch.testing.assert_close(packed[row : row + 1, part], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        ("llama", "sdpa"),
+        ("llama", "eager"),
+        ("qwen2", "sdpa"),
+        ("gemma2", "eager"),
+        ("gpt2", "sdpa"),
+    ],
+)
+def test_check_packing_accepts_models_that_isolate_documents(name, attention):
+    model = build(name)
+    model.set_attn_implementation(attention)
+    check_packing(model)
+    check_packing(model.bfloat16())
+
+
+def test_check_packing_refuses_an_attention_that_crosses_documents():
+    def crossing(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("crossing", crossing)
+    model = build()
+    model.set_attn_implementation("crossing")
+    add_token_losses(model)
+    with pytest.raises(
+        ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager, or .*"
+    ):
+        check_packing(model)
+    with pytest.raises(ValueError, match="--attend_across_documents"):
+        check_packing(model.bfloat16())
+
+
+def test_check_packing_refuses_models_that_ignore_position_ids(monkeypatch):
+    with pytest.raises(ValueError, match="BloomForCausalLM"):
+        check_packing(build("Bloom", n_layer=2, n_head=4))
+    model = build()
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
+        check_packing(model)
+
+
+def test_check_packing_accepts_a_model_in_which_crossing_makes_no_difference(monkeypatch):
+    model = build(spread=1e-4)
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    check_packing(model)
+
+
+def test_losses_under_autocast_are_float32_and_close():
+    model = add_token_losses(build())
+    ids, labels, weights = batch()
+    exact = model(input_ids=ids, labels=labels, token_losses=True)
+    exact_gradients = gradients(model, (exact * weights).sum())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = model(input_ids=ids, labels=labels, token_losses=True)
+        logits = model(input_ids=ids, use_cache=False).logits
+    assert logits.dtype == torch.bfloat16
+    expected = F.cross_entropy(logits[:, :-1].float().mT, labels[:, 1:], reduction="none")
+    torch.testing.assert_close(losses[:, 1:], expected, rtol=0, atol=1e-5)
+    assert losses.dtype == torch.float32
+    assert not torch.equal(losses, losses.bfloat16().float())
+    for name, gradient in gradients(model, (losses * weights).sum()).items():
+        assert gradient.dtype == torch.float32
+        cosine = F.cosine_similarity(gradient.flatten(), exact_gradients[name].flatten(), dim=0)
+        assert cosine > 0.98, name
+
+
+def test_losses_of_a_bfloat16_model_are_float32_and_close():
+    model = build()
+    ids, labels, _ = batch()
+    expected = reference_losses(model.bfloat16().float(), ids, labels)
+    losses = add_token_losses(model.bfloat16())(input_ids=ids, labels=labels, token_losses=True)
+    assert losses.dtype == torch.float32
+    assert (losses - expected).abs().max() < 0.3
+    losses.sum().backward()
+    assert model.lm_head.weight.grad.dtype == torch.bfloat16
+
+
+def test_gradients_of_a_bfloat16_head_are_summed_in_float32():
+    hidden, targets = torch.ones(4000, 8), torch.zeros(4000, dtype=torch.int64)  # 1,000 tiles
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
+        head = output_head.Head(1.0, None, dtype)
+        token_loss._TokenLoss.apply(hidden, weight, None, targets, head, None).sum().backward()
+        found[dtype] = weight.grad.float()
+    torch.testing.assert_close(found[torch.bfloat16], found[torch.float32], rtol=1e-2, atol=0)
+
+
+def test_a_float64_model_is_differentiated_in_float64():
+    model = build("gemma2").double()
+    ids, labels, weights = batch()
+    weights = weights.bfloat16().float()  # survives the float32 gradient of a float32 loss
+    expected = gradients(model, (reference_losses(model, ids, labels) * weights).sum())
+    add_token_losses(model)
+    losses = model(input_ids=ids, labels=labels, token_losses=True)
+    assert losses.dtype == torch.float32
+    assert_same_gradients(gradients(model, (losses * weights).sum()), expected, relative=1e-12)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    model = add_token_losses(build())
+    ids, labels, weights = batch()
+    found = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+        model.train()
+        losses = model(input_ids=ids, labels=labels, token_losses=True)
+        found.append(gradients(model, (losses * weights).sum()))
+    assert_same_gradients(*found)
+
+
+@pytest.mark.parametrize("frozen", ["lm_head", "model"])
+def test_frozen_parts_get_no_gradient_and_change_no_other(frozen):
+    model = build("phi")
+    ids, labels, weights = batch()
+    getattr(model, frozen).requires_grad_(False)
+    expected = gradients(model, (reference_losses(model, ids, labels) * weights).sum())
+    add_token_losses(model)
+    losses = model(input_ids=ids, labels=labels, token_losses=True)
+    found = gradients(model, (losses * weights).sum())
+    assert not any(name.startswith(frozen) for name in found)
+    assert_same_gradients(found, expected)
+
+
+def test_every_other_call_is_what_it_was(tmp_path):
+    model = build()
+    ids, labels, _ = batch(ignored=0.2)
+    signature, state = inspect.signature(model.forward), set(model.state_dict())
+    expected = model(ids, None, labels=labels)
+    written = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert add_token_losses(model) is model
+    assert inspect.signature(model.forward) == signature
+    found = model(ids, None, labels=labels)
+    assert torch.equal(found.loss, expected.loss)
+    assert torch.equal(found.logits, expected.logits)
+    again = model.generate(ids, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert torch.equal(again, written)
+    assert set(model.state_dict()) == state
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, expected.logits)
+    with pytest.raises(TypeError, match="token_losses"):
+        loaded.lm_head(ids, token_losses=True)
+
+
+def test_attaching_twice_is_attaching_once_and_copies_run_their_own_layers():
+    model = add_token_losses(build())
+    forward = model.forward
+    assert add_token_losses(model).forward == forward
+    ids, _, _ = batch()
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.lm_head.weight.zero_()
+    uniform = torch.log(torch.tensor(float(VOCABULARY)))
+    losses = other(input_ids=ids, labels=ids, token_losses=True)
+    torch.testing.assert_close(losses[:, 1:], uniform.expand(2, LENGTH - 1))
+    assert (other(input_ids=ids).logits == 0).all()
+    assert (model(input_ids=ids).logits != 0).any()
+
+
+def test_token_losses_survive_wrapping_and_unwrapping_by_accelerate():
+    from types import MethodType
+
+    from accelerate.utils import convert_outputs_to_fp32, extract_model_from_parallel
+
+    model = add_token_losses(build())
+    ids, labels, _ = batch()
+    expected = model(input_ids=ids, labels=labels, token_losses=True)
+    model._original_forward = model.forward  # as Accelerator.prepare_model does under bf16
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    model.forward = MethodType(convert_outputs_to_fp32(autocast(model.forward.__func__)), model)
+    wrapped = model.forward
+    assert add_token_losses(model).forward == wrapped
+    assert model(input_ids=ids, labels=labels, token_losses=True).dtype == torch.float32
+    model = extract_model_from_parallel(model, keep_fp32_wrapper=False)
+    found = model(input_ids=ids, labels=labels, token_losses=True)
+    assert torch.equal(found, expected)
+
+
+def test_attaching_restores_modes_and_random_state():
+    model = build("llama", attention_dropout=0.5).train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    state = torch.get_rng_state()
+    check_packing(model)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_probes_run_where_the_model_will_run_when_it_is_not_there_yet(fails, monkeypatch):
+    """There is no second device here: moves are counted, and what runs between them."""
+    model, places, ran_at = build(), ["cpu"], []
+    monkeypatch.setattr(model, "to", lambda device: places.append(device.type))
+    monkeypatch.setattr(packed_attention, "_check_kernel", lambda: ran_at.append("kernel"))
+    model.set_attn_implementation("torch_varlen")
+    own = model.model.forward
+
+    def forward(*args, **kwargs):
+        ran_at.append(places[-1])
+        if fails:
+            raise ValueError("as it is")
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    device = torch.device("cuda", 0)
+    for check in (add_token_losses, check_packing, lambda *given: check_longest(*given, longest=9)):
+        places[:], ran_at[:] = ["cpu"], []
+        with pytest.raises(ValueError, match="as it is") if fails else nullcontext():
+            check(model, device)
+        assert ran_at[0] == ("kernel" if fails or check is add_token_losses else "cuda")
+        assert set(ran_at) <= {"kernel", "cuda"}
+        assert ran_at.count("cuda") >= 1
+        assert places == ["cpu", "cuda", "cpu"]
+
+
+def test_check_packing_accepts_a_quantized_model_when_it_rounds_by_the_whole_batch(monkeypatch):
+    """As int8 and float8 products of activations do, whatever the dtype of the model."""
+
+    def rounding(module, args):
+        scale = args[0].abs().max() / 127
+        return ((args[0] / scale).round() * scale,)
+
+    model = build(num_hidden_layers=8)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounding)
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(model)
+    model.is_quantized = True
+    check_packing(model)
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(model)
+
+
+def test_a_vocabulary_of_three_words_can_be_probed():
+    model = add_token_losses(build(vocab_size=3))
+    check_packing(model)
+    ids = torch.tensor([[0, 1, 2, 1]])
+    found = model(input_ids=ids, labels=ids, token_losses=True)
+    torch.testing.assert_close(found, reference_losses(model, ids, ids))
+
+
+@pytest.mark.parametrize("where", ["model.layers.0.mlp.down_proj", "lm_head"])
+def test_a_model_with_nan_weights_is_refused_by_name(where):
+    model = build()
+    model.name_or_path = "some/teacher"
+    model.get_submodule(where).weight.data[0, 0] = torch.nan
+    forward = model.forward
+    with pytest.raises(NonFiniteLoss, match=r"LlamaForCausalLM \(some/teacher\).*NaN.*float32"):
+        add_token_losses(model)
+    assert model.forward == forward
+
+
+def test_models_of_another_kind_are_refused_with_what_is_expected():
+    for model in (torch.nn.Linear(2, 2), build().model):
+        with pytest.raises(
+            ValueError, match=rf"for {type(model).__name__}: .*AutoModelForCausalLM"
+        ):
+            add_token_losses(model)
+    model = build()
+    model.lm_head = torch.nn.Sequential(model.lm_head)  # as an adapter would be
+    with pytest.raises(ValueError, match="output embeddings are of type Sequential"):
+        add_token_losses(model)
+    model = build()
+    model.model.forward = lambda **kwargs: {"logits": None}
+    with pytest.raises(ValueError, match="no last_hidden_state"):
+        token_loss._token_losses(model, labels=torch.zeros(1, 2).long())
+
+
+def test_nothing_waits_for_the_device_when_the_weighted_tokens_are_known():
+    class Waits(TorchDispatchMode):
+        """Record the operations whose result a host must wait for."""
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            if any(
+                x in str(operation) for x in ("nonzero", "_local_scalar_dense", "masked_select")
+            ):
+                found.append(str(operation))
+            return operation(*args, **kwargs or {})
+
+    model = add_token_losses(build("phi"))
+    embed = model.model.embed_tokens  # transformers' own masks are not what is tested
+    model.model.forward = lambda input_ids, **_: BaseModelOutput(embed(input_ids))
+    ids, labels, weights = batch()
+    for bound, expected in ((26, []), (None, ["aten.nonzero.default"])):
+        found = []
+        with Waits():
+            losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+            (losses * weights).sum().backward()
+        assert found == expected
+
+
+def test_labels_are_required():
+    with pytest.raises(ValueError, match="labels="):
+        add_token_losses(build())(input_ids=batch()[0], token_losses=True)
+
+
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
+def test_gradients_are_those_of_the_bare_model_when_wrapped(wrapper, tmp_path):
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    model = add_token_losses(build("llama_tied" if wrapper == "ddp" else "llama"))
+    ids, labels, weights = batch()
+    bare = model(input_ids=ids, labels=labels, token_losses=True)
+    expected = gradients(model, (bare * weights).sum())
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        if wrapper == "ddp":
+            wrapped = torch.nn.parallel.DistributedDataParallel(model)
+        else:
+            mesh = distributed.init_device_mesh("cpu", (1,))
+            for layer in model.model.layers:
+                fully_shard(layer, mesh=mesh)
+            wrapped = fully_shard(model, mesh=mesh)
+        losses = wrapped(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=26)
+        assert torch.equal(losses, bare)
+        found = gradients(model, (losses * weights).sum())
+        found = {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in found.items()}
+        assert_same_gradients(found, expected)
+        if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
+            whole = output_head._whole(next(iter(model.model.layers[0].parameters())))
+            assert type(whole) is torch.Tensor
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_peak_memory_stays_under_a_tenth_of_the_full_logits():
+    command = [sys.executable, str(BENCHMARK), "--way", "token losses"]
+    run = subprocess.run(command, check=True, capture_output=True, cwd=BENCHMARK.parents[1])
+    assert json.loads(run.stdout)["extra_bytes"] < 0.1 * 4096 * 152_064 * 4

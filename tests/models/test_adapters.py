@@ -1,0 +1,263 @@
+"""LoRA adapters around a student: exact losses, what is refused. Whole runs: test_export.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from vocagnolm.models.adapters import (
+    AdapterArguments,
+    add_adapters,
+    merge_adapters,
+    read_adapter_config,
+)
+from vocagnolm.run.parse import parse
+from vocagnolm.token_loss import add_token_losses, check_packing
+
+peft = pytest.importorskip("peft")
+VOCABULARY = 300
+
+
+def arguments(**changes: Any) -> AdapterArguments:
+    return AdapterArguments(use_peft=True, lora_r=4, lora_alpha=16, **changes)
+
+
+def set_random(adapted: Any) -> None:
+    """Adapters begin as zero; make them do something."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter += 0.1 * torch.randn(
+                    parameter.shape, generator=generator, dtype=parameter.dtype
+                )
+
+
+# The model
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("attached", ["before", "after"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_losses_and_gradients_equal_those_of_own_logits_when_adapted(
+    tied: bool, attached: str, checkpointing: bool, tiny_llama: Callable[..., Any]
+) -> None:
+    model = tiny_llama(VOCABULARY, tie_word_embeddings=tied).double()
+    if attached == "before":
+        add_token_losses(model)
+    adapted = add_adapters(model, arguments(lora_modules_to_save=["norm"]), seed=0)
+    assert add_token_losses(adapted) is adapted
+    set_random(adapted)
+    if checkpointing:
+        adapted.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
+        adapted.train()
+    ids = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
+    losses = adapted(input_ids=ids, labels=ids, token_losses=True)[:, 1:]
+    logits = adapted(input_ids=ids, use_cache=False).logits
+    expected = F.cross_entropy(logits[:, :-1].mT, ids[:, 1:], reduction="none")
+    with adapted.disable_adapter(), torch.no_grad():
+        plain = adapted(input_ids=ids, labels=ids, token_losses=True)[:, 1:]
+    assert (losses - expected).abs().max() < 1e-6  # they are returned in float32
+    assert (losses - plain).abs().max() > 1e-2, "the adapters do nothing"
+    trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
+    weight = torch.rand(expected.shape, generator=torch.Generator().manual_seed(3))
+    ours, theirs = (torch.autograd.grad((weight * x).sum(), trained) for x in (losses, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a - b).abs().max() <= 1e-6 * (1 + b.abs().max())
+
+
+def test_adapters_are_the_same_when_other_numbers_were_drawn_before(
+    tiny_llama: Callable[..., Any],
+) -> None:
+    states = []
+    for draws, seed in ((0, 7), (5, 7), (5, 8)):
+        torch.rand(draws)
+        before = torch.get_rng_state()
+        adapted = add_adapters(tiny_llama(VOCABULARY), arguments(), seed)
+        assert torch.equal(before, torch.get_rng_state())
+        states.append(peft.get_peft_model_state_dict(adapted))
+    first = next(name for name in states[0] if "lora_A" in name)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert not torch.equal(states[0][first], states[2][first])
+
+
+def test_only_adapters_are_trained_and_in_float32_when_added(
+    tiny_llama: Callable[..., Any],
+) -> None:
+    adapted = add_adapters(tiny_llama(VOCABULARY), arguments(), seed=0)
+    trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+    assert trained
+    assert all("lora_" in name and "lm_head" not in name for name in trained)
+    assert {p.dtype for p in adapted.parameters()} == {torch.float32}
+
+
+def test_layers_of_a_name_are_trained_and_no_others_when_they_are_trained_whole(
+    tiny_llama: Callable[..., Any],
+) -> None:
+    norms = [
+        f"layers.{n}.{part}_layernorm" for n in range(2) for part in ("input", "post_attention")
+    ]
+    for names, expected in (
+        (["norm"], ["norm"]),  # PEFT alone would train all that end so, without a dot before
+        (["1.input_layernorm", "norm"], ["layers.1.input_layernorm", "norm"]),
+        (["input_layernorm"], ["layers.0.input_layernorm", "layers.1.input_layernorm"]),
+        ([name.rpartition(".")[2] for name in norms], norms),
+    ):
+        model = tiny_llama(VOCABULARY)
+        model.model.my_norm = torch.nn.RMSNorm(32)
+        adapted = add_adapters(model, arguments(lora_modules_to_save=names), seed=0)
+        trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
+        whole = {name for name in trained if "lora_" not in name}
+        assert whole == {
+            f"base_model.model.model.{name}.modules_to_save.default.weight" for name in expected
+        }
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"peft_type": "X"}', '{"r": 4}'])
+def test_adapters_are_refused_in_one_line_when_their_configuration_is_none(
+    content: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "adapter_config.json"
+    path.write_text(content)
+    message = f"{path} is no configuration of LoRA adapters as PEFT writes it: copy it from where"
+    with pytest.raises(ValueError, match="LoRA") as caught:
+        read_adapter_config(tmp_path)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., Any]) -> None:
+    model = tiny_llama(VOCABULARY)
+    adapted = add_adapters(model, arguments(), seed=0)
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            parameter.mul_(5)  # losses far from uniform
+    check_packing(adapted)
+    base = model.model
+    base.forward = lambda **inputs: type(base).forward(base, **inputs | {"position_ids": None})
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(adapted)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"lora_target_modules": ["embed_tokens", "q_proj"]},
+        {"lora_modules_to_save": ["embed_tokens", "norm"]},
+    ],
+)
+def test_merged_model_gives_the_same_logits_when_its_adapters_are_saved_and_merged(
+    changes: dict[str, Any], tiny_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    adapted = add_adapters(tiny_llama(VOCABULARY).double(), arguments(**changes), seed=0)
+    set_random(adapted)
+    adapted.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "adapter_model.safetensors")
+    plain, ids = tiny_llama(VOCABULARY).double(), torch.arange(20)[None]
+    before = plain(ids).logits
+    merged = merge_adapters(plain, read_adapter_config(tmp_path), state)
+    expected, found = adapted.eval()(ids).logits, merged(ids).logits
+    assert (found - expected).abs().max() < 1e-10
+    assert (found - before).abs().max() > 1e-2
+    assert not any("lora" in name for name, _ in merged.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("tied", "changes", "message"),
+    [
+        (
+            False,
+            {"lora_target_modules": ["q_proj", "q_porj"]},
+            "--lora_target_modules: LlamaForCausalLM has no layer q_porj: expected some of act_fn, "
+            "down_proj,",
+        ),
+        (
+            False,
+            {"lora_target_modules": ["all-linear", "q_proj"]},
+            "--lora_target_modules: LlamaForCausalLM has no layer all-linear",
+        ),
+        (
+            False,
+            {"lora_target_modules": ["lm_head"]},
+            "--lora_target_modules: lm_head cannot be adapted, because losses are computed from "
+            "the output head's own weight: leave it out",
+        ),
+        (
+            False,
+            {"lora_modules_to_save": ["lm_head"]},
+            "--lora_modules_to_save: lm_head cannot be adapted, because losses",
+        ),
+        (
+            True,
+            {"lora_modules_to_save": ["model"]},
+            "--lora_modules_to_save: model cannot be adapted, because losses are computed from the "
+            "output head's own weight, which it shares: leave it out",
+        ),
+        (
+            True,
+            {"lora_target_modules": ["embed_tokens"]},
+            "--lora_target_modules: embed_tokens cannot be adapted, because losses",
+        ),
+        (
+            False,
+            {"lora_target_modules": ["mlp"]},
+            "--lora_target_modules: PEFT cannot adapt a layer (Target module LlamaMLP): name "
+            "linear layers",
+        ),
+    ],
+)
+def test_add_adapters_refuses_when_a_layer_cannot_have_one(
+    tied: bool, changes: dict[str, Any], message: str, tiny_llama: Callable[..., Any]
+) -> None:
+    model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
+    with pytest.raises(ValueError, match=r"^--lora_") as caught:
+        add_adapters(model, arguments(**changes), seed=0)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--lora_r", "8"), "--lora_r has no effect without --use_peft"),
+        (("--lora_target_modules", "q_proj"), "--lora_target_modules has no effect without"),
+        (("--use_peft", "--lora_r", "0"), "--lora_r must be at least 1, got 0"),
+        (("--use_peft", "--lora_alpha", "0"), "--lora_alpha must be at least 1, got 0"),
+        (("--use_peft", "--lora_dropout", "1"), "--lora_dropout must be in [0, 1), got 1.0"),
+        (
+            ("--use_peft",),
+            "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
+            "adapters: set it to false and use --gradient_checkpointing",
+        ),
+        (
+            (
+                *("--use_peft", "--gradient_checkpointing", "True"),
+                *("--gradient_checkpointing_kwargs", '{"use_reentrant": true}'),
+            ),
+            "--gradient_checkpointing_kwargs: use_reentrant does not go with --use_peft",
+        ),
+    ],
+)
+def test_parse_refuses_adapter_options_when_they_are_wrong(
+    argv: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")  # as accelerate launch does
+    with pytest.raises(ValueError, match="--") as caught:
+        parse(["--teacher", "some/teacher", "--use_cpu", "True", *argv])
+    assert str(caught.value).startswith(message)
+
+
+def test_arguments_are_refused_when_peft_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vocagnolm.models.adapters.is_peft_available", lambda: False)
+    AdapterArguments()
+    with pytest.raises(ValueError, match="--use_peft needs the package peft: pip install"):
+        AdapterArguments(use_peft=True)

@@ -1,0 +1,319 @@
+"""Attention that is told of segments, against that of `sdpa` and its mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods_world import World
+from test_token_loss import VOCABULARY, assert_same_gradients, build, gradients
+from transformers import AttentionInterface, masking_utils
+from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
+from world import make_models
+
+from vocagnolm import token_loss
+from vocagnolm.models import attention as packed_attention
+from vocagnolm.models.attention import RowSegments, segments_of
+from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
+
+LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
+SEGMENTS = segments_of(length for row in LENGTHS for length in row)
+MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
+
+
+def with_attention(name: str, attention: str, **overrides: Any) -> Any:
+    model = build(name, **overrides)
+    model.set_attn_implementation(attention)
+    return add_token_losses(model)
+
+
+def rows(seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (len(LENGTHS), 16), generator=generator)
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in LENGTHS])
+    labels = ids.masked_fill(positions == 0, -100)
+    return {"input_ids": ids, "position_ids": positions, "labels": labels, "token_losses": True}
+
+
+@contextmanager
+def masks_forbidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a mask was made")
+
+    with monkeypatch.context() as context:
+        for name in ("sdpa_mask", "eager_mask"):
+            context.setattr(masking_utils, name, refuse)
+        context.setitem(masking_utils.AttentionMaskInterface._global_mapping, "sdpa", refuse)
+        yield
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_gradients_equal_those_of_sdpa_when_rows_are_packed(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, weights = rows(), torch.rand(3, 16, generator=torch.Generator().manual_seed(1))
+    found = []
+    for attention in ("sdpa", "torch_varlen"):
+        model = with_attention(name, attention).double()  # only mistakes are larger than rounding
+        losses, shape = model(**batch, segments=SEGMENTS, also=lambda hidden, *_: hidden.shape)
+        assert shape == (3, 16, 32)
+        found.append((losses, gradients(model, (losses * weights).sum())))
+        if attention == "torch_varlen":
+            with masks_forbidden(monkeypatch):
+                model(**batch, segments=SEGMENTS)
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-6)
+    assert_same_gradients(found[1][1], found[0][1], relative=1e-6)
+
+
+def test_the_mask_of_sdpa_is_seen_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_attention("llama", "sdpa")
+    with masks_forbidden(monkeypatch), pytest.raises(AssertionError, match="a mask was made"):
+        model(**rows())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_check_packing_accepts_the_implementation_when_it_isolates_documents(name: str) -> None:
+    model = with_attention(name, "torch_varlen")
+    check_packing(model)
+    check_packing(model.bfloat16())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        check_packing(with_attention(name, "torch_varlen"))
+
+
+def test_check_packing_refuses_segments_when_they_do_not_reach_the_attention(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = with_attention("llama", "torch_varlen")
+    own = model.model.forward
+
+    def forgetful(input_ids: Any, position_ids: Any = None, **kwargs: Any) -> Any:
+        rest = {name: kwargs[name] for name in ("use_cache", "return_dict")}
+        plain = torch.arange(input_ids.shape[1])[None]
+        return own(input_ids, position_ids=plain, **rest)
+
+    monkeypatch.setattr(model.model, "forward", forgetful)
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM with .* torch_varlen lets packed"):
+        check_packing(model)
+
+
+def test_attention_equals_that_of_sdpa_when_a_call_brings_no_segments() -> None:
+    batch, mask = rows(), torch.ones(3, 16, dtype=torch.long)
+    mask[0, :4] = 0
+    model, reference = (build() for _ in range(2))
+    model.set_attn_implementation("torch_varlen")
+    ids = batch["input_ids"]
+    for kwargs in (
+        {"attention_mask": mask},
+        {"position_ids": batch["position_ids"], "use_cache": False},
+        {},
+    ):
+        found, expected = (m(input_ids=ids, **kwargs).logits for m in (model, reference))
+        torch.testing.assert_close(found[:, 4:], expected[:, 4:])
+    texts = [m.generate(ids, max_new_tokens=5, do_sample=False) for m in (model, reference)]
+    assert torch.equal(*texts)
+
+
+def test_packed_rows_are_refused_when_nobody_says_where_documents_end() -> None:
+    batch = rows()
+    model = with_attention("llama", "torch_varlen")
+    for attention in ("flash_attention_2", "torch_varlen"):
+        model.config._attn_implementation = attention
+        with pytest.raises(ValueError, match=rf"{attention} does not see .* pass segments="):
+            model(**batch)
+    with pytest.raises(ValueError, match="exclude each other"):
+        model(**batch, segments=SEGMENTS, attention_mask=torch.ones(3, 16))
+    del batch["position_ids"]
+    with pytest.raises(ValueError, match="needs input_ids"):
+        model(**batch, segments=SEGMENTS)
+
+
+def test_flash_attention_gets_its_own_arguments_when_rows_are_packed() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def flash(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        seen.append({"rows": len(query), "mask": mask, **kwargs})
+        return packed_attention._attend(module, query, key, value, None, **kwargs)
+
+    AttentionInterface.register("my_flash", flash)
+    model, batch = with_attention("llama", "sdpa"), rows()
+    model.config._attn_implementation = "my_flash"  # transformers would look for the package
+    losses = model(**batch, segments=SEGMENTS)
+    expected = with_attention("llama", "sdpa")(**batch)
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
+    names = set(FlashAttentionKwargs.__annotations__)
+    assert len(names) == 4
+    for call in seen:
+        assert (call["rows"], call["mask"]) == (1, None)
+        assert names <= call.keys()
+        assert call["cu_seq_lens_q"].dtype == call["cu_seq_lens_k"].dtype == torch.int32
+        assert call["cu_seq_lens_q"].tolist() == [0, 5, 14, 16, 32, 33, 40, 46, 47, 48]
+        assert type(call["max_length_q"]) is type(call["max_length_k"]) is int
+        assert call["max_length_q"] == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sliding_window": 8}, "a sliding window"),
+        ({"softcap": 50.0}, "a soft cap"),
+        ({"s_aux": torch.zeros(2)}, "attention sinks"),
+        ({"position_bias": torch.zeros(2)}, "a bias of positions"),
+        ({"dropout": 0.1}, "dropout"),
+        ({"is_causal": False}, "not causal"),
+    ],
+)
+def test_attention_refuses_what_the_kernel_cannot_do_when_a_model_asks_for_it(
+    options: dict[str, Any], message: str
+) -> None:
+    query = torch.randn(1, 2, 16, 8)
+    segments = {"cu_seq_lens_q": torch.tensor([0, 7, 16]), "max_length_q": 9}
+    arguments: Any = (torch.nn.Identity(), query, query, query, None)
+    packed_attention._attend(*arguments, **segments, sliding_window=9, dropout=0.0, is_causal=True)
+    with pytest.raises(ValueError, match=f"torch_varlen cannot do .*{message}.* sdpa$"):
+        packed_attention._attend(*arguments, **segments, **options)
+
+
+def test_a_model_is_refused_at_once_when_its_configuration_tells_enough() -> None:
+    with pytest.raises(ValueError, match=r"dropout of 0.1 asks: set it to 0"):
+        with_attention("llama", "torch_varlen", attention_dropout=0.1)
+    frozen = build(attention_dropout=0.1).requires_grad_(False)
+    frozen.set_attn_implementation("torch_varlen")
+    add_token_losses(frozen)  # never in training mode: nothing is dropped
+    with pytest.raises(ValueError, match="cannot attend in chunks"):
+        with_attention("llama", "torch_varlen", attention_chunk_size=8)
+    model = build()
+    model.set_attn_implementation("torch_varlen")
+    model.model.forward = lambda input_ids, position_ids=None: None
+    with pytest.raises(ValueError, match="cannot be told where documents end"):
+        add_token_losses(model)
+
+
+def test_a_model_is_refused_at_once_when_a_window_is_shorter_than_a_segment() -> None:
+    for name, options in (
+        ("mistral", {}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),  # in one of two layers
+    ):
+        model = with_attention(name, "torch_varlen", sliding_window=24, **options)
+        check_packing(model)  # of a few tokens
+        check_longest(model, longest=24)
+        with pytest.raises(
+            ValueError, match="sliding window of 24 tokens, shorter than a segment of 25"
+        ):
+            check_longest(model, longest=25)
+        model.set_attn_implementation("sdpa")
+        check_longest(model, longest=25)
+    unused = with_attention("qwen2", "torch_varlen", sliding_window=24)
+    check_longest(unused, longest=25)
+
+
+def test_gemma2_is_refused_when_it_attaches_because_its_scores_are_capped() -> None:
+    with pytest.raises(ValueError, match="soft cap of attention scores, which Gemma2Attention"):
+        with_attention("gemma2", "torch_varlen")
+
+
+def test_a_kernel_that_differs_from_the_models_own_attention_is_refused_when_attached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = packed_attention._reference
+    monkeypatch.setattr(
+        packed_attention, "_reference", lambda q, k, v, s, scale: own(q, k, v, s, 2 * scale)
+    )
+    with pytest.raises(ValueError, match=r"output head \(or --attn_implementation torch_varlen\)"):
+        with_attention("llama", "torch_varlen")
+
+
+def test_gpu_call_has_the_right_form_when_it_is_traced_without_a_gpu() -> None:
+    segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
+    shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
+    tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
+    packed_attention._check_kernel()
+    assert packed_attention._on_gpu(*tensors, segments, 0.3).shape == (16, 4, 8)
+    with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use --bf16"):
+        packed_attention._on_gpu(*(x.float() for x in tensors), segments, 0.3)
+
+
+def test_old_kernel_is_refused_when_it_lacks_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, is_causal=False: None)
+    with pytest.raises(ValueError, match=r"needs torch >= 2.12, found \d"):
+        packed_attention._check_kernel()
+
+
+def test_checks_run_in_bfloat16_when_the_kernel_has_no_float32(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dtypes: set[torch.dtype] = set()
+    own = packed_attention._reference
+
+    def spy(query: Any, *args: Any) -> Any:
+        dtypes.add(query.dtype)
+        return own(query, *args)
+
+    monkeypatch.setattr(packed_attention, "_reference", spy)
+    monkeypatch.setattr(
+        token_loss, "in_its_precision", lambda model: torch.autocast("cpu", torch.bfloat16)
+    )
+    check_packing(with_attention("llama", "torch_varlen"))
+    assert dtypes == {torch.bfloat16}
+
+
+def test_several_teachers_have_the_losses_of_sdpa_when_each_has_its_segments() -> None:
+    batch = rows()
+    other = {name: value[:, :12] for name, value in batch.items() if name != "token_losses"}
+    found = []
+    for attention in ("sdpa", "torch_varlen"):
+        models = [with_attention(name, attention) for name in ("llama", "qwen2")]
+        both = {
+            f"teacher_{name}": torch.cat([batch[name], other[name]], -1)
+            for name in ("input_ids", "labels", "position_ids")
+        }
+        cut = segments_of([5, 7, 12, 1, 7, 4])
+        both |= {
+            "teacher_widths": [16, 12],
+            "teacher_segment_edges": [SEGMENTS.edges, cut.edges],
+            "teacher_longest_segment": [SEGMENTS.longest, cut.longest],
+        }
+        found.append(ResidentTeacher(models, torch.device("cpu")).losses(both)[0])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)
+
+
+def test_segments_are_cumulative_lengths_when_some_are_empty() -> None:
+    assert segments_of([3, 0, 4]).edges.tolist() == [0, 3, 7]
+    assert segments_of([3, 0, 4]).longest == 4
+    assert (segments_of([]).edges.tolist(), segments_of([]).longest) == ([0], 0)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("method", ["vocagnolm", "several mean", "kld", "uld", "rho1 entropy"])
+def test_a_run_ends_at_the_same_parameters_when_attention_is_told_of_segments(
+    method: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    training_texts: list[str],
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: Any,
+    teacher_tokenizer: Any,
+) -> None:
+    models = make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
+    reference = tiny_llama(len(student_tokenizer), seed=5).double()
+    ends = []
+    for attention in ("sdpa", "torch_varlen"):
+        for model in (*models, reference):
+            model.set_attn_implementation(attention)
+        tokenizers = (student_tokenizer, teacher_tokenizer)
+        world = World(training_texts[:59], tokenizers, (*models, reference))
+        trainer = world.trainer(tmp_path / attention, method, max_steps=2)
+        with masks_forbidden(monkeypatch) if attention == "torch_varlen" else nullcontext():
+            trainer.train()
+        ends.append({name: p.detach() for name, p in trainer.model.named_parameters()})
+    for name, parameter in ends[0].items():
+        torch.testing.assert_close(ends[1][name], parameter, rtol=0, atol=1e-6)
+    untrained = dict(models[0].named_parameters())
+    assert any(not torch.equal(parameter, untrained[name]) for name, parameter in ends[1].items())

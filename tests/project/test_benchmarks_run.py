@@ -1,0 +1,209 @@
+"""The scripts of benchmarks/ that say what training costs: their arithmetic, and that they run."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from vocagnolm.token_loss import IGNORED_LABEL
+from vocagnolm.training.flops import model_work
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def scripts() -> dict[str, ModuleType]:
+    """Modules of benchmarks/, which import each other as scripts do."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+        import cost_model
+        import random_blocks
+        import scaling
+
+        return {module.__name__: module for module in (cost_model, random_blocks, scaling)}
+
+
+def test_cost_doctests_run_when_read(scripts: dict[str, ModuleType]) -> None:
+    results = doctest.testmod(scripts["cost_model"])
+    assert results.attempted >= 8
+    assert not results.failed
+
+
+def test_costs_are_those_of_a_hand_count_when_setup_is_the_papers(
+    scripts: dict[str, ModuleType],
+) -> None:
+    cost = scripts["cost_model"]
+    setup = cost.Setup()
+    # TinyLlama: 22 x (2 x 2048 x 2048 + 2 x 2048 x 256 + 3 x 2048 x 5632) + 2048 x 32000
+    assert cost.matmul_parameters(cost.STUDENT) == 1_034_420_224
+    # 3 x (2 x 1.034e9 + 2 x 22 x 2048 x 2048)
+    assert cost.training_flops(setup) == 3 * (2_068_840_448 + 184_549_376)
+    assert cost.training_hours(setup) == pytest.approx(71.2, abs=0.05)  # 1.014e20 / 3.956e14 s
+    # Qwen2.5-Math: 0.943 x 14.55 GFLOP x 15e9 / (989e12 x 0.6) / 3600
+    assert cost.teacher_hours(setup, cost.LARGEST) == pytest.approx(96.4, abs=0.05)
+    assert cost.wall_hours(setup, 32, None)[0] == pytest.approx(2.2, abs=0.05)
+    assert cost.wall_hours(setup, 32, cost.LARGEST)[0] == pytest.approx(5.3, abs=0.1)
+    # With every option at 1 GB/s and 1 byte of everything a ring is its factor.
+    slow = replace(setup, nvlink_gb_s=1.0, nic_gb_s=0.125, link_efficiency=1.0)
+    count = cost.parameters(cost.STUDENT)
+    assert count == 1_034_420_224 + 2048 * 32000
+    for what, bytes_per_parameter in {
+        "DDP": 2 * 4 * 31 / 32,
+        "FSDP2": (4 * 2 + 4) * 31 / 32,  # 4 micro-batches
+        "HSDP": (4 * 2 + 4) * 7 / 8 + 2 * 4 * 3 / 4,
+    }.items():
+        seconds = cost.step_messages_s(slow, what, 32)
+        assert seconds == pytest.approx(bytes_per_parameter * count / 1e9)
+    assert cost.step_messages_s(slow, "DDP", 1) == 0
+
+
+def test_memory_is_that_of_a_hand_count_when_layouts_differ(
+    scripts: dict[str, ModuleType],
+) -> None:
+    cost = scripts["cost_model"]
+    setup, student = cost.Setup(), 1_034_420_224 + 2048 * 32000
+    layer, outside = 2 * 233_046_016, 2 * 2 * 3584 * 152064  # 2 bytes of 7.6 B
+    teacher = 28 * layer + outside
+    kept = 22 * 16384
+    mixed = 22 * 16384 * 107.7e3 + 2 * (student - 2 * 2048 * 32000)  # and weights in 16 bits
+    expected = {
+        ("DDP", 1, "none"): 16 * student + mixed,
+        ("DDP", 32, "on each GPU"): 20 * student + mixed + teacher,
+        ("FSDP2", 32, "none", True): ((16 / 32 + 2 + 4) * student + (22 * 4096 + 87.2e3) * 16384),
+        ("DDP", 8, "none", True): 20 * student + (22 * 8192 + 107.7e3) * 16384,
+        ("FSDP2", 32, "none"): (16 / 32 + 2 + 4) * student + 87.2e3 * kept,
+        ("HSDP", 64, "none"): (16 / 8 + 2 + 4) * student + 87.2e3 * kept,
+        # 4 blocks of a GPU make one micro-batch, so no gradient waits for another.
+        ("FSDP2", 256, "none"): (16 / 256 + 2) * student + 87.2e3 * kept / 2,
+        ("DDP", 8, "in each machine"): (20 * student + mixed + teacher / 8 + 2 * layer + outside),
+    }
+    for layout, size in expected.items():
+        expected_gib = size / 2**30 + 0.5 + 1.5
+        assert cost.device_gib(setup, *layout) == pytest.approx(expected_gib, rel=5e-3), layout
+
+
+def test_sizes_are_those_of_the_models_when_their_configs_are_at_hand(
+    scripts: dict[str, ModuleType], shared_dir: Path
+) -> None:
+    cost = scripts["cost_model"]
+    directories = dict(
+        zip(
+            cost.TEACHERS,
+            ("llemma-7b", "mistral-7b-proxmath", "deepseek-math-7b", "qwen2.5"),
+            strict=True,
+        )
+    )
+    for name, model in {**cost.TEACHERS, "tinyllama": cost.STUDENT}.items():
+        path = shared_dir / "tokenizers" / directories.get(name, name) / "config.json"
+        config = json.loads(path.read_text())
+        assert (
+            model.hidden,
+            model.intermediate,
+            model.layers,
+            model.heads,
+            model.key_value_heads,
+            model.heads * model.head_dim,
+            model.vocabulary,
+        ) == (
+            config["hidden_size"],
+            config["intermediate_size"],
+            config["num_hidden_layers"],
+            config["num_attention_heads"],
+            config["num_key_value_heads"],
+            config["hidden_size"],
+            config["vocab_size"],
+        )
+
+
+def test_estimated_flops_are_those_of_a_run_when_contexts_are_full(
+    scripts: dict[str, ModuleType],
+) -> None:
+    """The page's formula and the one that runs log agree on the same model."""
+    cost = scripts["cost_model"]
+    sizes = (64, 160, 3, 4, 2, 16, 120)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=120,
+    )
+    with torch.device("meta"):
+        work = model_work(AutoModelForCausalLM.from_config(config))
+    model = cost.Architecture(*sizes)
+    assert work.body + work.head == cost.matmul_parameters(model)
+    tokens, context = 100, 50
+    logged = work.forward_flops(tokens, tokens * context / 2, tokens)
+    assert logged == tokens * cost.forward_flops(model, context)
+
+
+def test_page_holds_the_scripts_tables_when_it_is_read(
+    scripts: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripts["scaling"].main([])
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    printed = [line for line in capsys.readouterr().out.splitlines() if line[:2] in ("| ", "- ")]
+    assert len(printed) > 80
+    assert [line for line in printed if line not in page.splitlines()] == []
+
+
+def test_options_change_the_estimate_when_they_are_given(
+    scripts: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cost = scripts["cost_model"]
+    scripts["scaling"].main(["--training_mfu", "0.2", "--nics", "1", "--price", "10"])
+    assert "share of the peak in the student's step: 0.2" in capsys.readouterr().out
+    halved = replace(cost.Setup(), training_mfu=0.2)
+    assert cost.training_hours(halved) == pytest.approx(2 * cost.training_hours(cost.Setup()))
+
+
+def test_random_blocks_are_packed_and_aligned_when_made(scripts: dict[str, ModuleType]) -> None:
+    make = scripts["random_blocks"]
+    blocks = make.make_blocks(6, 256, (100, 200))
+    online, stored = (make.make_batches(blocks, 256, 3, is_stored) for is_stored in (False, True))
+    assert [batch["input_ids"].shape for batch in online] == [(3, 256)] * 2
+    filled = sum(len(ids) for block in blocks for ids in block["student_ids"]) / (6 * 256)
+    assert filled > 0.9
+    for ours, theirs in zip(online, stored, strict=True):
+        assert torch.equal(ours["input_ids"], theirs["input_ids"])
+        assert torch.equal(ours["teacher_ranges"], theirs["teacher_ranges"])
+        assert not sum(ours["unmapped_tokens"])
+        ranges = ours["teacher_ranges"][ours["labels"] != IGNORED_LABEL]
+        assert (ranges[:, 0] < ranges[:, 1]).all()
+        assert int(ranges.max()) <= sum(ours["teacher_widths"])
+        assert "teacher_input_ids" in ours
+        assert "teacher_losses" in theirs
+
+
+def test_step_benchmark_measures_and_says_what_it_cannot_when_there_is_no_gpu() -> None:
+    options = ["--scale", "tiny", "--device", "cpu", "--repetitions", "2", "--peak_tflops", "0.1"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "gpu_step.py"), *options],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    output = done.stdout
+    for way in ("CPT step", "stored step", "online step", "teacher forward"):
+        found = re.search(rf"^{way} +([\d.]+) s .* s +([\d,]+) +([\d.]+)%", output, re.MULTILINE)
+        assert found, way
+        assert all(float(number.replace(",", "")) > 0 for number in found.groups())
+    assert re.search(r"^time, stored step / CPT step: \d\.\d+$", output, re.MULTILINE)
+    assert len(re.findall(r"^  matrix products +[\d.]+ s", output, re.MULTILINE)) == 2
+    assert len(re.findall(r"^  (?:45|60)% MFU allows", output, re.MULTILINE)) == 2
+    assert "Not measured: the teacher in FP8: " in output
+    assert "Not measured: memory" in output

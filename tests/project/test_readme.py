@@ -1,0 +1,111 @@
+"""What the documentation tells people to type works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+import evaluate_math
+from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
+from vocagnolm.run import parse as config
+from vocagnolm.store import score
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [README, *(p.read_text(encoding="utf-8") for p in (ROOT / "docs").glob("*.md"))]
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(program: str) -> list[list[str]]:
+    """The words behind a program in every command of the README that runs it."""
+    lines = [line for block in code_blocks("") for line in block.splitlines()]
+    found = [shlex.split(line, comments=True) for line in lines if program in line]
+    return [words for words in found if words]
+
+
+def train_commands() -> list[list[str]]:
+    return commands("train.py")
+
+
+@pytest.mark.parametrize("words", commands("evaluate_math.py"), ids=" ".join)
+def test_evaluation_command_of_the_readme_parses(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("DATA", "PROMPTS/cot"):
+        (tmp_path / name).mkdir(parents=True)
+    arguments = evaluate_math.parse(words[words.index("evaluate_math.py") + 1 :])
+    assert arguments.benchmarks == list(PAPER_BENCHMARKS)
+
+
+def test_scoring_command_of_the_readme_parses() -> None:
+    (words,) = commands("vocagnolm.cli score")
+    assert score.parse(words[words.index("score") + 1 :]).output_dir == Path("stores/qwen")
+
+
+@pytest.mark.parametrize("words", train_commands(), ids=" ".join)
+def test_command_of_the_readme_parses(words: list[str]) -> None:
+    if "--config_file" in words:
+        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
+    arguments = config.parse(words[words.index("train.py") + 1 :])
+    model, _, guidance, _ = arguments
+    assert model.teacher or model.teacher_losses == ["stores/qwen"] or guidance.method == "cpt"
+
+
+def test_option_table_of_the_readme_has_the_defaults() -> None:
+    model, data, guidance, run = config.parse(["--teacher", "T"])
+    rows = re.findall(r"^\| (`--.*?) \| (.*?) \|", README, flags=re.MULTILINE)
+    checked = 0
+    for options, defaults in rows:
+        names = re.findall(r"`--(\w+)`", options)
+        for name, default in zip(names, defaults.split(", "), strict=False):
+            if name not in ("student", "teacher", "config") and default != "none":
+                owner = next(part for part in (model, data, guidance, run) if hasattr(part, name))
+                assert default.strip("`").lower() == str(getattr(owner, name)).lower(), name
+                checked += 1
+    assert checked >= 12
+
+
+def test_library_example_of_the_readme_runs(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directories = []
+    for family in ("metaspace", "nfc_digits"):
+        directory = tmp_path / family
+        shutil.copytree(tokenizer_dirs[family], directory)
+        size = len(AutoTokenizer.from_pretrained(directory))
+        tiny_llama(size, max_position_embeddings=4096).save_pretrained(directory)
+        directories.append(str(directory))
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"text": text}) for text in training_texts[:20]]
+    Path("pages.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (example,) = code_blocks("python")
+    names: dict[str, Any] = dict(zip(("STUDENT", "TEACHER"), directories, strict=True))
+    exec(compile(example, "README.md", "exec"), names)
+    assert names["trainer"].state.global_step > 0
+
+
+@pytest.mark.parametrize("text", DOCUMENTS, ids=lambda text: text.splitlines()[0])
+def test_files_and_tests_named_in_the_documents_exist(text: str) -> None:
+    for link in re.findall(r"\]\(((?!http)[^)#]+)\)", text):
+        assert (ROOT / link).exists() or (ROOT / "docs" / link).exists(), link
+    sources = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/*.py")}
+    for name in re.findall(r"`(test_\w+\.py)", text):
+        assert name in sources, name
+    for name in re.findall(r"\b(test_\w+)`", text):
+        assert any(f"def {name}(" in source for source in sources.values()), name

@@ -1,0 +1,482 @@
+"""Bad input: one line on stderr that says what to do, exit status 2 or 3, and nothing lost."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer
+
+import train
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class World(NamedTuple):
+    """A student, a teacher, a corpus and what a finished run left behind."""
+
+    student: Path
+    teacher: Path
+    pages: Path
+    run: Path
+
+    def argv(self, output_dir: Path, **changes: str | None) -> list[str]:
+        options: dict[str, str | None] = {
+            "student": str(self.student),
+            "teacher": str(self.teacher),
+            "dataset": str(self.pages),
+            "max_length": "64",
+            "global_batch_tokens": "128",
+            "max_steps": "1",
+            "use_cpu": "True",
+            "report_to": "none",
+            "output_dir": str(output_dir),
+            **changes,
+        }
+        return [f"--{name}={value}" for name, value in options.items() if value is not None]
+
+
+@pytest.fixture(scope="module")
+def world(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    root = tmp_path_factory.mktemp("world")
+    world = World(root / "student", root / "teacher", root / "pages.jsonl", root / "run")
+    for seed, (path, family) in enumerate(
+        ((world.student, "metaspace"), (world.teacher, "nfc_digits"))
+    ):
+        shutil.copytree(tokenizer_dirs[family], path)
+        tiny_llama(700, seed=seed).save_pretrained(path)
+    world.pages.write_text("".join(json.dumps({"text": t}) + "\n" for t in training_texts[:40]))
+    assert train.main(world.argv(world.run)) == 0
+    return world
+
+
+def snapshot(directory: Path) -> dict[str, str]:
+    """Every file below a directory, by what is in it."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def fail(world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`fail(status, **options)`: run into the error, first in a new output directory, then in that
+    of a finished run; the one line on stderr."""
+
+    def run(status: int = 2, **changes: str | None) -> str:
+        lines, before = [], snapshot(world.run)
+        for output_dir in (tmp_path / "new", world.run):
+            capfd.readouterr()
+            # In the finished run's directory the other settings may be what stops it.
+            assert train.main(world.argv(output_dir, **changes)) in {status, 2}
+            stderr = capfd.readouterr().err
+            assert stderr.count("\n") == 1, stderr
+            assert stderr.startswith("train.py: error: ")
+            lines.append(stderr.removeprefix("train.py: error: ").strip())
+        assert snapshot(world.run) == before
+        new = snapshot(tmp_path / "new") if (tmp_path / "new").exists() else {}
+        assert new == {}  # nothing that would stand in the way of the next attempt
+        return lines[0]
+
+    return run
+
+
+def copy(path: Path, target: Path) -> Path:
+    return Path(shutil.copytree(path, target))
+
+
+def with_tokenizer(model: Path, tokenizer: Path, target: Path) -> Path:
+    copy(model, target)
+    for file in tokenizer.iterdir():
+        shutil.copy(file, target)
+    return target
+
+
+def poison(model: Path, name: str) -> Path:
+    weights = load_file(model / "model.safetensors")
+    weights[name][3, 0] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+# The run that the others must not harm
+
+
+def test_train_leaves_a_model_that_loads_when_it_succeeds(world: World) -> None:
+    names = {path.name for path in world.run.iterdir()}
+    assert {"model.safetensors", "tokenizer.json", "README.md", "run.json", "checkpoint-1"} <= names
+    model = AutoModelForCausalLM.from_pretrained(world.run)
+    assert model.config.use_cache is True
+    assert len(AutoTokenizer.from_pretrained(world.run)) <= model.config.vocab_size
+    card = (world.run / "README.md").read_text()
+    assert f"guided by {world.teacher}." in card
+    assert '"top_k": 0.4' in card
+
+
+def test_train_changes_nothing_when_a_finished_run_is_started_again(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(world.run)
+    capfd.readouterr()
+    assert train.main(world.argv(world.run)) == 0
+    assert capfd.readouterr().out == f"{world.run} holds the finished run: nothing to do\n"
+    assert snapshot(world.run) == before
+
+
+def test_dry_run_writes_nothing_when_it_succeeds(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([*world.argv(tmp_path / "new"), "--dry_run"]) == 0
+    captured = capfd.readouterr()
+    assert captured.err == ""
+    assert "100.00% of the text tokens mapped" in captured.out
+    assert "128 tokens = 1 processes x 2 sequences x 1 accumulation steps x 64" in captured.out
+    assert not (tmp_path / "new").exists()
+
+
+# Options
+
+
+def test_train_stops_when_top_k_is_out_of_range(fail: Callable[..., str]) -> None:
+    assert fail(top_k="1.4") == "--top_k must be in (0, 1], got 1.4"
+
+
+def test_train_stops_when_there_is_no_teacher(fail: Callable[..., str]) -> None:
+    assert fail(teacher=None).startswith("--teacher is required: name the causal LM")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(None, "cannot be read: [Errno 2]"), ("a: [", "cannot be read: while"), ("x", "must be a")],
+)
+def test_train_stops_when_the_config_is_bad(
+    fail: Callable[..., str], tmp_path: Path, content: str | None, reason: str
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    if content is not None:
+        path.write_text(content)
+    assert fail(config=str(path)).startswith(f"--config {path} {reason}")
+
+
+def test_train_stops_when_the_batch_cannot_be_met(fail: Callable[..., str]) -> None:
+    line = fail(per_device_train_batch_size="3")
+    assert line.startswith("1 processes x 3 sequences x 1 accumulation steps x 64 tokens = 192")
+
+
+def test_train_stops_when_the_block_exceeds_the_context(fail: Callable[..., str]) -> None:
+    line = fail(max_length="256", global_batch_tokens="512")
+    assert line == "--max_length 256 exceeds the student's context of 128"
+
+
+def test_train_stops_when_the_corpus_makes_less_than_a_step(fail: Callable[..., str]) -> None:
+    line = fail(global_batch_tokens=str(64 * 1000))
+    assert re.search(r"makes \d+ blocks of 64 tokens, one optimizer step needs 1,000: lower", line)
+
+
+def test_train_stops_when_the_output_directory_is_a_file(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("precious")
+    assert train.main(world.argv(file / "run")) == 2
+    line = f"train.py: error: --output_dir {file / 'run'}: {file} is a file, not a directory\n"
+    assert capfd.readouterr().err == line
+    assert file.read_text() == "precious"
+
+
+def test_train_stops_when_the_directory_holds_another_run(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = snapshot(world.run)
+    capfd.readouterr()
+    assert train.main(world.argv(world.run, top_k="0.5", learning_rate="1e-3")) == 2
+    assert capfd.readouterr().err == (
+        f"train.py: error: {world.run} holds a run with other settings (--learning_rate was 8e-05, "
+        "now 0.001; --top_k was 0.4, now 0.5): give another --output_dir\n"
+    )
+    assert snapshot(world.run) == before
+
+
+def test_train_stops_when_the_checkpoint_to_resume_from_is_bad(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = {"resume_from_checkpoint": str(world.student)}
+    assert train.main(world.argv(tmp_path / "new", **options)) == 2
+    assert capfd.readouterr().err == (
+        f"train.py: error: --resume_from_checkpoint {world.student}: trainer_state.json is missing "
+        "or damaged\n"
+    )
+    assert not (tmp_path / "new").exists()
+
+
+# The corpus
+
+
+def test_train_stops_when_the_dataset_path_is_wrong(fail: Callable[..., str]) -> None:
+    line = fail(dataset="no/such/pages.jsonl")
+    assert line == "--dataset no/such/pages.jsonl: no such file or directory"
+
+
+def test_train_stops_when_the_evaluation_path_is_wrong(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main(world.argv(tmp_path / "new", eval_dataset="no/such/pages.jsonl")) == 2
+    line = "--eval_dataset no/such/pages.jsonl: no such file or directory"
+    assert capfd.readouterr().err == f"train.py: error: {line}\n"
+
+
+def test_train_stops_when_the_text_column_is_missing(
+    fail: Callable[..., str], world: World
+) -> None:
+    line = fail(text_column="body")
+    assert line == f"--text_column 'body' is not a column of {world.pages}; its columns are text"
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"text": "fine"}\n{oops\n', "cannot be read: JSON parse error"),
+        ("", "cannot be read: it holds no documents"),
+        ('{"text": ""}\n{"text": " \\n"}\n', "has no usable document: 2 read, 2 skipped (2 empty)"),
+        ('{"text": 1}\n{"text": null}\n', "has no usable document: 2 read, 2 skipped (1 not"),
+    ],
+)
+def test_train_stops_when_the_file_holds_no_text(
+    fail: Callable[..., str], tmp_path: Path, content: str, reason: str
+) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text(content)
+    assert fail(dataset=str(path)).startswith(f"--dataset {path} {reason}")
+
+
+def test_train_stops_when_no_document_is_left_to_train_on(
+    fail: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text('{"text": "only one"}\n')
+    assert fail(dataset=str(path), eval_fraction="0.5") == (
+        f"--eval_fraction 0.5 leaves no document of {path} to train on: lower it, or evaluate on "
+        "other documents with --eval_dataset"
+    )
+
+
+# Models
+
+
+def test_train_stops_when_the_tokenizer_is_slow(
+    fail: Callable[..., str], world: World, tmp_path: Path
+) -> None:
+    slow = copy(world.teacher, tmp_path / "slow")
+    for file in slow.glob("tokenizer*"):
+        file.unlink()
+    ByT5Tokenizer().save_pretrained(slow)
+    line = fail(teacher=str(slow))
+    assert line.startswith(f"teacher tokenizer {slow} (ByT5Tokenizer) gives no character offsets")
+    assert line.endswith(
+        "use a fast tokenizer, that is a directory or hub name with a tokenizer.json"
+    )
+
+
+@pytest.mark.parametrize("family", ["nfc_digits", "trimmed"])  # a larger and a smaller vocabulary
+def test_train_stops_when_the_teacher_is_the_student_with_another_tokenizer(
+    fail: Callable[..., str],
+    world: World,
+    tokenizer_dirs: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+) -> None:
+    twin = with_tokenizer(world.student, tokenizer_dirs[family], tmp_path / "twin")
+    line = fail(teacher=str(twin))
+    assert line.startswith(f"the student {world.student} and the teacher {twin} are the same model")
+    assert line.endswith("(--student_tokenizer, --teacher_tokenizer)")
+    assert fail(
+        teacher=str(world.student), teacher_tokenizer=str(tokenizer_dirs[family])
+    ).startswith(f"the student {world.student} and the teacher {world.student} are the same model")
+
+
+def test_train_stops_when_the_vocabulary_exceeds_the_embeddings(
+    fail: Callable[..., str],
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    copy(tokenizer_dirs["nfc_digits"], tmp_path / "small")
+    tiny_llama(300).save_pretrained(tmp_path / "small")
+    line = fail(teacher=str(tmp_path / "small"))
+    assert re.search(r"has ids up to \d+, but the teacher has embeddings for 300: it belongs", line)
+
+
+@pytest.mark.parametrize("role", ["student", "teacher"])
+def test_train_stops_when_the_directory_holds_no_model(
+    fail: Callable[..., str], tmp_path: Path, role: str
+) -> None:
+    line = fail(**{role: str(tmp_path)})
+    assert line.startswith(f"--{role} {tmp_path} cannot be loaded: Unrecognized model")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), "cannot be loaded: "),
+        (Path.unlink, "cannot be loaded: Error no file named model.safetensors"),
+        (
+            lambda path: save_file({"a": torch.zeros(1)}, path, metadata={"format": "pt"}),
+            r"\d+ weights of LlamaForCausalLM are not in the checkpoint",
+        ),
+    ],
+)
+def test_train_stops_when_the_weights_are_damaged(
+    fail: Callable[..., str],
+    world: World,
+    tmp_path: Path,
+    change: Callable[[Path], Any],
+    reason: str,
+) -> None:
+    teacher = copy(world.teacher, tmp_path / "damaged")
+    change(teacher / "model.safetensors")
+    assert re.match(rf"--teacher {teacher}:? {reason}", fail(teacher=str(teacher)))
+
+
+def test_train_stops_with_3_when_the_teachers_weights_hold_a_nan(
+    fail: Callable[..., str], world: World, tmp_path: Path
+) -> None:
+    teacher = copy(world.teacher, tmp_path / "nan")
+    poison(teacher, "model.layers.0.mlp.up_proj.weight")
+    line = fail(3, teacher=str(teacher))
+    assert line.startswith(f"LlamaForCausalLM ({teacher}) gives NaN or infinite losses on a short")
+
+
+def test_train_keeps_the_last_checkpoint_when_the_teacher_goes_bad_under_a_stopped_run(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    teacher, run = copy(world.teacher, tmp_path / "teacher"), tmp_path / "run"
+    argv = world.argv(run, teacher=str(teacher))
+    assert train.main(argv) == 0
+    (run / "README.md").unlink()  # stopped between its last step and its end
+    before = snapshot(run)
+    poison(teacher, "model.layers.0.mlp.up_proj.weight")
+    capfd.readouterr()
+    assert train.main(argv) == 3
+    assert capfd.readouterr().err.startswith("train.py: error: LlamaForCausalLM")
+    assert snapshot(run) == before
+
+
+def test_train_stops_with_3_and_nothing_to_resume_when_the_first_step_meets_a_nan(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    teacher = copy(world.teacher, tmp_path / "nan")
+    weights = load_file(teacher / "model.safetensors")
+    digit = AutoTokenizer.from_pretrained(teacher).encode("4", add_special_tokens=False)
+    weights["model.embed_tokens.weight"][digit] = float("nan")  # the probe has none
+    save_file(weights, teacher / "model.safetensors", metadata={"format": "pt"})
+    capfd.readouterr()
+    assert train.main(world.argv(tmp_path / "new", teacher=str(teacher))) == 3
+    stderr = capfd.readouterr().err
+    assert stderr.count("\n") == 1, stderr
+    assert re.search(
+        r"step 1: the teacher's losses are NaN or infinite in block \d+; no update was made, and "
+        r"none before; ",
+        stderr,
+    )
+    assert not list((tmp_path / "new").glob("checkpoint-*"))
+
+
+# The script itself
+
+
+@pytest.mark.parametrize(
+    ("status", "changes", "line"),
+    [
+        (2, {"dataset": "BAD"}, r"--dataset \S+ cannot be read: JSON parse error: .*"),
+        (3, {"teacher": "NAN"}, r"LlamaForCausalLM \(\S+\) gives NaN or infinite losses .*"),
+    ],
+)
+def test_script_prints_one_line_and_exits_when_input_is_bad(
+    world: World, tmp_path: Path, status: int, changes: dict[str, str], line: str
+) -> None:
+    (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{oops\n')
+    poison(copy(world.teacher, tmp_path / "nan"), "model.layers.0.mlp.up_proj.weight")
+    places = {"BAD": str(tmp_path / "bad.jsonl"), "NAN": str(tmp_path / "nan")}
+    options = {name: places[value] for name, value in changes.items()}
+    found = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *world.argv(tmp_path / "new", **options)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    assert found.returncode == status
+    assert re.fullmatch(rf"train\.py: error: {line}\n", found.stderr), found.stderr
+    assert "Traceback" not in found.stdout
+
+
+# Going on with a run
+
+
+def test_run_refuses_to_resume_when_the_corpus_changed(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pages = Path(shutil.copy(world.pages, tmp_path / "pages.jsonl"))
+    options = {"dataset": str(pages), "save_steps": "1"}
+    assert train.main(world.argv(tmp_path / "run", **options)) == 0
+    (tmp_path / "run" / "README.md").unlink()  # as if it had died before the end
+    before = snapshot(tmp_path / "run")
+    pages.write_text("\n".join(reversed(pages.read_text().splitlines())))
+    capfd.readouterr()
+    assert train.main(world.argv(tmp_path / "run", **options)) == 2
+    assert "--corpus_digest was " in capfd.readouterr().err
+    assert snapshot(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("option", [{"selection_scope": "batch"}, {"unmapped": "mean"}])
+def test_run_refuses_another_batch_per_device_when_tokens_compete_within_it(
+    option: dict[str, str], world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def argv(batch: int) -> list[str]:
+        options = {"save_steps": "1", "per_device_train_batch_size": str(batch), **option}
+        return world.argv(tmp_path / "run", **options)
+
+    assert train.main(argv(2)) == 0
+    capfd.readouterr()
+    assert train.main(argv(1)) == 2
+    assert "--per_device_train_batch_size was 2, now 1" in capfd.readouterr().err
+
+
+def test_finished_run_is_left_alone_when_it_saved_no_checkpoint(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*world.argv(tmp_path / "run"), "--save_strategy=no"]
+    assert train.main(argv) == 0
+    before = snapshot(tmp_path / "run")
+    assert train.main(argv) == 0
+    assert "nothing to do" in capfd.readouterr().out
+    assert snapshot(tmp_path / "run") == before
+
+
+def test_skipped_documents_are_counted_and_listed_when_they_are_held_out(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"text": "Ben has 3 apples."}\n{"text": ""}\n{"text": null}\n')
+    assert train.main(world.argv(tmp_path / "run", eval_dataset=str(held_out))) == 0
+    assert "held out   2 documents (1 empty, 1 not text but NoneType)" in capfd.readouterr().out
+    listed = (tmp_path / "run" / "eval_skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line)["document"] for line in listed] == [1, 2]

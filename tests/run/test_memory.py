@@ -1,0 +1,267 @@
+"""The memory that a plan tells, against hand counts and against what a run holds.
+
+Runs of several processes: test_export.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adapter_world import World, make_world
+from held_memory import STUDENT, held_of, measure_runs
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import train
+from vocagnolm.run import memory
+from vocagnolm.run import parse as config
+from vocagnolm.run import plan as run_plan
+from vocagnolm.run.describe import describe_memory
+from vocagnolm.run.memory import Layout, Precision, Sizes, student_memory, teacher_memory
+from vocagnolm.run.pair import load_pair, student_sizes, teacher_sizes
+
+#                 parameters, trained, linear, layer, layers, rest, hidden, inner
+SIZES = Sizes(1000, 100, 600, 300, 2, 400, 10, 30)
+
+
+def layers_keep(width: int, inner: int, dtype: torch.dtype, tokens: int = 64) -> float:
+    """Bytes that a layer's backward pass keeps of a token, as autograd says."""
+    found = []
+    for layers in (1, 2):
+        heads = {"num_attention_heads": width // 64, "num_key_value_heads": width // 256}
+        sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **sizes, **heads)).to(dtype).train()
+        weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        kept: dict[int, torch.Tensor] = {}
+
+        def keep(tensor: torch.Tensor, kept: Any = kept, weights: Any = weights) -> torch.Tensor:
+            place = tensor.untyped_storage().data_ptr()
+            if place not in weights:
+                kept[place] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            model.model(torch.zeros(1, tokens, dtype=torch.long), use_cache=False)
+        found.append(sum(tensor.untyped_storage().nbytes() for tensor in kept.values()))
+    return (found[1] - found[0]) / tokens
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("float32", torch.float32), ("16 bits", torch.bfloat16)]
+)
+def test_activations_are_what_autograd_keeps_when_a_layer_runs(
+    precision: Precision, dtype: torch.dtype
+) -> None:
+    measured = layers_keep(512, 1408, dtype)
+    sizes = Sizes(0, 0, 0, 0, 1, 0, hidden=512, inner=1408)
+    planned = student_memory(sizes, Layout(precision=precision), tokens=1)["activations"]
+    assert planned == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        # 4 bytes of all, 12 of the trained; 2 layers x (28 x 10 + 18 x 30)
+        (Layout(), {STUDENT: 5200, "activations": 2 * 820}),
+        (
+            Layout(devices=2, precision="mixed", accumulates=True),
+            {
+                STUDENT: 5200,
+                "gradients to send": 400,
+                "weights in 16 bits": 1200,
+                "activations": 2 * 550,
+            },
+        ),
+        (  # the inputs of 2 layers, and a layer made again
+            Layout(precision="mixed", recomputes=True),
+            {STUDENT: 5200, "activations": 2 * 40 + 550},
+        ),
+        (
+            Layout(devices=8, shards=4, precision="16 bits", accumulates=True),
+            {
+                STUDENT: 1300,
+                "gathered weights": 2000,
+                "whole gradients": 400,
+                "activations": 2 * 450,
+            },
+        ),
+        (
+            Layout(devices=4, shards=4, precision="16 bits", recomputes=True, reshards=True),
+            {STUDENT: 1300, "gathered weights": 2 * 1000, "activations": 2 * 20 + 450},
+        ),
+        (
+            Layout(devices=4, shards=4),
+            {STUDENT: 1300, "gathered weights": 4000, "activations": 2 * 820},
+        ),
+    ],
+)
+def test_student_takes_what_a_hand_count_gives_when_layouts_differ(
+    layout: Layout, expected: dict[str, float]
+) -> None:
+    assert student_memory(SIZES, layout, tokens=1) == expected
+    more = student_memory(SIZES, layout, tokens=7)["activations"]
+    assert more == 7 * expected["activations"]
+
+
+@pytest.mark.parametrize(
+    ("width", "quantization", "devices", "expected"),
+    [
+        (4, None, 1, {"teacher": 4000}),
+        (2, None, 1, {"teacher": 2000}),
+        (2, "fp8", 1, {"teacher": 2 * 400 + 600}),
+        (2, "int8", 1, {"teacher": 2 * 400 + 600}),
+        (2, "nf4", 1, {"teacher": 2 * 400 + 600 * 36 / 64}),  # 32 bytes and a scale for 64 weights
+        (2, "{}", 1, {"teacher (at full width)": 2000}),
+        (2, None, 4, {"teacher": 500, "teacher's gathered weights": 2 * 1000}),
+    ],
+)
+def test_teacher_takes_what_a_hand_count_gives_when_its_weights_are_held_otherwise(
+    width: int, quantization: str | None, devices: int, expected: dict[str, float]
+) -> None:
+    assert teacher_memory(SIZES, width, quantization, devices) == expected
+
+
+def test_two_layers_and_what_is_outside_are_gathered_when_the_model_is_deep() -> None:
+    deep = Sizes(1000, 1000, 600, 100, 6, 400, 10, 30)
+    gathered = teacher_memory(deep, 2, devices=2)["teacher's gathered weights"]
+    assert gathered == 2 * (400 + 2 * 100)
+    resharded = student_memory(deep, Layout(2, 2, "16 bits", reshards=True), 1)
+    assert resharded["gathered weights"] == 2 * (400 + 2 * 100)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_sizes_are_those_of_a_hand_count_when_a_model_is_small(
+    tied: bool, tiny_llama: Callable[..., Any]
+) -> None:
+    model = tiny_llama(100, tie_word_embeddings=tied)
+    model.model.embed_tokens.requires_grad_(False)
+    linear = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64
+    outside = 100 * 32 * (1 if tied else 2) + 32
+    total = 2 * (linear + 64) + outside
+    expected = Sizes(total, total - 3200, 2 * linear, linear + 64, 2, outside, 32, 64)
+    assert memory.sizes_of(model) == expected
+    model._no_split_modules = None  # what cannot be told apart is all outside
+    assert memory.sizes_of(model).rest == total
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def world(
+    tiny_llama: Callable[..., Any],
+    tokenizer_dirs: dict[str, Path],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    root = tmp_path_factory.mktemp("memory")
+    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:20])
+
+
+def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
+    argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
+    arguments = config.parse(argv)
+    model, data, guidance, _ = arguments
+    pair = load_pair(model, guidance, data.max_length)
+    sizes = student_sizes(pair, model), teacher_sizes(pair)
+    return sizes, run_plan.device_memory(*sizes, arguments)
+
+
+def test_plan_counts_what_one_process_holds_when_it_trains(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train, "train", train.train)  # restored behind the test
+    measure_runs()
+    short = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
+    assert train.main(world.argv("run", use_cpu="True", **short)) == 0
+    held, planned = held_of(world.root / "run")
+    assert held == pytest.approx({name: planned[name] for name in held}, rel=0.1)
+
+
+def test_plan_says_what_the_options_change_when_it_is_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (student, (teacher,)), found = plan(world)
+    micro_batch = 8 * 64
+    assert found == {
+        STUDENT: 16 * student.parameters,
+        "activations": micro_batch * 2 * (28 * 32 + 18 * 64),
+        "teacher": 4 * teacher.parameters,
+    }
+    for options, part, expected in (
+        ("--teacher_dtype=bfloat16", "teacher", 2 * teacher.parameters),
+        (
+            "--teacher_quantization=nf4",
+            "teacher",
+            4 * teacher.parameters - 55 / 16 * teacher.linear,
+        ),
+        ("--teacher_quantization=int8", "teacher", 4 * teacher.parameters - 3 * teacher.linear),
+        ("--teacher_sharding=node", "teacher", 4 * teacher.parameters / 8),
+        ("--per_device_train_batch_size=2", "activations", found["activations"] / 4),
+        (
+            "--gradient_checkpointing=true",
+            "activations",
+            micro_batch * (2 * 4 * 32 + 28 * 32 + 18 * 64),
+        ),
+        ("--bf16=true", "activations", micro_batch * 2 * (28 * 32 + 9 * 64)),
+    ):
+        assert plan(world, options)[1][part] == expected, options
+    two = plan(world, "--teacher", str(world.teacher), str(world.student), teacher=None)
+    (_, teachers), found = two
+    assert found["teacher"] == 4 * sum(sizes.parameters for sizes in teachers)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert plan(world, "--teacher_sharding=node")[1]["teacher"] == 2 * teacher.parameters
+
+
+def test_layout_is_accelerates_when_the_launcher_says_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *_, run = config.parse(world.argv("plan", use_cpu="True"))
+    assert run_plan.student_layout(run) == Layout()
+    monkeypatch.setattr(type(run), "world_size", 32)
+    run.gradient_accumulation_steps = 4
+    assert run_plan.student_layout(run) == Layout(32, accumulates=True)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert run_plan.student_layout(run) == Layout(32, None, "mixed", accumulates=True)
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    whole = Layout(32, 32, "16 bits", accumulates=True, reshards=True)
+    assert run_plan.student_layout(run) == whole
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "4")
+    monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "8")
+    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
+    expected = Layout(32, 8, "16 bits", recomputes=True, accumulates=True)
+    assert run_plan.student_layout(run) == expected
+
+
+def test_dry_run_prints_both_shardings_when_one_process_plans(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big = Sizes(2**30, 2**30, 0, 2**20, 1000, 24 * 2**20, 10, 30)
+    monkeypatch.setattr(run_plan, "teacher_sizes", lambda pair: [big])
+    gathered = 4 * 26 / 1024
+    for sharding in ("none", "node"):
+        argv = world.argv("dry", use_cpu="True", teacher_sharding=sharding)
+        assert train.main([*argv, "--dry_run"]) == 0
+        printed = capsys.readouterr().out
+        expected = (
+            f"sharding   --teacher_sharding {sharding}; the teacher takes per device 4.00 GiB with "
+            f"none, {4 / 8 + gathered:.2f} GiB with node (8 devices a machine)"
+        )
+        assert expected in printed.splitlines()
+        held = 4 if sharding == "none" else 4 / 8
+        assert f"teacher {held:.2f}" in printed
+    assert train.main(world.argv("real", use_cpu="True", teacher_sharding="node")) == 2
+    assert capsys.readouterr().err == (
+        "train.py: error: --teacher_sharding node has no effect with one process on a machine: "
+        "leave it out\n"
+    )
+
+
+def test_memory_is_told_in_gib_when_it_is_described() -> None:
+    (line,) = describe_memory({"a": 2**30, "b": 2**29})
+    assert line == "memory     about 1.50 GiB per device: a 1.00, b 0.50"

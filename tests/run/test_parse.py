@@ -1,0 +1,864 @@
+"""What a user can set: the defaults, the batch arithmetic, recipes, and every refusal."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from transformers.trainer_utils import IntervalStrategy
+from transformers.utils import is_bitsandbytes_available
+
+import vocagnolm.run.global_batch
+from vocagnolm.guidance import Guidance
+from vocagnolm.run.global_batch import split_global_batch
+from vocagnolm.run.parse import Arguments, DataArguments, RunArguments, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = ("--use_cpu", "True")
+TEACHER = ("--teacher", "some/teacher", *CPU)
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+ACCELERATE_CONFIGS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
+
+
+def error_of(*argv: str) -> str:
+    with pytest.raises(ValueError, match=r"\S") as caught:
+        parse(argv)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def recipe(tmp_path: Path, content: str) -> tuple[str, str]:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(content)
+    return "--config", str(path)
+
+
+def test_config_doctests_run_when_read() -> None:
+    results = doctest.testmod(vocagnolm.run.global_batch)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+# Defaults
+
+
+@pytest.fixture(scope="module")
+def defaults() -> Arguments:
+    return parse(TEACHER)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        (0, "student", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
+        (0, "teacher_dtype", "auto"),
+        (0, "trust_remote_code", False),
+        (1, "dataset", "open-web-math/open-web-math"),
+        (1, "dataset_split", "train"),
+        (1, "text_column", "text"),
+        (1, "max_length", 2048),
+        (1, "eval_fraction", 0.0),
+        (1, "attend_across_documents", False),
+        (2, "method", "vocagnolm"),
+        (2, "top_k", 0.4),
+        (2, "aggregation", "max"),
+        (2, "unmapped", "include"),
+        (2, "selection_scope", "sequence"),
+        (2, "loss_divisor", "all"),
+        (3, "global_batch_tokens", 2 * 1024 * 1024),
+        (3, "learning_rate", 8e-5),
+        (3, "lr_scheduler_type", "cosine_with_min_lr"),
+        (3, "lr_scheduler_kwargs", {"min_lr_rate": 0.1}),
+        (3, "adam_beta1", 0.9),
+        (3, "adam_beta2", 0.95),
+        (3, "weight_decay", 0.1),
+        (3, "max_grad_norm", 1.0),
+        (3, "num_train_epochs", 1.0),
+        (3, "max_steps", -1),
+        (3, "remove_unused_columns", False),
+        (3, "logging_nan_inf_filter", False),
+        (3, "resume_from_checkpoint", "auto"),
+        (3, "dry_run", False),
+        (3, "ddp_timeout", 1800),
+        (3, "per_device_eval_batch_size", 8),
+        (3, "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
+    ],
+)
+def test_parse_gives_the_papers_settings_when_only_a_teacher_is_named(
+    defaults: Arguments, part: int, name: str, value: Any
+) -> None:
+    assert getattr(defaults[part], name) == value
+
+
+def test_parse_decays_to_a_tenth_when_the_schedule_is_the_default(defaults: Arguments) -> None:
+    run = defaults[3]
+    assert isinstance(run.lr_scheduler_kwargs, dict)
+    assert run.learning_rate * run.lr_scheduler_kwargs["min_lr_rate"] == pytest.approx(8e-6)
+
+
+def test_parse_leaves_out_the_minimum_when_another_schedule_is_chosen() -> None:
+    run = parse((*TEACHER, "--lr_scheduler_type", "linear"))[3]
+    assert not run.lr_scheduler_kwargs
+    given = parse((*TEACHER, "--lr_scheduler_kwargs", '{"min_lr": 1e-6}'))[3]
+    assert given.lr_scheduler_kwargs == {"min_lr": 1e-6}
+
+
+def test_guidance_is_the_trainers_default_when_nothing_is_given(defaults: Arguments) -> None:
+    assert defaults[2].guidance() == Guidance()
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_parse_computes_in_bfloat16_when_the_gpu_has_it(
+    monkeypatch: pytest.MonkeyPatch, has_bf16: bool
+) -> None:
+    assert parse(TEACHER)[3].bf16 is False  # --use_cpu
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
+    argument_class = vocagnolm.run.parse.RunArguments
+    monkeypatch.setattr(argument_class.__mro__[1], "__post_init__", lambda self: None)
+    assert argument_class().bf16 is has_bf16
+    assert argument_class(use_cpu=True).bf16 is False
+    assert argument_class(fp16=True).bf16 is False
+    assert argument_class(bf16=False).bf16 is False
+
+
+# The batch
+
+
+@pytest.mark.parametrize("world_size", range(1, 65))
+@pytest.mark.parametrize("given", [(None, None), (2, None), (None, 4), (1, 16), (8, 1024)])
+def test_split_global_batch_multiplies_out_or_shows_the_arithmetic_when_split(
+    world_size: int, given: tuple[int | None, int | None]
+) -> None:
+    tokens, length, sequences = 2**21, 2048, 1024
+    fixed = world_size * (given[0] or 1) * (given[1] or 1)
+    possible = fixed == sequences if None not in given else sequences % fixed == 0
+    if possible:
+        batch_size, accumulation = split_global_batch(tokens, length, world_size, *given)
+        assert world_size * batch_size * accumulation * length == tokens
+        assert given[0] in (None, batch_size)
+        assert given[1] in (None, accumulation)
+        if given == (None, None):
+            assert batch_size == min(8, sequences // world_size)
+        return
+    with pytest.raises(ValueError, match="processes x") as caught:
+        split_global_batch(tokens, length, world_size, *given)
+    found = re.match(
+        r"(\d+) processes x (\d+) sequences x (\d+) accumulation steps x 2048 tokens = "
+        r"([\d,]+) tokens, not --global_batch_tokens 2,097,152 \(1024 sequences\): change",
+        str(caught.value),
+    )
+    assert found
+    processes, per_device, steps, product = (int(n.replace(",", "")) for n in found.groups())
+    assert processes == world_size
+    assert processes * per_device * steps * 2048 == product != tokens
+
+
+@pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
+def test_split_global_batch_takes_the_largest_divisor_up_to_8_when_it_may_choose(
+    per_device: int, expected: int
+) -> None:
+    assert split_global_batch(per_device * 3 * 10, 10, 3) == (expected, per_device // expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("--global_batch_tokens", "5000"),
+            "--global_batch_tokens 5000 is not a multiple of --max_length 2048: "
+            "5000 / 2048 = 2.44 sequences",
+        ),
+        (
+            ("--global_batch_tokens", "1024"),
+            "--global_batch_tokens 1024 is not a multiple of --max_length 2048: "
+            "1024 / 2048 = 0.50 sequences",
+        ),
+        (("--global_batch_tokens", "0"), "--global_batch_tokens must be at least 1, got 0"),
+        (("--global_batch_tokens", "-4096"), "--global_batch_tokens must be at least 1, got -4096"),
+        (
+            ("--per_device_train_batch_size", "0"),
+            "--per_device_train_batch_size must be at least 1, got 0",
+        ),
+        (
+            ("--per_device_train_batch_size", "-2", "--gradient_accumulation_steps", "-2"),
+            "--per_device_train_batch_size must be at least 1, got -2",
+        ),
+        (
+            ("--gradient_accumulation_steps", "0"),
+            "--gradient_accumulation_steps must be at least 1, got 0",
+        ),
+    ],
+)
+def test_parse_refuses_when_the_batch_is_impossible(argv: tuple[str, ...], message: str) -> None:
+    assert error_of(*TEACHER, *argv) == message
+
+
+@pytest.mark.parametrize("world_size", [1, 8, 32])
+def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
+    monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    run = parse(TEACHER)[3]
+    monkeypatch.setattr(type(run), "world_size", property(lambda self: world_size))
+    run.set_batch(2048)
+    assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, 8)
+    assert run.gradient_accumulation_steps == 128 // world_size
+    assert run.batch_arithmetic(2048) == (
+        f"2,097,152 tokens = {world_size} processes x 8 sequences x {128 // world_size} "
+        "accumulation steps x 2048 tokens"
+    )
+
+
+@pytest.mark.parametrize(("given", "expected"), [((), 8), (("2",), 2), (("16",), 16)])
+def test_set_batch_keeps_the_evaluation_batch_when_it_is_given(
+    given: tuple[str, ...], expected: int
+) -> None:
+    run = parse((*TEACHER, *("--per_device_eval_batch_size",) * len(given), *given))[3]
+    assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, expected)
+
+
+@pytest.mark.parametrize(
+    ("num_proc", "cores", "documents", "expected"),
+    [
+        (None, 6, 9_999, None),
+        (None, 6, 10_000, 6),
+        (None, 1, 10_000, None),
+        (3, 6, 10_000, 3),
+        (1, 6, 10_000, None),
+        (3, 6, 9_999, None),
+    ],
+)
+@pytest.mark.parametrize("has_affinity", [True, False])
+def test_processes_are_the_cores_when_there_are_many_documents(
+    monkeypatch: pytest.MonkeyPatch,
+    has_affinity: bool,
+    num_proc: int | None,
+    cores: int,
+    documents: int,
+    expected: int | None,
+) -> None:
+    if has_affinity:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 999)
+    else:
+        monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert DataArguments(num_proc=num_proc).processes(documents) == expected
+
+
+# Recipes
+
+
+def test_parse_takes_the_recipe_and_then_the_flags_when_both_are_given(tmp_path: Path) -> None:
+    config = recipe(
+        tmp_path,
+        "teacher: from/recipe\nlearning_rate: 3e-4\nmax_length: 64\nglobal_batch_tokens: 256\n"
+        "lr_scheduler_kwargs: {min_lr_rate: 0.5}\nuse_cpu: true\nreport_to: [none]\n"
+        "seed: null\nattend_across_documents: false\noutput_dir: --odd\n",
+    )
+    model, data, _, run = parse((*config, "--learning_rate", "1e-3", "--max_length=128"))
+    assert model.teacher == ["from/recipe"]
+    assert (run.learning_rate, data.max_length, run.global_batch_tokens) == (1e-3, 128, 256)
+    assert run.lr_scheduler_kwargs == {"min_lr_rate": 0.5}
+    assert (run.seed, run.report_to, run.output_dir) == (42, [], "--odd")
+    assert data.attend_across_documents is False
+    # Where --config stands does not matter.
+    assert parse(("--learning_rate", "1e-3", *config))[3].learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "must be a mapping of options to values"),
+        ("- a\n", "must be a mapping of options to values"),
+        ("a: [\n", "cannot be read: while parsing a flow node"),
+        ("config: other.yaml\n", "names another config: give one recipe"),
+    ],
+)
+def test_parse_names_the_recipe_when_it_cannot_be_used(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    option, path = recipe(tmp_path, content)
+    assert error_of(option, path, *TEACHER).startswith(f"{option} {path} {message}")
+
+
+def test_parse_names_the_recipe_when_there_is_none(tmp_path: Path) -> None:
+    assert error_of("--config", str(tmp_path / "no.yaml")).startswith(
+        f"--config {tmp_path / 'no.yaml'} cannot be read: [Errno 2] No such file"
+    )
+    assert "Is a directory" in error_of("--config", str(tmp_path))
+    (tmp_path / "bytes.yaml").write_bytes(b"a: \xff\xfe")
+    assert "codec can't decode" in error_of("--config", str(tmp_path / "bytes.yaml"))
+    assert error_of("--config") == "argument --config: expected one argument"
+
+
+def test_parse_checks_the_values_of_a_recipe_when_they_are_wrong(tmp_path: Path) -> None:
+    assert error_of(*recipe(tmp_path, "top_k: 1.4\n"), *TEACHER) == (
+        "--top_k must be in (0, 1], got 1.4"
+    )
+    assert error_of(*recipe(tmp_path, "learnig_rate: 1\n"), *TEACHER) == (
+        "unrecognized arguments: --learnig_rate=1"
+    )
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_parse_accepts_when_the_recipe_is_ours(path: Path) -> None:
+    names = yaml.safe_load(path.read_text())
+    argv = ["--config", str(path), *CPU]
+    if names.get("method", "vocagnolm") == "vocagnolm" and "teacher" not in names:
+        argv += ["--teacher", "t"]
+    parts = parse(argv)
+    for name, value in names.items():
+        part = next(part for part in parts if hasattr(part, name))
+        found = getattr(part, name)
+        if name not in ("report_to", "use_cpu"):
+            assert json.loads(json.dumps(found)) == value, name
+
+
+@pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)
+def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
+    assert path.read_text().startswith("#")  # the hardware
+    config = load_config_from_file(str(path))
+    assert config.num_processes >= 1
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            (),
+            "--teacher is required: name the causal LM that guides the student, or a store of its "
+            "losses with --teacher_losses",
+        ),
+        (("--teacher",), "argument --teacher: expected at least one argument"),
+        ((*TEACHER, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),
+        ((*TEACHER, "--top_k", "0"), "--top_k must be in (0, 1], got 0.0"),
+        ((*TEACHER, "--top_k", "nan"), "--top_k must be in (0, 1], got nan"),
+        ((*TEACHER, "--top_k", "x"), "argument --top_k/--top-k: invalid float value: 'x'"),
+        ((*TEACHER, "--max_length", "3"), "--max_length must be at least 4, got 3"),
+        ((*TEACHER, "--eval_fraction", "1"), "--eval_fraction must be in [0, 1), got 1.0"),
+        ((*TEACHER, "--eval_fraction", "-0.1"), "--eval_fraction must be in [0, 1), got -0.1"),
+        ((*TEACHER, "--eval_fraction", "nan"), "--eval_fraction must be in [0, 1), got nan"),
+        (
+            (*TEACHER, "--eval_fraction", "0.1", "--eval_dataset", "d"),
+            "--eval_dataset and --eval_fraction exclude each other: give one",
+        ),
+        (
+            (*TEACHER, "--eval_strategy", "steps", "--eval_steps", "5"),
+            "--eval_strategy needs --eval_fraction or --eval_dataset",
+        ),
+        ((*TEACHER, "--num_proc", "0"), "--num_proc must be at least 1, got 0"),
+        ((*TEACHER, "--learning_rate", "-1"), "--learning_rate must not be negative, got -1.0"),
+        ((*TEACHER, "--weight_decay", "nan"), "--weight_decay must not be negative, got nan"),
+        ((*TEACHER, "--num_train_epochs", "0"), "--num_train_epochs must be positive, got 0.0"),
+        (
+            (*TEACHER, "--label_smoothing_factor", "0.1"),
+            "--label_smoothing_factor has no effect here: leave it out",
+        ),
+        (
+            (*TEACHER, "--auto_find_batch_size", "True"),
+            "--auto_find_batch_size has no effect here: leave it out",
+        ),
+        (
+            (*TEACHER, "--batch_eval_metrics", "True"),
+            "--batch_eval_metrics is not supported (evaluation needs the losses of all batches): "
+            "leave it out",
+        ),
+        (
+            (*TEACHER, "--use_liger_kernel", "True"),
+            "--use_liger_kernel needs a package that is not there: pip install liger-kernel",
+        ),
+        (
+            (*TEACHER, "--eval_do_concat_batches", "False"),
+            "--eval_do_concat_batches false is not supported: leave it out",
+        ),
+        (
+            (*TEACHER, "--per_device_eval_batch_size", "0"),
+            "--per_device_eval_batch_size must be at least 1, got 0",
+        ),
+        (
+            (*TEACHER, "--lr_scheduler_kwargs", "null"),
+            "--lr_scheduler_kwargs null must be a JSON object",
+        ),
+        (
+            (*TEACHER, "--deepspeed", "zero3.json"),
+            "--deepspeed is not supported: shard with FSDP2 (accelerate_configs)",
+        ),
+        (
+            (*TEACHER, "--lr_scheduler_kwargs", "[1]"),
+            "--lr_scheduler_kwargs [1] must be a JSON object",
+        ),
+        ((*TEACHER, "--topk", "0.4"), "unrecognized arguments: --topk 0.4"),
+        ((*TEACHER, "--top", "0.4"), "unrecognized arguments: --top 0.4"),  # no abbreviations
+        ((*TEACHER, "stray"), "unrecognized arguments: stray"),
+    ],
+)
+def test_parse_refuses_in_one_line_when_an_argument_is_wrong(
+    argv: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*argv) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (("--method", "foo"), "argument --method: invalid choice: 'foo'"),
+        (("--aggregation", "min"), "argument --aggregation: invalid choice: 'min'"),
+        (("--teacher_dtype", "int8"), "argument --teacher_dtype/--teacher-dtype: invalid choice"),
+        (("--lr_scheduler_kwargs", "{x"), "--lr_scheduler_kwargs {x is not JSON: Expecting"),
+        (
+            ("--lr_scheduler_kwargs", '{"foo": 1}'),
+            '--lr_scheduler_kwargs {"foo": 1} does not suit --lr_scheduler_type cosine_with_min_lr'
+            ": get_cosine_with_min_lr_schedule_with_warmup() got an unexpected keyword argument",
+        ),
+        (
+            ("--lr_scheduler_kwargs", " {}"),
+            "--lr_scheduler_kwargs {} does not suit --lr_scheduler_type cosine_with_min_lr: One of",
+        ),
+        (
+            ("--lr_scheduler_kwargs", '{"min_lr_rate": [1]}', "--warmup_steps", "10"),
+            '--lr_scheduler_kwargs {"min_lr_rate": [1]} does not suit --lr_scheduler_type cosine',
+        ),
+        (
+            ("--lr_scheduler_type", "warmup_stable_decay"),
+            "--lr_scheduler_kwargs {} does not suit --lr_scheduler_type warmup_stable_decay: "
+            "get_wsd_schedule() missing",
+        ),
+        (("--eval_strategy", "maybe"), "argument --eval_strategy/--eval-strategy: invalid choice"),
+        (("--lr_scheduler_type", "foo"), "foo is not a valid SchedulerType"),
+        (("--accelerator_config", "no.json"), "[Errno 2] No such file or directory: 'no.json'"),
+    ],
+)
+def test_parse_refuses_in_one_line_when_transformers_does(
+    argv: tuple[str, ...], start: str
+) -> None:
+    assert error_of(*TEACHER, *argv).startswith(start)
+
+
+OPTIONS = {option.name for option in fields(vocagnolm.run.parse.RunArguments)}
+
+
+@pytest.mark.skipif("train_sampling_strategy" not in OPTIONS, reason="not in this transformers")
+@pytest.mark.parametrize("strategy", ["group_by_length", "batch_rebalance", "sequential"])
+def test_parse_refuses_an_order_that_is_not_random(strategy: str) -> None:
+    assert error_of(*TEACHER, "--train_sampling_strategy", strategy) == (
+        f"--train_sampling_strategy {strategy} is not supported (blocks are equally long, and "
+        "packing has put similar ones side by side): leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--accelerator_config", '{"split_batches": true}'),
+            "--accelerator_config: split_batches True divides the global batch by the number of "
+            "processes: leave it out",
+        ),
+        (
+            ("--accelerator_config", '{"dispatch_batches": true}'),
+            "--accelerator_config: dispatch_batches True is not supported (batches hold more than "
+            "tensors): leave it out",
+        ),
+        (
+            ("--dataloader_num_workers", "-1"),
+            "--dataloader_num_workers must not be negative, got -1",
+        ),
+        (
+            ("--metric_for_best_model", "accuracy"),
+            "--metric_for_best_model accuracy is not measured: expected loss, the plain loss per "
+            "token of the evaluation",
+        ),
+    ],
+)
+def test_parse_refuses_what_would_fail_or_mislead_hours_later(
+    options: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*TEACHER, *options) == message
+
+
+def test_parse_refuses_a_sampler_that_does_not_resume() -> None:
+    options = ("--accelerator_config", '{"use_seedable_sampler": false}')
+    assert "makes resuming inexact" in error_of(*TEACHER, *options)
+    assert "would train on the same blocks again" in error_of(*TEACHER, "--ignore_data_skip")
+    assert error_of(*TEACHER, "--save_only_model") == (
+        "--save_only_model leaves nothing to resume from: leave it out"
+    )
+
+
+@pytest.mark.skipif(is_bitsandbytes_available(), reason="bitsandbytes is here")
+def test_parse_refuses_an_optimizer_when_its_package_is_missing() -> None:
+    assert error_of(*TEACHER, "--optim", "adamw_bnb_8bit").startswith(
+        "--optim adamw_bnb_8bit cannot be used: You need to install `bitsandbytes`"
+    )
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        *(("--optim", name) for name in ("adamw_torch", "adafactor", "sgd")),
+        ("--torch_empty_cache_steps", "5"),
+        *(
+            ("--lr_scheduler_type", name)
+            for name in ("linear", "cosine", "constant", "constant_with_warmup", "inverse_sqrt")
+        ),
+        (
+            "--lr_scheduler_type",
+            "cosine_with_restarts",
+            "--lr_scheduler_kwargs",
+            '{"num_cycles":3}',
+        ),
+        (
+            *("--lr_scheduler_type", "warmup_stable_decay", "--warmup_steps", "0.1"),
+            *("--lr_scheduler_kwargs", '{"num_decay_steps": 9}'),
+        ),
+        ("--lr_scheduler_type", "reduce_lr_on_plateau", "--eval_fraction", "0.1"),
+    ],
+)
+def test_parse_accepts_optimizers_and_schedules_when_they_can_be_made(
+    argv: tuple[str, ...],
+) -> None:
+    assert parse((*TEACHER, *argv))
+
+
+SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
+LOOKED_AT = {
+    "vocagnolm": (*SELECTION, "aggregation", "guidance_table_steps"),
+    "cpt": (),
+    "random": ("top_k", "selection_scope", "loss_divisor"),
+    "kld": ("kld_direction",),
+    "uld": ("uld_weight", "uld_pairing"),
+    "rho1": (*SELECTION, "rho1_score", "guidance_table_steps"),
+    "chunk": (*SELECTION, "aggregation", "chunks", "chunk_guidance", "guidance_table_steps"),
+}
+OTHER_VALUES = {
+    "top_k": "0.5",
+    "aggregation": "mean",
+    "unmapped": "exclude",
+    "selection_scope": "batch",
+    "loss_divisor": "selected",
+    "kld_direction": "forward",
+    "uld_weight": "1.5",
+    "uld_pairing": "position",
+    "rho1_score": "loss_and_entropy",
+    "chunks": "8",
+    "chunk_guidance": "random",
+    "guidance_table_steps": "100",
+}
+OF_THE_TEACHER = ("teacher", "teacher_tokenizer", "teacher_revision")
+UNGUIDED = {
+    "cpt": (),
+    "random": (),
+    "chunk": ("--chunk_guidance", "random"),
+}
+
+
+@pytest.mark.parametrize("method", LOOKED_AT)
+@pytest.mark.parametrize("name", OTHER_VALUES)
+def test_parse_refuses_an_option_when_the_method_ignores_it(method: str, name: str) -> None:
+    value = OTHER_VALUES[name]
+    teacher = () if method in ("cpt", "random") or value == "random" else TEACHER
+    argv = (*CPU, *teacher, "--method", method, f"--{name}", value)
+    if name in LOOKED_AT[method]:
+        assert str(getattr(parse(argv)[2], name)) == value
+    else:
+        expected = f"--{name} has no effect with --method {method}: leave it out"
+        assert error_of(*argv) == expected
+    assert (
+        set(parse((*CPU, *teacher, "--method", method))[2].in_effect())
+        == {*("method", *LOOKED_AT[method])}
+        if value != "random"
+        else True
+    )
+
+
+@pytest.mark.parametrize("name", ["aggregation", "unmapped", "guidance_table_steps"])
+def test_parse_refuses_an_option_of_the_teacher_when_chunks_are_random(name: str) -> None:
+    argv = (*CPU, "--method", "chunk", "--chunk_guidance", "random", f"--{name}")
+    expected = f"--{name} has no effect with --method chunk --chunk_guidance random: leave it out"
+    assert error_of(*argv, OTHER_VALUES[name]) == expected
+
+
+@pytest.mark.parametrize("method", UNGUIDED)
+@pytest.mark.parametrize("name", OF_THE_TEACHER)
+def test_parse_refuses_a_teacher_when_the_method_has_none(method: str, name: str) -> None:
+    options = ("--method", method, *UNGUIDED[method])
+    message = f"--{name} has no effect with {' '.join(options)}: leave it out"
+    assert error_of(*CPU, *options, f"--{name}", "x") == message
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--uld_weight", "0"), "--uld_weight must be positive and finite, got 0.0"),
+        (("--uld_weight", "nan"), "--uld_weight must be positive and finite, got nan"),
+        (("--chunks", "0"), "--chunks must be at least 1, got 0"),
+        (
+            ("--guidance_table_steps", "-1"),
+            "--guidance_table_steps must not be negative, got -1",
+        ),
+        (
+            ("--rho1_score", "loss_and_entropy", "--unmapped", "mean"),
+            "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
+            "use --unmapped include or exclude",
+        ),
+        (("--method", "ppo"), "argument --method: invalid choice: 'ppo'"),
+    ],
+)
+def test_parse_refuses_a_method_in_one_line_when_its_options_are_wrong(
+    options: tuple[str, ...], expected: str
+) -> None:
+    assert expected in error_of(*TEACHER, *options)
+
+
+@pytest.mark.parametrize("method", ["kld", "uld", "rho1"])
+def test_parse_refuses_a_store_when_distributions_are_compared(method: str) -> None:
+    argv = [*CPU, "--method", method, "--teacher_losses", "store"]
+    argv += ["--rho1_score", "loss_and_entropy"] if method == "rho1" else []
+    expected = f"--method {method} compares distributions over words, which a store of losses does"
+    assert error_of(*argv).startswith(expected)
+    several = (*CPU, "--method", method, *argv[6:], "--teacher", "a", "b")
+    assert error_of(*several).startswith(f"--method {method} takes one teacher, got 2")
+
+
+def test_parse_takes_several_teachers_when_they_are_given() -> None:
+    options = ("--teacher_reduction", "weighted", "--teacher_weights", "1", "2")
+    model = parse((*CPU, "--teacher", "a", "b", "--teacher_revision", "x", "y", *options))[0]
+    assert (model.teacher, model.teacher_revision) == (["a", "b"], ["x", "y"])
+    assert model.teacher_weights == [1.0, 2.0]
+    for name in ("teacher_revision", "teacher_tokenizer"):
+        expected = f"--{name} needs one value for each of 2 teachers, got 1"
+        assert error_of(*CPU, "--teacher", "a", "b", f"--{name}", "x") == expected
+    expected = "--save_store takes one teacher, got 2: name one with --teacher"
+    assert error_of(*CPU, "--teacher", "a", "b", "--save_store", "s") == expected
+    for method in ("kld", "uld"):
+        found = error_of(*TEACHER, "--method", method, "--save_store", "s")
+        assert found.startswith(f"--save_store keeps token losses, which --method {method} does")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ("--teacher_quantization", "int5"),
+            "--teacher_quantization (fp8, nf4, int8 or JSON): int5 is not JSON: Expecting value: "
+            "line 1 column 1 (char 0)",
+        ),
+        (
+            ("--teacher_quantization", '{"quant_method": "fp8"}', "--teacher_sharding", "node"),
+            "--teacher_quantization does not go with --teacher_sharding node: leave one of them "
+            "out",
+        ),
+        (
+            ("--compile_layers", "true", "--teacher_sharding", "node"),
+            "--compile_layers does not go with --teacher_sharding node: leave one of them out",
+        ),
+        *(
+            (
+                ("--method", method, "--teacher_sharding", "node"),
+                f"--teacher_sharding node does not go with --method {method}, which needs the "
+                "teacher's whole output head: leave it out",
+            )
+            for method in ("kld", "uld")
+        ),
+    ],
+)
+def test_parse_refuses_in_one_line_when_the_teachers_weights_cannot_be_held_so(
+    options: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert error_of(*TEACHER, *options) == message
+
+
+def test_parse_refuses_to_spread_a_teacher_when_there_is_one_process() -> None:
+    sharded = (*TEACHER, "--teacher_sharding", "node")
+    expected = "--teacher_sharding node has no effect with one process on a machine: leave it out"
+    assert error_of(*sharded) == expected
+    parse((*sharded, "--dry_run"))  # of a job with more
+
+
+@pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2", "sdpa", None])
+def test_parse_refuses_32_bits_on_a_gpu_when_the_attention_has_16(
+    attention: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = (*TEACHER, *(("--attn_implementation", attention) if attention else ()))
+    wide = ("--teacher_dtype", "float32")
+    parse((*given, *wide))  # on a CPU
+    own = RunArguments.device
+    where = property(lambda run: torch.device("cuda") if own.fget(run) else None)
+    monkeypatch.setattr(RunArguments, "device", where)
+    parse((*given, "--bf16", "true"))
+    for precision in ("bf16", "fp16"):
+        with monkeypatch.context() as launched:
+            launched.setenv("ACCELERATE_MIXED_PRECISION", precision)
+            parse(given)  # float32 weights under autocast
+    if attention in ("sdpa", None):
+        parse((*given, *wide))
+        return
+    start, end = f"--attn_implementation {attention} computes in 16 bits on a GPU, but ", "sdpa"
+    found = error_of(*given)
+    assert found.startswith(f"{start}the student computes in float32: use --bf16 true, or ")
+    assert found.endswith(end)
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    found = error_of(*given, *wide)
+    assert found.startswith(f"{start}--teacher_dtype is float32: use --teacher_dtype auto, or ")
+
+
+# What follows from what is given
+
+
+@pytest.mark.parametrize(
+    ("argv", "output_dir"),
+    [
+        (("--teacher", "a/b", "--student", "c/d"), "runs/d__b"),
+        (("--teacher", "a/b/", "--student", "./c/d/"), "runs/d__b"),
+        (("--method", "cpt", "--student", "c/d"), "runs/d__cpt"),
+        (("--method", "random", "--student", "c/d"), "runs/d__random"),
+        (("--method", "cpt", "--output_dir", "here"), "here"),
+        (("--method", "cpt", "--student", "d", "--output_dir", ""), "runs/d__cpt"),
+    ],
+)
+def test_parse_names_the_output_after_the_models_when_it_is_not_given(
+    argv: tuple[str, ...], output_dir: str
+) -> None:
+    assert parse((*argv, *CPU))[3].output_dir == output_dir
+
+
+def test_parse_evaluates_when_there_is_something_to_evaluate_on() -> None:
+    assert parse(TEACHER)[3].eval_strategy == IntervalStrategy.NO
+    run = parse((*TEACHER, "--eval_fraction", "0.1", "--save_steps", "70"))[3]
+    assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
+    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_steps", "9"))[3]
+    assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 9)
+    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_strategy", "epoch"))[3]
+    assert run.eval_strategy == IntervalStrategy.EPOCH
+
+
+def test_parse_does_not_evaluate_when_told_not_to() -> None:
+    run = parse((*TEACHER, "--eval_fraction", "0.1", "--eval_strategy", "no"))[3]
+    assert run.eval_strategy == IntervalStrategy.NO
+
+
+@pytest.mark.parametrize("documents", [("--eval_fraction", "0.1"), ("--eval_dataset", "d")])
+def test_parse_loads_the_best_model_when_there_is_something_to_evaluate_on(
+    documents: tuple[str, ...],
+) -> None:
+    run = parse((*TEACHER, *documents, "--load_best_model_at_end", "True", "--save_steps", "70"))[3]
+    assert run.load_best_model_at_end is True
+    assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
+    assert run.metric_for_best_model == "loss"
+
+
+def test_parse_refuses_the_best_model_when_nothing_tells_it() -> None:
+    assert error_of(*TEACHER, "--load_best_model_at_end", "True").startswith(
+        "--load_best_model_at_end requires the save and eval strategy to match"
+    )
+
+
+# Stores of teacher losses instead of a teacher
+
+STORES = ("--teacher_losses", "S1", "S2")
+
+
+def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: Path) -> None:
+    argv = (*CPU, *STORES, "--teacher_reduction", "weighted", "--teacher_weights", "1", "2.5")
+    model = parse(argv)[0]
+    assert (model.teacher, model.teacher_losses) == (None, ["S1", "S2"])
+    assert (model.teacher_reduction, model.teacher_weights) == ("weighted", [1.0, 2.5])
+    content = "teacher_losses: [S1, S2]\nteacher_reduction: weighted\nteacher_weights: [1, 2.5]\n"
+    assert parse((*CPU, *recipe(tmp_path, content)))[0] == model
+    assert parse((*CPU, *recipe(tmp_path, "teacher_losses: S1")))[0].teacher_losses == ["S1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        *(
+            (
+                (*STORES, f"--{name}", value),
+                f"--{name} has no effect with --teacher_losses, which no teacher is loaded for: "
+                "leave it out",
+            )
+            for name, value in [
+                *((name, "x") for name in OF_THE_TEACHER),
+                ("teacher_dtype", "float32"),
+            ]
+        ),
+        *(
+            (
+                (*argv, f"--{name}", value),
+                f"--{name} has no effect without several teachers: leave it out",
+            )
+            for argv in (STORES[:2], TEACHER)
+            for name, value in (("teacher_reduction", "max"), ("teacher_weights", "1"))
+        ),
+        (
+            (*STORES[:2], "--save_store", "S"),
+            "--save_store has no effect without --teacher: leave it out",
+        ),
+        (
+            (*TEACHER, "--store_dtype", "float32"),
+            "--store_dtype has no effect without --save_store: leave it out",
+        ),
+        (
+            (*TEACHER, "--save_store", "S", "--attend_across_documents", "true"),
+            "--save_store keeps losses of documents alone: leave --attend_across_documents out",
+        ),
+        (
+            (*TEACHER, "--missing_losses", "skip"),
+            "--missing_losses has no effect without --teacher_losses: leave it out",
+        ),
+        *(
+            (
+                ("--method", method, *STORES),
+                f"--teacher_losses has no effect with --method {method}: leave it out",
+            )
+            for method in ("cpt", "random")
+        ),
+    ],
+)
+def test_parse_refuses_in_one_line_when_options_of_stores_have_no_effect(
+    argv: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*CPU, *argv) == message
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (
+            ("--teacher_reduction", "median"),
+            "argument --teacher_reduction/--teacher-reduction: inv",
+        ),
+        (("--teacher_weights", "x"), "argument --teacher_weights/--teacher-weights: invalid float"),
+        (("--missing_losses", "ignore"), "argument --missing_losses/--missing-losses: invalid cho"),
+        (("--teacher_losses",), "argument --teacher_losses/--teacher-losses: expected at least"),
+    ],
+)
+def test_parse_refuses_in_one_line_when_an_option_of_stores_is_wrong(
+    argv: tuple[str, ...], start: str
+) -> None:
+    assert error_of(*CPU, *STORES, *argv).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("stores", "output_dir"), [(("a/S1/",), "runs/d__S1"), (("a/S1", "b/S2"), "runs/d__S1__S2")]
+)
+def test_parse_names_the_output_after_the_stores_when_it_is_not_given(
+    stores: tuple[str, ...], output_dir: str
+) -> None:
+    argv = (*CPU, "--student", "c/d", "--teacher_losses", *stores)
+    assert parse(argv)[3].output_dir == output_dir

@@ -1,0 +1,268 @@
+"""The recipes are the paper's runs: read by the real parser, on the paper's 32 GPUs."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vocagnolm.analysis.figure_data import METHODS, paper_guidance, teacher_name
+from vocagnolm.analysis.figures import NUMBERS
+from vocagnolm.analysis.runs import REPORTED_FILE
+from vocagnolm.run import parse as config
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "recipes"
+PAPER = sorted((RECIPES / "paper").rglob("*.yaml"))
+ABLATIONS = sorted((RECIPES / "ablations").rglob("*.yaml"))
+ALL = [*PAPER, *ABLATIONS]
+WORLD_SIZE = 32
+SECTION_4_3 = {
+    "student": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+    "dataset": "open-web-math/open-web-math",
+    "max_length": 2048,
+    "global_batch_tokens": 2**21,
+    "learning_rate": 8e-5,
+    "lr_scheduler_type": "cosine_with_min_lr",
+    "lr_scheduler_kwargs": {"min_lr": 8e-6},
+}
+# Of what the paper does not say: the project's defaults.
+DEFAULTS = {
+    **{"warmup_steps": 0, "optim": "adamw_torch_fused", "adam_beta1": 0.9, "adam_beta2": 0.95},
+    **{"adam_epsilon": 1e-8, "weight_decay": 0.1, "max_grad_norm": 1.0, "seed": 42},
+}
+TEACHERS = {
+    "llemma": "EleutherAI/llemma_7b",
+    "mistral-proxmath": "gair-prox/Mistral-7B-ProXMath",
+    "deepseekmath": "deepseek-ai/deepseek-math-7b-base",
+    "deepseekmath-rl": "deepseek-ai/deepseek-math-7b-rl",
+    "qwen2.5-math": "Qwen/Qwen2.5-Math-7B",
+    "qwen2.5-math-instruct": "Qwen/Qwen2.5-Math-7B-Instruct",
+    "tinyllama-cpt": "runs/paper/table1/cpt",
+}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(RECIPES).with_suffix(""))
+
+
+def parse(path: Path) -> config.Arguments:
+    return config.parse(["--config", str(path), "--use_cpu", "True"])
+
+
+def values(path: Path) -> dict[str, Any]:
+    return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def tokens_of(path: Path) -> int:
+    """Billions of tokens that the first line names."""
+    found = re.search(r", (\d+)B tokens\.$", path.read_text(encoding="utf-8").splitlines()[0])
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_recipe_makes_the_papers_batch_and_tokens_when_parsed_on_32_gpus(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world_size = property(lambda self: WORLD_SIZE)
+    monkeypatch.setattr(config.RunArguments, "world_size", world_size)
+    _, data, _, run = parse(path)
+    assert run.per_device_train_batch_size is not None
+    assert run.gradient_accumulation_steps is not None
+    sequences = WORLD_SIZE * run.per_device_train_batch_size * run.gradient_accumulation_steps
+    assert sequences == 1024
+    assert sequences * data.max_length == run.global_batch_tokens == 2**21
+    assert 0 <= run.max_steps * run.global_batch_tokens - tokens_of(path) * 10**9 < 2**21
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_recipe_writes_out_the_papers_settings_when_read(path: Path) -> None:
+    found = values(path)
+    expected = SECTION_4_3 | DEFAULTS
+    assert {name: found[name] for name in expected} == expected
+    in_effect = parse(path)[2].in_effect()
+    hidden = set(in_effect) - set(found) - {"guidance_table_steps"}
+    assert not hidden, "every option that has an effect is written out"
+    assert {"attend_across_documents", "max_steps", "output_dir"} <= found.keys()
+    assert "bf16" not in found  # refused on a machine without a GPU
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_recipe_begins_with_its_hardware_and_its_command_when_read(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# Hardware: 32 H100, 4 machines with 8 each. ")
+    launch = [line.strip("# \\") for line in lines[1:4]]
+    assert launch[0].startswith("accelerate launch --config_file accelerate_configs/")
+    assert (ROOT / launch[0].split()[3]).is_file()
+    assert launch[2] == f"train.py --config {path.relative_to(ROOT)}"
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("path", PAPER, ids=name_of)
+def test_recipe_is_what_its_name_says_when_it_is_of_the_paper(path: Path) -> None:
+    found = values(path)
+    first, *rest = path.stem.split("__")
+    if path.parent.name == "table3":
+        kinds = dict(part.split("-") for part in (first, rest[0]))
+        assert kinds == {name: found[name] for name in kinds}
+        assert rest[1] == f"{tokens_of(path)}b"
+        assert found["teacher"] == [TEACHERS["mistral-proxmath"]]
+        return
+    method, *chunks = first.split("-")
+    assert found["method"] == method
+    assert found.get("chunks") == (int(chunks[0]) if chunks else None)
+    teachers = [TEACHERS[name] for name in rest if name != "random"]
+    assert found.get("teacher", []) == teachers
+    assert found.get("chunk_guidance") == (
+        ("random" if rest == ["random"] else "teacher") if chunks else None
+    )
+
+
+@pytest.mark.parametrize("path", PAPER, ids=name_of)
+def test_recipe_has_the_papers_guidance_when_its_name_says_no_other(path: Path) -> None:
+    expected = {
+        **{"top_k": 0.4, "aggregation": "max", "unmapped": "include", "uld_weight": 0.5},
+        **{"kld_direction": "reverse", "rho1_score": "loss_and_entropy"},
+        **{"selection_scope": "sequence", "loss_divisor": "all", "attend_across_documents": False},
+    }
+    if path.parent.name == "table3":
+        expected = {k: v for k, v in expected.items() if k not in ("aggregation", "unmapped")}
+    found = values(path)
+    held = expected.keys() & found.keys()
+    assert {name: found[name] for name in held} == {name: expected[name] for name in held}
+
+
+# All rows
+
+
+def rows(table: str) -> list[tuple[str, str, str]]:
+    """What the first lines of a table's recipes call them, their method, and their tokens."""
+    found = []
+    for path in sorted((RECIPES / "paper" / table).glob("*.yaml")):
+        line = path.read_text(encoding="utf-8").splitlines()[0]
+        name = re.search(r"Table \d, (.*), \d+B tokens\.$", line)
+        assert name
+        found.append((name[1], values(path)["method"], f"{tokens_of(path)}B"))
+    return found
+
+
+def test_table_1_has_a_recipe_for_every_trained_row_when_listed() -> None:
+    table = json.loads(REPORTED_FILE.read_text())["tables"][0]["rows"]
+    assert sorted(name for name, _, _ in rows("table1")) == sorted(set(table) - {"TinyLlama"})
+    for path in (RECIPES / "paper" / "table1").glob("*.yaml"):
+        found = values(path)
+        (row,) = (name for name, _, _ in rows("table1") if f", {name}, " in path.read_text())
+        teacher, _, method = row.rpartition(" ")
+        if teacher:
+            assert METHODS[found["method"]] == method
+            own = teacher_name(found["teacher"][0])
+            assert own == ("cpt" if teacher == "TinyLlama-CPT" else teacher)
+    assert {tokens for _, _, tokens in rows("table1")} == {"15B"}
+
+
+def test_table_2_has_a_recipe_for_every_cell_when_listed() -> None:
+    table = paper_guidance()["Table 2"]
+    cells = {(f"{n} chunks, {how}", "chunk", "5B") for n in table["chunks"] for how in HOW}
+    assert set(rows("table2")) == cells | {("token-level", "vocagnolm", "5B")}
+
+
+HOW = ("teacher", "random")
+
+
+def test_table_3_has_a_recipe_for_every_row_when_listed() -> None:
+    assert set(rows("table3")) == {
+        ("Mean", "vocagnolm", "2B"),
+        ("Exclude", "vocagnolm", "2B"),
+        ("Include and Include+Mean", "vocagnolm", "2B"),
+        ("Include+Max", "vocagnolm", "2B"),
+        ("Include+Mean", "vocagnolm", "15B"),
+        ("Include+Max", "vocagnolm", "15B"),
+    }
+
+
+ABLATED = {
+    **{f"unmapped-{u}__aggregation-{a}": {"unmapped": u, "aggregation": a}
+       for u in ("include", "exclude", "mean") for a in ("max", "mean", "sum")},
+    **{f"top_k-{k}": {"top_k": k} for k in (0.4, 0.5, 0.6, 0.7, 0.8)},
+    **{f"uld_weight-{w}": {"uld_weight": w} for w in (0.3, 0.5, 1.0, 1.5)},
+    **{f"selection_scope-{s}": {"selection_scope": s} for s in ("sequence", "batch")},
+    **{f"loss_divisor-{d}": {"loss_divisor": d} for d in ("all", "selected")},
+    "attend_across_documents-false": {"attend_across_documents": False},
+    "attend_across_documents-true": {"attend_across_documents": True},
+}  # fmt: skip
+
+
+def test_ablations_are_all_there_when_listed() -> None:
+    assert {path.stem for path in ABLATIONS} == ABLATED.keys()
+
+
+@pytest.mark.parametrize("path", ABLATIONS, ids=name_of)
+def test_ablation_changes_only_what_its_name_says_when_compared(path: Path) -> None:
+    found = values(path)
+    table = RECIPES / "paper" / ("table1" if found["method"] == "uld" else "table3")
+    stem = "uld__mistral-proxmath"
+    if found["method"] != "uld":
+        stem = "unmapped-include__aggregation-max__2b"
+    base = values(table / f"{stem}.yaml") | {"max_steps": math.ceil(2e9 / 2**21)}
+    where = found.pop("output_dir"), base.pop("output_dir")
+    assert found == base | ABLATED[path.stem]
+    if found["method"] != "uld" and found == base:
+        assert where[0] == where[1]
+
+
+def test_recipes_share_a_directory_exactly_when_they_are_the_same_run() -> None:
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for path in ALL:
+        found = values(path)
+        runs.setdefault(found.pop("output_dir"), []).append(found)
+    assert all(one == group[0] for group in runs.values() for one in group)
+    apart = {json.dumps(group[0], sort_keys=True) for group in runs.values()}
+    assert len(apart) == len(runs)
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_recipe_names_only_recipes_that_exist_when_it_refers_to_them(path: Path) -> None:
+    for name in re.findall(r"recipes/[\w./-]+\.yaml", path.read_text(encoding="utf-8")):
+        assert (ROOT / name).is_file()
+    found = values(path)
+    for teacher in found.get("teacher", []):
+        if teacher.startswith("runs/"):
+            assert values(RECIPES / "paper" / "table1" / "cpt.yaml")["output_dir"] == teacher
+            assert "recipes/paper/table1/cpt.yaml" in path.read_text(encoding="utf-8")
+
+
+# The documentation
+
+REPRODUCING = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
+
+
+def test_documentation_leads_to_every_recipe_when_its_patterns_are_resolved() -> None:
+    patterns = set(re.findall(r"recipes/[\w./*-]+\.yaml", REPRODUCING))
+    found = {pattern: list(ROOT.glob(pattern)) for pattern in patterns}
+    assert all(found.values())
+    assert {path for paths in found.values() for path in paths} == set(ALL)
+
+
+def test_documentation_names_every_figure_when_read() -> None:
+    rows = re.findall(r"^\| (\d): .*`vocagnolm (\w+) .*$", REPRODUCING, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 9))
+    drawn = {int(number) for number in re.findall(r"--figure (\d) --", REPRODUCING)}
+    assert drawn == set(NUMBERS)
+
+
+def test_documentation_names_only_directories_of_recipes_when_it_lists_runs() -> None:
+    outputs = {Path(values(path)["output_dir"]) for path in ALL}
+    for pattern in re.findall(r"runs/(?:paper|ablations)/[\w./*-]+", REPRODUCING):
+        assert any(path.match(pattern) for path in outputs), pattern
+
+
+def test_documentation_counts_steps_as_the_recipes_do_when_read() -> None:
+    (steps,) = re.findall(r"15B, 5B and 2B tokens are ([\d,]+), ([\d,]+) and (\d+)", REPRODUCING)
+    by_tokens = {tokens_of(path): values(path)["max_steps"] for path in ALL}
+    assert [int(count.replace(",", "")) for count in steps] == [by_tokens[n] for n in (15, 5, 2)]

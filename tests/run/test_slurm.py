@@ -1,0 +1,70 @@
+"""The Slurm script, with stand-ins for what is not here: srun, scontrol, pkill and accelerate."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[2] / "accelerate_configs" / "slurm.sh"
+STAND_INS = {
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    "scontrol": 'if [[ "$1" == show ]]; then echo first; else echo "$@" >> "$LOG"; fi',
+    "pkill": 'echo "pkill $*" >> "$LOG"; touch stop',
+    # Says what it was given, then runs until it is told to stop, and fails as the launcher does.
+    "accelerate": (
+        'printf "%s\\n" "$@" > given; echo started >> "$LOG"\n'
+        'if [[ "${DONE:-}" ]]; then exit 0; fi\n'
+        "while [[ ! -e stop ]]; do read -r -t 0.05 <> <(:) || true; done; exit 1"
+    ),
+}
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, body in STAND_INS.items():
+        (tools / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    slurm = {"JOB_ID": "123456", "JOB_NODELIST": "n[1-2]", "NODEID": "0", "NNODES": "2"}
+    return {
+        **os.environ,
+        **{f"SLURM_{name}": value for name, value in slurm.items()},
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "LOG": str(tmp_path / "log"),
+    }
+
+
+def test_slurm_script_requeues_when_it_is_preempted(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    job = subprocess.Popen(["bash", SCRIPT, "--teacher", "a b"], env=environment)
+    log = Path(environment["LOG"])
+    while not log.exists() or "started" not in log.read_text():
+        assert job.poll() is None
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(timeout=30) == 1
+    assert log.read_text().splitlines() == [
+        "started",
+        f"pkill -USR1 --uid {os.getuid()} --oldest --full -- -u train.py",
+        "requeue 123456",
+    ]
+    given = (tmp_path / "given").read_text().splitlines()
+    assert given[-3:] == ["train.py", "--teacher", "a b"]
+    pairs = dict(itertools.pairwise(given))
+    assert pairs["--num_processes"] == "16"
+    assert (pairs["--main_process_ip"], pairs["--machine_rank"]) == ("first", "0")
+
+
+def test_slurm_script_ends_with_the_job_when_it_is_done(
+    environment: dict[str, str],
+) -> None:
+    done = subprocess.run(["bash", SCRIPT], env=environment | {"DONE": "1"}, timeout=30)
+    assert done.returncode == 0
+    assert Path(environment["LOG"]).read_text() == "started\n"

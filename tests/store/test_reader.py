@@ -1,0 +1,327 @@
+"""Alignment with stored teachers equals alignment with teachers that are at hand."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from stored_world import in_memory, random_store, segment_store, write_store
+from transformers import PreTrainedTokenizerFast
+
+from vocagnolm.corpus import load_corpus
+from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
+from vocagnolm.packing import Blocks
+from vocagnolm.spans import encode
+from vocagnolm.store.reader import MISSING, StoredDocument, StoredReader, TeacherTokens
+from vocagnolm.store.store import Store, StoredSegment
+
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+Row = dict[str, Any]
+FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
+SHARED_COLUMNS = (
+    *("document", "start", "end", "student_ids", "first", "last"),
+    *("student_tokens", "teacher_tokens", "unmapped_text_tokens"),
+)
+LONG = ("Anna has 12 apples, buys 30 more and has 42. " * 5 + "\n\n") * 3
+PAGES = [LONG, "naïve café 😀😀 数学 \u0301e" * 9, "short 25", "x" * 200, "a\n\n" * 90]
+
+
+def student_of(tokenizers: Tokenizers, family: str, limit: int = 64) -> Reader:
+    return Reader(tokenizers[family], 1, 2, limit)
+
+
+def rows_of(texts: list[str], student: Reader, teacher: Any) -> list[Row]:
+    return list(align_corpus(in_memory(texts), student, teacher).rows)
+
+
+def columns(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
+    return [{name: row[name] for name in names} for row in rows]
+
+
+# Documents that fit: a store is the teacher
+
+
+@pytest.mark.parametrize("pair", list(product(FAMILIES, FAMILIES)), ids="-".join)
+def test_alignment_from_a_store_equals_the_teachers_when_documents_fit(
+    tokenizers_by_family: Tokenizers,
+    fuzz_texts: Callable[..., list[str]],
+    tmp_path: Path,
+    pair: tuple[str, str],
+) -> None:
+    texts = [*fuzz_texts(60, seed=1), *fuzz_texts(15, seed=2, pieces=60), "short 25", "short 25"]
+    student = student_of(tokenizers_by_family, pair[0], 1000)
+    teacher = teacher_reader(tokenizers_by_family[pair[1]], 1200)
+    stored = random_store(tmp_path / "store", texts, teacher.tokenizer, context=1200)
+    online, offline = (
+        align_corpus(in_memory(texts), student, reader)
+        for reader in (teacher, StoredReader([stored]))
+    )
+    assert len(online.rows) > 50
+    assert columns(list(offline.rows), SHARED_COLUMNS) == columns(list(online.rows), SHARED_COLUMNS)
+    assert [document for document, _ in offline.skipped] == [n for n, _ in online.skipped]
+    assert offline.mapped_text_fraction == online.mapped_text_fraction
+    assert offline.digest() == online.digest()
+    for row, same in zip(offline.rows, online.rows, strict=True):
+        assert row["teacher_ids"] == same["teacher_losses"] == []
+        (segment,) = stored.segments(texts[row["document"]])
+        assert np.isnan(row["teacher_losses"][0])
+        assert row["teacher_losses"][1:] == segment.losses.tolist()
+    # Few teacher tokens fit, so that they decide what a block holds.
+    packed = [Blocks(s.rows, 1000, 1200) for s in (online, offline)]
+    numbers = [[b.segments(i).tolist() for i in range(len(b))] for b in packed]
+    assert numbers[0] == numbers[1]
+    assert max(map(len, numbers[0])) > 1
+
+
+# Documents that do not fit: the student cuts, and the teacher's tokens go where their text goes
+
+
+def slow_stored_row(text: str, row: Row, student: Reader, store: Store) -> Row:
+    """Losses and ranges of a segment, one teacher token and one student token at a time."""
+    tokens = [
+        (max(first, row["start"]) - row["start"], min(last, row["end"]) - row["start"], loss)
+        for segment in store.segments(text) or ()
+        for (first, last), loss in zip(segment.spans, segment.losses.tolist(), strict=True)
+        if first < row["end"] and last > row["start"]
+    ]
+    ours = encode(student.tokenizer, text[row["start"] : row["end"]])
+    ranges = []
+    for first, last in ours.spans.tolist():
+        covering = [n for n, (a, b, _) in enumerate(tokens, 1) if a < last and b > first]
+        ranges.append((covering[0], covering[-1] + 1))
+    end = row["end"] == len(text)
+    return {
+        "student_ids": [1, *ours.ids, *([2] if end else [])],
+        "first": [-1, *(first for first, _ in ranges), *([-1] if end else [])],
+        "last": [-1, *(last for _, last in ranges), *([-1] if end else [])],
+        "losses": [loss for *_, loss in tokens],
+        "teacher_tokens": 1 + len(tokens),
+    }
+
+
+def assert_equals_slow(texts: list[str], rows: list[Row], student: Reader, store: Store) -> None:
+    for row in rows:
+        assert row["unmapped_text_tokens"] == 0
+        assert np.isnan(row["teacher_losses"][0])
+        found = {**row, "losses": row["teacher_losses"][1:]}
+        expected = slow_stored_row(texts[row["document"]], row, student, store)
+        assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("pair", [("metaspace", "nfc_digits"), ("unigram", "byte_level")])
+def test_long_documents_are_cut_by_the_student_when_their_losses_are_stored(
+    tokenizers_by_family: Tokenizers,
+    fuzz_texts: Callable[..., list[str]],
+    tmp_path: Path,
+    pair: tuple[str, str],
+) -> None:
+    texts = [*PAGES, *(text for text in fuzz_texts(40, seed=3, pieces=90) if text.strip())]
+    student = student_of(tokenizers_by_family, pair[0], 24)
+    store = random_store(tmp_path / "store", texts, tokenizers_by_family[pair[1]])
+    rows = rows_of(texts, student, StoredReader([store]))
+    alone = rows_of(texts, student, None)
+    places = ("document", "start", "end", "student_ids")
+    assert columns(rows, places) == columns(alone, places)
+    assert len(rows) > 5 * len(texts)
+    assert_equals_slow(texts, rows, student, store)
+
+
+def test_a_token_belongs_to_both_sides_when_a_cut_goes_through_it(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    text = "x" * 200  # no white space: cut anywhere
+    spans = np.array([[at, at + 40] for at in range(0, 200, 40)])
+    losses = np.arange(5, dtype=np.float32)
+    store = write_store(tmp_path / "store", [(text, StoredSegment(0, 200, spans, losses))])
+    student = student_of(tokenizers_by_family, "byte_level", 24)
+    rows = rows_of([text], student, StoredReader([store]))
+    cuts = [row["end"] for row in rows[:-1] if row["end"] % 40]
+    assert cuts, "no cut is inside of a token"
+    for row, after in pairwise(rows):
+        if row["end"] in cuts:
+            assert row["teacher_losses"][-1] == after["teacher_losses"][1] == row["end"] // 40
+            assert after["first"][1] == 1  # of the student's first text token
+
+
+def test_no_segment_exceeds_the_context_when_the_teacher_has_more_tokens(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    tokenizer = tokenizers_by_family["nfc_digits"]
+    store = random_store(tmp_path / "store", PAGES, tokenizer, context=20)
+    student = student_of(tokenizers_by_family, "metaspace", 500)
+    reader = StoredReader([store])
+    rows = rows_of(PAGES, student, reader)
+    assert max(row["teacher_tokens"] for row in rows) <= sum(reader.limits()) == 20
+    assert_equals_slow(PAGES, rows, student, store)
+
+
+# Stores with several segments per document, as an online run leaves them
+
+
+def test_stored_segments_are_kept_when_a_document_has_several(
+    tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    tokenizer = tokenizers_by_family["nfc_digits"]
+    student = student_reader(tokenizers_by_family["metaspace"], 48)
+    teacher = teacher_reader(tokenizer, 60)
+    online = align_corpus(in_memory(PAGES), student, teacher)
+    model = tiny_llama(len(tokenizer))
+    store = segment_store(tmp_path / "store", PAGES, online, teacher, model)
+    assert len(store.segments(LONG)) > 3
+    reader = StoredReader([store])
+    same = rows_of(PAGES, student, reader)
+    assert columns(same, SHARED_COLUMNS) == columns(list(online.rows), SHARED_COLUMNS)
+    # Another student: it may cut further, and never joins what was read apart.
+    other = student_of(tokenizers_by_family, "byte_level", 20)
+    rows = rows_of(PAGES, other, reader)
+    starts = {(row["document"], row["start"]) for row in rows}
+    assert {(row["document"], row["start"]) for row in online.rows} < starts
+    assert_equals_slow(PAGES, rows, other, store)
+
+
+# One run of characters
+
+
+def test_between_gives_the_tokens_of_a_run_when_some_are_cut_or_empty() -> None:
+    spans = np.array([[0, 0], [0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9], [9, 9]])
+    tokens = TeacherTokens(spans, np.arange(8, dtype=np.float32))
+    document = StoredDocument((0,), (tokens, tokens))
+    expected = {
+        (0, 9): ([1, 2, 3, 4, 5, 6], [[0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9]]),
+        (0, 3): ([1], [[0, 3]]),
+        (3, 9): ([3, 4, 5, 6], [[0, 4], [3, 4], [4, 4], [4, 6]]),  # what is empty at a cut is gone
+        (1, 2): ([1], [[0, 1]]),
+        (2, 5): ([1, 2, 3], [[0, 1], [1, 1], [1, 3]]),
+        (5, 8): ([3, 4, 5, 6], [[0, 2], [1, 2], [2, 2], [2, 3]]),
+    }
+    for (start, end), (losses, found) in expected.items():
+        for part in document.between(start, end):
+            assert part.losses.tolist() == losses
+            assert part.spans.tolist() == found
+
+
+# Several stores
+
+
+def test_rows_hold_all_teachers_when_there_are_several_stores(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    student = student_of(tokenizers_by_family, "metaspace", 24)
+    families = ("nfc_digits", "byte_level", "prepend")
+    stores = [
+        random_store(tmp_path / f, PAGES, tokenizers_by_family[f], seed=n, context=30 + n)
+        for n, f in enumerate(families)
+    ]
+    reader = StoredReader(stores)
+    assert reader.limits() == [30, 31, 32]
+    for row in rows_of(PAGES, student, reader):
+        at, tokens = 0, row["student_tokens"]
+        for n, store in enumerate(stores):
+            expected = slow_stored_row(PAGES[row["document"]], row, student, store)
+            own = row["teacher_losses"][at : at + expected["teacher_tokens"]]
+            assert np.isnan(own[0])
+            assert own[1:] == expected["losses"]
+            assert len(own) <= reader.limits()[n]
+            for name in ("first", "last"):
+                found = row[name][n * tokens : (n + 1) * tokens]
+                assert found == [-1 if x == -1 else x + at for x in expected[name]]
+            at += len(own)
+        assert row["teacher_tokens"] == len(row["teacher_losses"]) == at
+
+
+def test_documents_are_skipped_when_one_of_several_stores_lacks_them(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    student = student_of(tokenizers_by_family, "metaspace")
+    tokenizer = tokenizers_by_family["byte_level"]
+    texts = ["one", "two", "three", "four"]
+    stores = [
+        random_store(tmp_path / "a", ["one", "two", "three"], tokenizer),
+        random_store(tmp_path / "b", ["four", "three", "one"], tokenizer),
+    ]
+    segments = align_corpus(in_memory(texts), student, StoredReader(stores))
+    assert segments.rows["document"][:] == [0, 2]
+    assert segments.skipped == [(1, MISSING), (3, MISSING)]
+
+
+def test_a_document_is_not_found_when_its_text_changed(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    store = random_store(tmp_path / "store", ["one two"], tokenizers_by_family["byte_level"])
+    reader = StoredReader([store])
+    assert reader.read("one two") is not None
+    assert [reader.read(text) for text in ("one two ", "One two", "one", "")] == [None] * 4
+
+
+def test_reading_stops_when_a_stored_loss_is_not_finite(tmp_path: Path) -> None:
+    spans = np.array([[0, 1], [1, 2]])
+    for name, bad in (("nan", np.nan), ("inf", np.inf)):
+        segment = StoredSegment(0, 2, spans, np.array([1, bad], np.float32))
+        reader = StoredReader([write_store(tmp_path / name, [("ab", segment)])])
+        with pytest.raises(ValueError, match=rf"{name} has losses that are not finite.*'ab'"):
+            reader.read("ab")
+
+
+# Other processes, and the cache
+
+
+def test_reader_is_small_when_it_goes_to_another_process(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    store = random_store(tmp_path / "store", PAGES, tokenizers_by_family["byte_level"])
+    reader = StoredReader([store, store])
+    assert reader.read(LONG) is not None  # mapped
+    sent = pickle.dumps(reader)
+    assert len(sent) < 1000
+    assert len(sent) < sum(path.stat().st_size for path in store.directory.iterdir()) / 10
+    again = pickle.loads(sent)
+    assert again.fingerprint() == reader.fingerprint()
+    for ours, theirs in zip(again.read(LONG).teachers, reader.read(LONG).teachers, strict=True):
+        assert np.array_equal(ours.losses, theirs.losses)
+        assert np.array_equal(ours.spans, theirs.spans)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> datasets.Dataset:
+    texts = [*PAGES, *(f"Page {number} of it." for number in range(40)), "unknown"]
+    path = tmp_path / "pages.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return load_corpus(str(path))
+
+
+def test_alignment_is_the_same_when_two_processes_read_the_store(
+    tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
+) -> None:
+    student = student_of(tokenizers_by_family, "metaspace", 24)
+    store = random_store(tmp_path / "store", corpus["text"][:-1], tokenizers_by_family["trimmed"])
+    alone = align_corpus(corpus, student, StoredReader([store]))
+    copied = Store(store.directory)  # and without the cache of the first
+    copied.manifest["teacher"] = "another fingerprint"
+    shared = align_corpus(corpus, student, StoredReader([copied]), num_proc=2)
+    assert shared.rows.cache_files != alone.rows.cache_files
+    assert str(list(shared.rows)) == str(list(alone.rows))  # NaN is not equal to itself
+    assert shared.skipped == alone.skipped == [(len(corpus) - 1, MISSING)]
+
+
+def test_alignment_reads_its_cache_only_when_the_store_has_the_same_content(
+    tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
+) -> None:
+    student, tokenizer = student_of(tokenizers_by_family, "metaspace"), tokenizers_by_family
+    texts = corpus["text"][:-1]
+    same, copy, other = (
+        random_store(tmp_path / name, texts, tokenizer["trimmed"], seed=seed)
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    files = [
+        align_corpus(corpus, student, StoredReader(stores)).rows.cache_files[0]["filename"]
+        for stores in ([same], [copy], [other], [same, other], [other, same])
+    ]
+    assert files[0] == files[1]
+    assert len(set(files)) == 4

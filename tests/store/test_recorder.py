@@ -1,0 +1,176 @@
+"""A store that an online run leaves behind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+import train
+from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.run import job
+from vocagnolm.run import parse as config
+from vocagnolm.run.pair import load_pair
+from vocagnolm.store.store import MANIFEST_FILE, Store
+
+BLOCK, STEPS = 64, 8
+EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not
+
+
+@pytest.fixture(scope="module")
+def models(
+    tmp_path_factory: pytest.TempPathFactory,
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+) -> dict[str, str]:
+    directories = {}
+    for role, family in (("student", "metaspace"), ("teacher", "nfc_digits")):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs[family])
+        directory = tmp_path_factory.mktemp(role)
+        tiny_llama(len(tokenizer), max_position_embeddings=128).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        directories[role] = str(directory)
+    return directories
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory, training_texts: list[str]) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "pages.jsonl"
+    texts = [*training_texts[:40], " ".join(training_texts[:60])]  # the last one is cut
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def run(
+    models: dict[str, str], corpus: Path, output_dir: Path, *options: str, expected: int = 0
+) -> str:
+    """Train, and return the hash of the weights, if there are any."""
+    status = train.main(
+        [
+            f"--student={models['student']}",
+            *(f"--dataset={corpus}", f"--output_dir={output_dir}"),
+            *(f"--max_length={BLOCK}", f"--global_batch_tokens={2 * BLOCK}", "--use_cpu=True"),
+            *(f"--max_steps={STEPS}", "--save_steps=3", "--report_to=none", *options),
+        ]
+    )
+    assert status == expected
+    if status:
+        return ""
+    return hashlib.sha256((output_dir / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_run_from_its_own_store_gives_the_same_weights_when_it_is_float32(
+    models: dict[str, str], corpus: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "store"
+    saving = (f"--save_store={directory}", "--store_dtype=float32")
+    first = run(models, corpus, tmp_path / "a", f"--teacher={models['teacher']}", *saving, *EPOCHS)
+    Store(directory).check()
+    assert {path.suffix for path in directory.iterdir()} == {".arrow", ".json"}
+    assert [path.name for path in directory.glob("*.json")] == [MANIFEST_FILE]
+    second = run(models, corpus, tmp_path / "b", f"--teacher_losses={directory}", *EPOCHS)
+    assert second == first
+
+
+def test_store_holds_every_loss_once_when_a_run_has_several_epochs(
+    models: dict[str, str], corpus: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "store"
+    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", *EPOCHS)
+    run(models, corpus, tmp_path / "run", *options)
+    store = Store(directory)
+    readers = (
+        student_reader(AutoTokenizer.from_pretrained(models["student"]), BLOCK),
+        teacher_reader(AutoTokenizer.from_pretrained(models["teacher"]), 128),
+    )
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    import datasets
+
+    rows = align_corpus(datasets.Dataset.from_dict({"text": texts}), *readers).rows
+    assert store.manifest["segments"] == len(rows)
+    assert store.manifest["tokens"] == sum(rows["teacher_tokens"]) - len(rows)
+    for document, text in enumerate(texts):
+        segments = store.segments(text)
+        mine = [row for row in rows if row["document"] == document]
+        assert segments is not None
+        assert [s.start for s in segments] == [row["start"] for row in mine]
+        assert [len(s.losses) + 1 for s in segments] == [row["teacher_tokens"] for row in mine]
+        assert all(np.isfinite(s.losses).all() for s in segments)
+
+
+@pytest.mark.parametrize("how", ["exception", "signal"])
+def test_store_is_whole_when_the_run_was_cut_off_and_resumed(
+    how: str,
+    models: dict[str, str],
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = tmp_path / "store"
+    options = (f"--teacher={models['teacher']}", f"--save_store={directory}", *EPOCHS)
+    original = train.VocAgnoTrainer.training_step
+    calls = 0
+
+    def cut_off(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 71 and how == "exception":
+            raise KeyboardInterrupt
+        if calls == 71:
+            signal.raise_signal(signal.SIGUSR1)
+        return original(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.VocAgnoTrainer, "training_step", cut_off)
+        ends = pytest.raises(KeyboardInterrupt) if how == "exception" else nullcontext()
+        with ends:
+            run(models, corpus, tmp_path / "run", *options, expected=75)
+    assert not (directory / MANIFEST_FILE).exists()
+    run(models, corpus, tmp_path / "run", *options)
+    store = Store(directory)
+    store.check()
+    texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
+    assert all(store.segments(text) for text in texts)
+
+
+def test_store_is_another_one_when_the_teacher_is_quantized_otherwise(
+    models: dict[str, str], corpus: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "store"
+    argv = [f"--student={models['student']}", f"--teacher={models['teacher']}", "--use_cpu=True"]
+    argv += [f"--dataset={corpus}", f"--max_length={BLOCK}", f"--output_dir={tmp_path / 'run'}"]
+    argv += [f"--global_batch_tokens={2 * BLOCK}", f"--save_store={directory}"]
+    found = []
+    for bits in (8, 8, 4, None):
+        given = [f'--teacher_quantization={{"bits": {bits}}}'] if bits else []
+        arguments = config.parse([*argv, *given])
+        pair = load_pair(arguments[0], arguments[2], BLOCK)
+        documents = job.load_documents(pair, arguments[1], arguments[3])
+        blocks, _ = job.load_blocks(pair, arguments[1], arguments[3], documents)
+        message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
+        refused = pytest.raises(ValueError, match=re.escape(message))
+        with nullcontext() if bits == 8 else refused:
+            found.append(job.load_recorder(pair, arguments, documents, blocks))
+    assert len(found) == 2
+
+
+def test_run_is_refused_when_the_store_is_another_ones(
+    models: dict[str, str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "store"
+    options = (f"--teacher={models['teacher']}", f"--save_store={directory}")
+    run(models, corpus, tmp_path / "a", *options)
+    arguments = [f"--student={models['student']}", f"--dataset={corpus}", "--use_cpu=True"]
+    sizes = (f"--max_length={BLOCK}", f"--global_batch_tokens={2 * BLOCK}", "--max_steps=2")
+    status = train.main([*arguments, *options, *sizes, f"--output_dir={tmp_path / 'b'}"])
+    assert status == 2
+    assert "holds a finished store" in capsys.readouterr().err

@@ -1,0 +1,189 @@
+"""Settings compared from stores, against sets of tokens chosen one by one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from vocagnolm import cli
+from vocagnolm.data import align_corpus, student_reader
+from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.spans import encode_batch, load_tokenizer, tokenizer_sha256
+from vocagnolm.store import reselect
+from vocagnolm.store.reader import StoredReader
+from vocagnolm.store.reselect import Setting
+from vocagnolm.store.store import Store, StoredSegment, document_key, finish, write_shard
+
+LENGTH, CONTEXT = 64, 96
+
+
+def make_store(directory: Path, tokenizer: Any, texts: list[str], seed: int) -> Path:
+    """A store with random losses."""
+    rng = np.random.default_rng(seed)
+    segments = [
+        (document_key(text), StoredSegment(0, len(text), e.spans, rng.exponential(2, len(e.ids))))
+        for text, e in zip(texts, encode_batch(tokenizer, texts), strict=True)
+    ]
+    directory.mkdir()
+    write_shard(directory, 0, segments, "float32", "")
+    sha256 = tokenizer_sha256(tokenizer)
+    finish(directory, [0], {"teacher": "T", "context": CONTEXT, "tokenizer_sha256": sha256})
+    return directory
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, tokenizer_dirs: dict[str, Path], training_texts: list[str]
+) -> dict[str, Any]:
+    texts = [text[:150] for text in training_texts[:25]]
+    student = load_tokenizer(str(tokenizer_dirs["metaspace"]), "student")
+    teacher = load_tokenizer(str(tokenizer_dirs["nfc_digits"]), "teacher")
+    corpus = tmp_path / "pages.jsonl"
+    corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return {
+        "corpus": corpus,
+        "texts": texts,
+        "student": student,
+        "directory": tokenizer_dirs["metaspace"],
+        "stores": [
+            make_store(tmp_path / "student", student, texts, 0),
+            make_store(tmp_path / "one", teacher, texts, 1),
+            make_store(tmp_path / "two", teacher, texts, 2),
+        ],
+    }
+
+
+def command(world: dict[str, Any], *options: str, teachers: int = 2) -> list[str]:
+    student, *stores = map(str, world["stores"])
+    return [
+        *("reselect", "--student", str(world["directory"]), "--student_losses", student),
+        *("--teacher_losses", *stores[:teachers], "--dataset", str(world["corpus"])),
+        *("--max_length", str(LENGTH), *options),
+    ]
+
+
+def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int, int]]:
+    """The tokens (block, position) of a setting, block by block, with one teacher's store."""
+    stores = [Store(world["stores"][0]), Store(world["stores"][store])]
+    corpus = datasets.Dataset.from_dict({"text": world["texts"]})
+    reader = student_reader(world["student"], LENGTH)
+    tokens = set()
+    alone = [align_corpus(corpus, reader, StoredReader([store])).rows for store in stores]
+    everything = StoredReader([Store(path) for path in world["stores"]])
+    rows = align_corpus(corpus, reader, everything).rows
+    blocks = Blocks(rows, LENGTH, everything.limits())
+    for block in range(len(blocks)):
+        losses = []
+        for part in alone:
+            picked = Blocks.__new__(Blocks)
+            picked.__dict__ |= blocks.__dict__ | {
+                "_rows": part.select_columns(
+                    [
+                        *("student_ids", "teacher_ids", "teacher_losses"),
+                        *("first", "last", "teacher_counts"),
+                    ]
+                ).with_format("numpy")
+            }
+            batch = PackedCollator(LENGTH)([picked[block]])
+            loss = batch["teacher_losses"]
+            losses.append(
+                aggregate_teacher_losses(
+                    loss.nan_to_num(), batch["teacher_ranges"], setting.aggregation, ~loss.isnan()
+                )
+            )
+        weight = select_tokens(
+            losses[0][0],
+            losses[1][0],
+            batch["labels"] != -100,
+            losses[1][1],
+            top_k=setting.top_k,
+            unmapped=setting.unmapped,
+            scope="sequence",
+        )
+        tokens |= {(block, int(t)) for t in torch.nonzero(weight[0]).flatten()}
+    return tokens
+
+
+def test_overlap_is_that_of_the_sets_when_tokens_are_chosen_one_by_one(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
+    options = ("--top_k", "0.4", "0.7", "--aggregation", "max", "mean", "--unmapped", "exclude")
+    assert cli.main(command(world, *options, "--output_dir", str(tmp_path / "out"))) == 0
+    result = json.loads((tmp_path / "out" / "reselect.json").read_text())
+    settings = [Setting(**setting) for setting in result["settings"]]
+    assert len(settings) == 8
+    sets = [chosen(world, 1 + (setting.teacher == "two"), setting) for setting in settings]
+    for i, a in enumerate(sets):
+        assert result["together"][i] == [len(a & b) for b in sets]
+        assert result["overlap"][i] == pytest.approx([len(a & b) / len(a | b) for b in sets])
+    assert (tmp_path / "out" / "reselect.png").stat().st_size > 1000
+
+
+def test_tokens_gained_and_lost_add_up_when_settings_differ(world: dict[str, Any]) -> None:
+    parsed = reselect.parse(command(world, "--top_k", "0.4", "0.7")[1:])
+    tokenizer = load_tokenizer(str(world["directory"]), "student")
+    found = reselect.reselect(*reselect.load(parsed, tokenizer), len(tokenizer))
+    own = np.diag(found.together)
+    assert (found.gained.sum(1) - found.lost.sum(1) == own - own[0]).all()
+    assert found.gained[0].sum() == found.lost[0].sum() == 0
+    assert (found.together[0] + found.gained.sum(1) == own).all()
+    assert own[1] > own[0]
+    assert str(found.settings[0]) in reselect.table(found, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("swapped stores", "another tokenizer than --student"),
+        ("missing store", "is no finished teacher-loss store"),
+        ("damaged store", "is damaged"),
+        ("top_k", "top_k"),
+        ("another corpus", "no document that all stores have"),
+    ],
+)
+def test_reselect_says_in_one_line_what_is_wrong_when_it_is_refused(
+    world: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+    message: str,
+) -> None:
+    options = ("--top_k", "1.5" if change == "top_k" else "0.5")
+    if change == "swapped stores":
+        world["stores"].reverse()
+    if change == "missing store":
+        world["stores"][1] = tmp_path / "nowhere"
+    if change == "damaged store":
+        shard = world["stores"][1] / "shard-00000.arrow"
+        shard.write_bytes(shard.read_bytes()[:-1])
+    if change == "another corpus":
+        world["corpus"].write_text(json.dumps({"text": "Another text."}) + "\n")
+    assert cli.main(command(world, *options)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_own_losses_are_those_of_the_store_when_tokens_share_characters(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
+    """The bytes of an emoji are tokens that all cover it."""
+    text = "x \u2211 \u6570\u5b66 \U0001f600\U0001f600 and e\u0301 + 1."
+    student = world["student"]
+    store = Store(make_store(tmp_path / "own", student, [text], 5))
+    corpus = datasets.Dataset.from_dict({"text": [text]})
+    rows = align_corpus(corpus, student_reader(student, LENGTH), StoredReader([store])).rows
+    batch = PackedCollator(LENGTH)([Blocks(rows, LENGTH, CONTEXT)[0]])
+    losses = batch["teacher_losses"].nan_to_num()
+    (segment,) = store.segments(text) or ()
+    shared = (segment.spans[1:, 0] < segment.spans[:-1, 1]).sum()
+    assert shared > 1
+    found = reselect._own_losses(batch, losses, LENGTH)[0, 1 : len(segment.losses) + 1]
+    assert found.tolist() == segment.losses.tolist()

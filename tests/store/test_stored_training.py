@@ -1,0 +1,642 @@
+"""Training from stores of teacher losses is training beside the teacher, without the teacher."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from stored_world import in_memory, random_store, segment_store, write_store
+from test_trainer import full_losses
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
+
+import train
+from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.guidance import Guidance
+from vocagnolm.host import processes
+from vocagnolm.models import source as models
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.run import job
+from vocagnolm.run import parse as config
+from vocagnolm.spans import encode
+from vocagnolm.store import score
+from vocagnolm.store.reader import StoredReader
+from vocagnolm.store.store import Store
+from vocagnolm.teacher import StoredTeacher
+from vocagnolm.token_loss import IGNORED_LABEL
+
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+Tensors = dict[str, torch.Tensor]
+LOSS_TOLERANCE = 1e-5
+
+
+def in_float16(store: Store, texts: list[str], directory: Path) -> Store:
+    """The same store with its losses rounded."""
+    segments = ((t, s) for t in dict.fromkeys(texts) for s in store.segments(t) or ())
+    context = store.manifest["context"]
+    return write_store(directory, segments, context=context, loss_dtype="float16")
+
+
+def selected(trainer: Any) -> torch.Tensor:
+    """Which label tokens of all blocks are trained on, one after the other."""
+    chosen = []
+    with torch.no_grad():
+        for number in range(len(trainer.train_dataset)):
+            batch = trainer.data_collator([trainer.train_dataset[number]])
+            losses = trainer._student_losses(trainer.model, batch)
+            is_label = batch["labels"] != IGNORED_LABEL
+            weights = trainer.objective.weights(losses, trainer.objective.scores(batch), batch)
+            chosen.append(weights[is_label] > 0)
+    return torch.cat(chosen)
+
+
+# The trainer, on tiny models in float64
+
+
+@dataclass(frozen=True)
+class World:
+    """A pair of models, a corpus of which the longer documents are cut, and its segments."""
+
+    texts: list[str]
+    student: Any
+    teacher: Any
+    tokenizers: tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
+    segments: Segments
+
+    def blocks(self, *stores: Store) -> Blocks:
+        """The blocks with the losses of stores; without a store as the resident teacher's."""
+        if not stores:
+            return Blocks(self.segments.rows, MAX_LENGTH, TEACHER_CONTEXT)
+        reader = StoredReader(stores)
+        student = student_reader(self.tokenizers[0], MAX_LENGTH)
+        rows = align_corpus(in_memory(self.texts), student, reader).rows
+        return Blocks(rows, MAX_LENGTH, reader.limits())
+
+    def trainer(self, out: Path, *stores: Store, options: Any = None, **training: Any) -> Any:
+        teacher = copy.deepcopy(self.teacher)
+        if stores:
+            reduction = (options or {}).pop("reduction", ("mean",))
+            teacher = StoredTeacher(len(stores), *reduction)
+        blocks = self.blocks(*stores)
+        student = copy.deepcopy(self.student)
+        return make_trainer(out, blocks, student, teacher, options=options, **training)
+
+
+@pytest.fixture(scope="module")
+def world(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    tiny_llama: Callable[..., Any],
+) -> World:
+    long = ["\n\n".join(training_texts[first : first + 3]) for first in range(40, 60, 3)]
+    texts = [*training_texts[:40], *long]
+    tokenizers = student_tokenizer, teacher_tokenizer
+    pair = make_models(tiny_llama, *tokenizers)
+    world = World(texts, *pair, tokenizers, make_segments(texts, *tokenizers))
+    assert len(world.segments.rows) > len(texts), "no document is cut"
+    return world
+
+
+@pytest.fixture(scope="module")
+def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """What the resident teacher would say of every segment."""
+    directory = tmp_path_factory.mktemp("stores") / "float32"
+    reader = teacher_reader(world.tokenizers[1], TEACHER_CONTEXT)
+    return segment_store(directory, world.texts, world.segments, reader, world.teacher)
+
+
+def trained(trainer: Any) -> Tensors:
+    trainer.train()
+    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+
+
+def assert_equal(ours: Tensors, theirs: Tensors) -> None:
+    assert ours.keys() == theirs.keys()
+    for name, parameter in ours.items():
+        assert torch.equal(parameter, theirs[name]), name
+
+
+@pytest.mark.parametrize(
+    ("guidance", "divisor", "training"),
+    [
+        (Guidance(), "all", {}),
+        (Guidance(0.2, "mean", "mean"), "all", {"optim": "adamw_torch", "max_grad_norm": 1.0}),
+        (
+            Guidance(0.3, "sum", "exclude", "batch"),
+            "selected",
+            {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
+        ),
+    ],
+)
+def test_stored_run_gives_the_online_parameters_when_segments_are_the_same(
+    world: World, store: Store, tmp_path: Path, guidance: Guidance, divisor: str, training: Any
+) -> None:
+    options = {"guidance": guidance, "divisor": divisor}
+    online = world.trainer(tmp_path / "online", options=options, **training)
+    stored = world.trainer(
+        tmp_path / "stored", store, options=options, dataloader_num_workers=2, **training
+    )
+    before = {name: p.detach().clone() for name, p in stored.model.named_parameters()}
+    ours, theirs = trained(stored), trained(online)
+    assert_equal(ours, theirs)
+    assert not any(torch.equal(before[name], ours[name]) for name in ours)
+    for ours_log, theirs_log in zip(
+        stored.state.log_history, online.state.log_history, strict=True
+    ):
+        for name in ("teacher_loss_nats", "unmapped_fraction", "selected_fraction"):
+            assert ours_log.get(name) == pytest.approx(theirs_log.get(name), abs=1e-6)
+
+
+def test_nearly_all_selected_tokens_are_the_same_when_losses_are_float16(
+    world: World, store: Store, tmp_path: Path
+) -> None:
+    rounded = in_float16(store, world.texts, tmp_path / "store")
+    masks = [selected(world.trainer(tmp_path, *s)) for s in ((), (store,), (rounded,))]
+    assert torch.equal(masks[0], masks[1])
+    assert (masks[0] == masks[2]).float().mean() >= 0.999
+    assert 0.35 < masks[0].float().mean() < 0.5
+
+
+# Several stores
+
+
+REDUCTIONS: list[tuple[Any, ...]] = [
+    ("min",),
+    ("mean",),
+    ("max",),
+    ("weighted", (1.0, 2.5, 0.1)),
+]
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
+def test_run_gives_the_parameters_of_one_store_when_there_are_copies(
+    world: World, store: Store, tmp_path: Path, reduction: tuple[Any, ...]
+) -> None:
+    one = trained(world.trainer(tmp_path, store))
+    three = trained(world.trainer(tmp_path, store, store, store, options={"reduction": reduction}))
+    assert_equal(three, one)
+
+
+def slow_teacher(
+    world: World, blocks: Blocks, stores: list[Store], number: int, aggregation: str, combine: Any
+) -> dict[int, float]:
+    """The teachers' loss of every text token of a block, with loops over stores and tokens."""
+    aggregate = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[aggregation]
+    guides, at = {}, 0
+    rows = list(world.segments.rows)
+    for segment in blocks.segments(number):
+        row = rows[int(segment)]
+        text, start, end = world.texts[row["document"]], row["start"], row["end"]
+        spans = encode(world.tokenizers[0], text[start:end]).spans + start
+        for position, (a, b) in enumerate(spans.tolist(), at + 1):
+            losses = []
+            for store in stores:
+                covering = [
+                    float(loss)
+                    for part in store.segments(text) or ()
+                    for (first, last), loss in zip(part.spans, part.losses, strict=True)
+                    if max(first, start) < b and min(last, end) > a
+                ]
+                losses.append(aggregate(covering))
+            guides[position] = combine(losses)
+        at += len(row["student_ids"])
+    return guides
+
+
+@pytest.mark.parametrize("aggregation", ["max", "mean", "sum"])
+@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
+def test_loss_equals_slow_reference_when_there_are_several_stores(
+    world: World,
+    tokenizers_by_family: Tokenizers,
+    tmp_path: Path,
+    aggregation: str,
+    reduction: tuple[Any, ...],
+) -> None:
+    families = ("nfc_digits", "byte_level", "prepend")
+    stores = [
+        random_store(tmp_path / f, world.texts, tokenizers_by_family[f], seed=n)
+        for n, f in enumerate(families)
+    ]
+    weights = reduction[1] if len(reduction) > 1 else (1.0, 1.0, 1.0)
+    combine = {"min": min, "max": max}.get(
+        reduction[0], lambda x: sum(w * y for w, y in zip(weights, x, strict=True)) / sum(weights)
+    )
+    guidance = Guidance(top_k=0.3, aggregation=aggregation)
+    options = {"guidance": guidance, "divisor": "selected", "reduction": reduction}
+    trainer = world.trainer(tmp_path, *stores, options=options)
+    blocks = trainer.train_dataset
+    batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(3)])
+    losses = full_losses(trainer.model, batch["input_ids"], batch["position_ids"], batch["labels"])
+    chosen = torch.zeros(losses.shape)
+    for row in range(3):
+        guides = slow_teacher(world, blocks, stores, row, aggregation, combine)
+        labels = (batch["labels"][row] != IGNORED_LABEL).nonzero().flatten().tolist()
+        unmapped = [t for t in labels if t not in guides]  # end tokens
+        excess = {t: float(losses[row, t].detach()) - guides[t] for t in labels if t in guides}
+        top = sorted(excess, key=lambda t: -excess[t])[: -(-3 * len(excess) // 10)]
+        chosen[row, [*unmapped, *top]] = 1.0
+        assert batch["mapped_tokens"][row] == len(excess)
+        assert batch["unmapped_tokens"][row] == len(unmapped)
+    assert trainer.objective.divisor_tokens(batch) == chosen.sum()
+    loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
+    expected = (chosen * losses).sum() / 100
+    assert abs((loss - expected).item()) < LOSS_TOLERANCE
+    parameters = list(trainer.model.parameters())
+    ours, theirs = (torch.autograd.grad(x, parameters) for x in (loss, expected))
+    for a, b in zip(ours, theirs, strict=True):
+        assert float((a - b).norm()) <= LOSS_TOLERANCE * float(b.norm())
+    assert not batch["teacher_losses"].requires_grad
+
+
+@pytest.mark.parametrize("teachers", [1, 2, 3, 7])
+def test_reduce_gives_the_loss_itself_when_all_teachers_have_the_same(teachers: int) -> None:
+    loss_BS = 12 * torch.rand(3, 500, generator=torch.Generator().manual_seed(0))
+    weights = tuple(0.1 + 0.3 * number for number in range(teachers))
+    copies, mapped = (x.repeat(1, teachers) for x in (loss_BS, torch.ones(3, 500).bool()))
+    for reduction in (("min",), ("mean",), ("max",), ("weighted", weights)):
+        reduced, is_mapped = StoredTeacher(teachers, *reduction).reduce(copies, mapped)
+        assert torch.equal(reduced, loss_BS)
+        assert is_mapped.all()
+
+
+@pytest.mark.parametrize("reduction", ["min", "mean", "max"])
+def test_reduce_leaves_a_token_unmapped_when_one_of_the_teachers_has_none(reduction: Any) -> None:
+    losses = torch.tensor([[1.0, 2.0, 0.0, 4.0, 0.0, 0.0]])
+    mapped = torch.tensor([[True, True, False, True, False, False]])
+    reduced, is_mapped = StoredTeacher(2, reduction).reduce(losses, mapped)
+    assert is_mapped.tolist() == [[True, False, False]]
+    assert reduced.tolist() == [[{"min": 1.0, "mean": 2.5, "max": 4.0}[reduction], 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((2, "weighted"), "weighted takes 2 --teacher_weights, found 0: give one for each teacher"),
+        ((2, "weighted", (1.0,)), "weighted takes 2 --teacher_weights, found 1: give one for"),
+        ((1, "weighted", (1.0, 2.0)), "weighted takes 1 --teacher_weights, found 2: give one for"),
+        ((2, "mean", (1.0, 2.0)), "mean takes no --teacher_weights, found 2: leave them out"),
+        ((2, "max", (1.0,)), "max takes no --teacher_weights, found 1: leave them out"),
+        ((2, "weighted", (1.0, 0.0)), r"must be positive and finite, got \[1.0, 0.0\]"),
+        ((2, "weighted", (1.0, -1.0)), r"must be positive and finite, got \[1.0, -1.0\]"),
+        ((2, "weighted", (float("nan"), 1.0)), "must be positive and finite, got"),
+        ((2, "weighted", (float("inf"), 1.0)), "must be positive and finite, got"),
+    ],
+)
+def test_stored_teacher_refuses_weights_when_they_do_not_fit(
+    arguments: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        StoredTeacher(*arguments)
+
+
+# train.py
+
+
+@dataclass(frozen=True)
+class Place:
+    """What `train.py` and `vocagnolm score` are given, all documents short enough for both."""
+
+    root: Path
+
+    def score(self, output: str = "store", **changes: str) -> Path:
+        options = {
+            "teacher": str(self.root / "teacher"),
+            "dataset": str(self.root / "pages.jsonl"),
+            "min_context": "16",
+            "shard_documents": "16",
+            "loss_dtype": "float32",
+            **changes,
+        }
+        directory = self.root / output
+        if not directory.exists():
+            flags = [f"--{name}={value}" for name, value in options.items()]
+            assert score.main([*flags, f"--output_dir={directory}"]) == 0
+        return directory
+
+    def argv(self, output: Path, **changes: str | None) -> list[str]:
+        options: dict[str, str | None] = {
+            "student": str(self.root / "student"),
+            "teacher": None if "teacher_losses" in changes else str(self.root / "teacher"),
+            "dataset": str(self.root / "pages.jsonl"),
+            "max_length": "128",
+            "global_batch_tokens": "512",
+            "max_steps": "3",
+            "learning_rate": "1e-2",
+            "use_cpu": "True",
+            "report_to": "none",
+            "output_dir": str(output),
+            **changes,
+        }
+        flags = [[f"--{k}", *v.split(" ")] for k, v in options.items() if v is not None]
+        return [word for flag in flags for word in flag]
+
+    def train(self, output: Path, **changes: str | None) -> Tensors:
+        assert train.main(self.argv(output, **changes)) == 0
+        return load_file(output / "model.safetensors")
+
+
+def save_model(directory: Path, tokenizer: Path, model: Any) -> None:
+    model.save_pretrained(directory)
+    for file in tokenizer.glob("*token*.json"):
+        shutil.copy(file, directory)
+
+
+def write_pages(path: Path, texts: list[str]) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+
+@pytest.fixture(scope="module")
+def place(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Place:
+    root = tmp_path_factory.mktemp("place")
+    roles = ("student", "metaspace"), ("teacher", "nfc_digits"), ("teacher2", "byte_level")
+    for seed, (role, family) in enumerate(roles):
+        model = tiny_llama(700, seed=seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5)
+        save_model(root / role, tokenizer_dirs[family], model)
+    write_pages(root / "pages.jsonl", [text[:120] for text in training_texts[:40]])
+    return Place(root)
+
+
+@pytest.fixture
+def error_of(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """`error_of(**options)`: the one line with which train.py stops."""
+
+    def run(output: Path = tmp_path / "new", **changes: str | None) -> str:
+        capfd.readouterr()
+        assert train.main(place.argv(output, **changes)) == 2
+        stderr = capfd.readouterr().err
+        assert stderr.count("\n") == 1, stderr
+        return stderr.removeprefix("train.py: error: ").strip()
+
+    return run
+
+
+@pytest.mark.parametrize("changes", [{}, {"unmapped": "mean", "aggregation": "sum"}])
+def test_train_gives_the_online_parameters_when_the_corpus_was_scored(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    online = place.train(tmp_path / "online", **changes)
+    directory = place.score()
+    loaded = []
+    load = models.ModelSource.load
+    monkeypatch.setattr(
+        models.ModelSource, "load", lambda self, *a: loaded.append(self.role) or load(self, *a)
+    )
+    stored = place.train(tmp_path / "stored", teacher_losses=str(directory), **changes)
+    assert loaded == ["student"]
+    assert_equal(stored, online)
+    card = (tmp_path / "stored" / "README.md").read_text()
+    assert f", guided by stored losses of {place.root / 'teacher'}.\n" in card
+    online_card = (tmp_path / "online" / "README.md").read_text()
+    assert f", guided by {place.root / 'teacher'}.\n" in online_card
+
+
+def test_dry_run_names_the_stored_teachers_when_there_are_stores(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stores = [place.score(), place.score("store2", teacher=str(place.root / "teacher2"))]
+    paths = " ".join(map(str, stores))
+    assert train.main(place.argv(tmp_path / "new", teacher_losses=paths, dry_run="True")) == 0
+    out = capsys.readouterr().out
+    for name, store in zip(("teacher", "teacher2"), map(Store, stores), strict=True):
+        tokens = f"{store.manifest['tokens']:,} tokens"
+        assert f"teacher    {store.directory}: losses of {place.root / name}, {tokens}\n" in out
+    assert "100.00% of the text tokens mapped" in out
+    assert "parameters, frozen" not in out
+    assert not (tmp_path / "new").exists()
+
+
+def test_train_is_guided_by_all_teachers_when_there_are_several_stores(
+    place: Place, tmp_path: Path
+) -> None:
+    stores = [place.score(), place.score("store2", teacher=str(place.root / "teacher2"))]
+
+    def run(name: str, order: int, weights: str) -> Tensors:
+        changes = {"teacher_losses": " ".join(map(str, stores[::order]))}
+        changes |= {"teacher_reduction": "weighted", "teacher_weights": weights}
+        return place.train(tmp_path / name, **changes)
+
+    mixed = run("mixed", 1, "3 1")
+    assert_equal(run("swapped", -1, "1 3"), mixed)
+    others = run("others", 1, "1 3")
+    assert not any(torch.equal(others[name], mixed[name]) for name in mixed)
+    card = (tmp_path / "mixed" / "README.md").read_text()
+    assert f"of {place.root / 'teacher'} and {place.root / 'teacher2'}.\n" in card
+
+
+def test_train_stops_or_skips_when_documents_are_missing(
+    place: Place,
+    tmp_path: Path,
+    error_of: Callable[..., str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    lines = (place.root / "pages.jsonl").read_text().splitlines()
+    lines[3] = json.dumps({"text": json.loads(lines[3])["text"] + " "})
+    pages = tmp_path / "pages.jsonl"
+    pages.write_text("\n".join([*lines[:20], json.dumps({"text": "new"}), *lines[20:]]) + "\n")
+    options = {"dataset": str(pages), "teacher_losses": str(place.score())}
+    assert error_of(**options) == (
+        f"--teacher_losses lacks 2 of 41 documents of --dataset {pages}, or has another text of "
+        "them: score this corpus, or leave them out with --missing_losses skip"
+    )
+    assert not (tmp_path / "new").exists()
+    place.train(tmp_path / "run", **options, missing_losses="skip")
+    reason = "not in the teacher-loss store, or another text there"
+    assert f"skipped    2 documents (2 {reason})" in capfd.readouterr().out
+    skipped = (tmp_path / "run" / "skipped.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in skipped] == [
+        {"document": number, "reason": reason} for number in (3, 20)
+    ]
+
+
+@pytest.mark.parametrize("held_out", ["dataset", "fraction"])
+def test_evaluation_is_the_online_runs_when_losses_are_stored(
+    place: Place, training_texts: list[str], tmp_path: Path, held_out: str
+) -> None:
+    write_pages(tmp_path / "eval.jsonl", training_texts[50:60])  # of no store
+    of_dataset = {"eval_dataset": str(tmp_path / "eval.jsonl")}
+    changes = of_dataset if held_out == "dataset" else {"eval_fraction": "0.2"}
+    changes["eval_steps"] = "1"
+    runs = {"online": {}, "stored": {"teacher_losses": str(place.score())}}
+    logs = []
+    for name, options in runs.items():
+        place.train(tmp_path / name, **changes, **options)
+        state = json.loads((tmp_path / name / "trainer_state.json").read_text())
+        logs.append([entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry])
+    # Documents of no store are packed without regard to a teacher, into other blocks.
+    assert logs[1] == (pytest.approx(logs[0], rel=1e-6) if held_out == "dataset" else logs[0])
+    assert len(set(logs[0])) == 3
+
+
+def test_run_is_resumed_only_when_the_store_has_the_same_content(
+    place: Place, tmp_path: Path, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Path(shutil.copytree(place.score(), tmp_path / "store"))
+    whole = place.train(tmp_path / "whole", teacher_losses=str(store), save_steps="2")
+    run = tmp_path / "run"
+    shutil.copytree(tmp_path / "whole" / "checkpoint-2", run / "checkpoint-2")
+    shutil.copy(tmp_path / "whole" / "run.json", run)
+    other = place.score("rounded", loss_dtype="float16")
+    shutil.rmtree(store)
+    shutil.copytree(other, store)
+    error = error_of(run, teacher_losses=str(store), save_steps="2")
+    assert f"{run} holds a run with other settings (--teacher_losses_sha256 was " in error
+    assert "(--teacher_losses was " in error_of(run, teacher_losses=str(other), save_steps="2")
+    shutil.rmtree(store)
+    shutil.copytree(place.score(), store)
+    monkeypatch.chdir(tmp_path)
+    resumed = place.train(run, teacher_losses="store", save_steps="2")  # the same place
+    assert_equal(resumed, whole)
+
+
+def test_train_stops_when_a_store_cannot_be_used(
+    place: Place, tmp_path: Path, error_of: Callable[..., str]
+) -> None:
+    store = Path(shutil.copytree(place.score(), tmp_path / "store"))
+    expected = f"{tmp_path / 'none'} is no finished teacher-loss store"
+    assert error_of(teacher_losses=str(tmp_path / "none")).startswith(expected)
+    (store / "shard-00001.arrow").unlink()
+    error = error_of(teacher_losses=str(store))
+    assert re.match(
+        rf"the teacher-loss store {store} is damaged, 1 of 3 shards: \S+1.arrow is", error
+    )
+
+
+def test_no_process_aligns_when_another_one_has_found_the_store_damaged(
+    place: Place, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it reads would stay in the cache of the store as it was before."""
+
+    def align(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("aligned")
+
+    store = str(place.score())
+    monkeypatch.setattr(config.RunArguments, "local_process_index", 1)
+    monkeypatch.setattr(processes, "gather_object", lambda found: ["it is damaged", *found])
+    monkeypatch.setattr(job, "align_corpus", align)
+    assert error_of(teacher_losses=store) == "it is damaged"
+
+
+def test_train_stops_before_it_reads_the_corpus_when_weights_are_missing(
+    place: Place, error_of: Callable[..., str]
+) -> None:
+    stores = " ".join([str(place.score())] * 2)
+    options = {"teacher_losses": stores, "teacher_reduction": "weighted", "dataset": "none"}
+    assert error_of(**options) == (
+        "--teacher_reduction weighted takes 2 --teacher_weights, found 0: give one for each teacher"
+    )
+    assert error_of(**options, teacher_weights="1 -1") == (
+        "--teacher_weights must be positive and finite, got [1.0, -1.0]"
+    )
+
+
+# Real text and tokenizers
+
+
+LONGEST = 900  # characters: fits both contexts
+LENGTH = 512
+
+
+@pytest.fixture(scope="module")
+def texts(shared_dir: Path) -> list[str]:
+    """Short documents of GSM8K and PlanetMath."""
+
+    def read(name: str) -> Iterator[str]:
+        with open(shared_dir / "data" / "corpora" / f"{name}.jsonl", encoding="utf-8") as lines:
+            yield from (t for t in (json.loads(line)["text"] for line in lines) if len(t) < LONGEST)
+
+    return [*islice(read("gsm8k_train"), 12), *islice(read("planetmath"), 3)]
+
+
+@pytest.fixture(scope="module")
+def real(
+    shared_dir: Path,
+    texts: list[str],
+    tiny_llama: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Place]:
+    """`real(student, teacher)`: tiny models with the vocabularies of real ones."""
+    root = tmp_path_factory.mktemp("models")
+
+    def model(name: str) -> Path:
+        if not (root / name).exists():
+            tokenizer = shared_dir / "tokenizers" / name
+            words = json.loads((tokenizer / "config.json").read_text())["vocab_size"]
+            shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+            tiny = tiny_llama(words, len(name), **shape, max_position_embeddings=LENGTH)
+            with torch.no_grad():
+                for parameter in tiny.parameters():
+                    parameter.mul_(5)  # losses far from uniform
+            save_model(root / name, tokenizer, tiny)
+        return root / name
+
+    def build(student: str, teacher: str) -> Place:
+        place = Place(tmp_path_factory.mktemp("real"))
+        (place.root / "student").symlink_to(model(student))
+        (place.root / "teacher").symlink_to(model(teacher))
+        write_pages(place.root / "pages.jsonl", texts)
+        return place
+
+    return build
+
+
+@pytest.mark.parametrize("teacher", ["qwen2.5"])
+def test_stored_run_is_the_online_run_when_text_and_tokenizers_are_real(
+    real: Callable[..., Place], texts: list[str], teacher: str, tmp_path: Path
+) -> None:
+    place = real("tinyllama", teacher)
+    store = place.score()
+    rounded = in_float16(Store(store), texts, tmp_path / "float16").directory
+
+    def build(name: str, **changes: str) -> Any:
+        shape = {"max_length": str(LENGTH), "global_batch_tokens": str(2 * LENGTH)}
+        argv = place.argv(tmp_path / name, **shape, max_steps="2", **changes)
+        built = train.build(config.parse(argv))
+        assert built is not None
+        return built[0]
+
+    trainers = [build("online"), *(build(s.name, teacher_losses=str(s)) for s in (store, rounded))]
+    masks = [selected(trainer) for trainer in trainers]
+    assert torch.equal(masks[0], masks[1])
+    assert (masks[0] == masks[2]).double().mean() >= 0.999
+    assert 0.4 < masks[0].double().mean() < 0.5
+    online, stored = map(trained, trainers[:2])
+    assert_equal(stored, online)
+
+
+@pytest.mark.parametrize("student", ["tinyllama", "gpt2", "llama-3-8b"])
+def test_one_store_trains_students_of_any_tokenizer_when_text_is_real(
+    real: Callable[..., Place],
+    student: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    place = real(student, "qwen2.5")
+    store = tmp_path_factory.getbasetemp() / "qwen-store"
+    shutil.copytree(place.score(), store) if not store.exists() else None
+    (place.root / "teacher").unlink()
+    shape = {"max_length": "256", "global_batch_tokens": "512", "max_steps": "3"}
+    place.train(tmp_path / "run", logging_steps="1", teacher_losses=str(store), **shape)
+    assert "100.00% of the text tokens mapped" in capsys.readouterr().out
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    first, _, last = (log for log in state["log_history"] if "loss" in log)
+    assert last["selected_loss_nats"] < first["selected_loss_nats"]

@@ -1,0 +1,216 @@
+"""Losses of documents of any length: windows, batches, and vLLM's own way to the same numbers."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.machinery
+import random
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import vocagnolm.store.windows
+from vocagnolm.store.vllm import VLLMScorer
+from vocagnolm.store.windows import HFScorer, Window, windows
+
+VOCABULARY, START = 90, 1
+
+
+def test_scorer_doctests_run_when_read() -> None:
+    results = doctest.testmod(vocagnolm.store.windows)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@given(st.integers(0, 200), st.integers(3, 40), st.data())
+@example(0, 3, None)
+@example(200, 3, None)
+def test_windows_score_every_token_once_with_enough_context_when_lengths_are_any(
+    tokens: int, context: int, data: Any
+) -> None:
+    min_context = data.draw(st.integers(1, context - 2)) if data else 1
+    ids = list(range(100, 100 + tokens))  # all different, so that an id is a place
+    found = list(windows(7, ids, START, context, min_context))
+    scored: list[int] = []
+    for window in found:
+        assert window.document == 7
+        assert window.ids[0] == START
+        assert len(window.ids) <= context
+        text = window.ids[1:]
+        assert text == list(range(text[0], text[0] + len(text)))
+        before = len(text) - window.scored
+        assert window.scored >= 1
+        assert before >= min_context or text[0] == ids[0]
+        scored += text[before:]
+    assert scored == ids
+    # Not more than needed: each but the last one is full.
+    assert all(len(window.ids) == context for window in found[:-1])
+
+
+# Hugging Face models
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama: Callable[..., Any]) -> Any:
+    """Surprised differently by every token; read-only by agreement."""
+    return tiny_llama(VOCABULARY, initializer_range=0.3)
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Window]:
+    """Windows of many lengths, shuffled, with all or only the last tokens scored."""
+    rng = random.Random(0)
+    found = []
+    for number in range(40):
+        tokens = rng.choice([1, 1, 2, 3, 5, 8, 13, 40, 100])
+        ids = [START, *(rng.randrange(VOCABULARY) for _ in range(tokens))]
+        found.append(Window(number, ids, rng.choice([tokens, rng.randint(1, tokens)])))
+    return found
+
+
+def slow_losses(model: Any, window: Window) -> np.ndarray[Any, Any]:
+    """From the full logits of a window that is alone."""
+    ids = torch.tensor(window.ids)
+    with torch.no_grad():
+        logits = model(ids[None]).logits[0].double()
+    return F.cross_entropy(logits[:-1], ids[1:], reduction="none")[-window.scored :].numpy()
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 64, 300, 10_000])
+def test_hf_scorer_equals_cross_entropy_of_each_window_alone_when_they_share_batches(
+    model: Any, asked: list[Window], batch_tokens: int
+) -> None:
+    losses = HFScorer(model, batch_tokens).losses(asked)
+    assert len(losses) == len(asked)
+    for window, row in zip(asked, losses, strict=True):
+        assert row.dtype == np.float32
+        np.testing.assert_allclose(row, slow_losses(model, window), rtol=0, atol=1e-5)
+
+
+def test_hf_scorer_keeps_batches_within_the_tokens_when_it_can(
+    model: Any, asked: list[Window], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: list[tuple[int, int]] = []
+    scorer = HFScorer(model, 64)
+    inner = scorer._batch_losses
+
+    def watched(batch: Sequence[Window]) -> Any:
+        shapes.append((len(batch), max(len(window.ids) for window in batch)))
+        return inner(batch)
+
+    monkeypatch.setattr(scorer, "_batch_losses", watched)
+    scorer.losses(asked)
+    assert all(rows * length <= 64 or rows == 1 for rows, length in shapes)
+    assert max(rows for rows, _ in shapes) > 5
+    padded = sum(rows * length for rows, length in shapes)
+    assert padded < 1.3 * sum(len(window.ids) for window in asked)
+
+
+def test_losses_are_those_of_one_forward_pass_when_the_document_fits(model: Any) -> None:
+    ids = [random.Random(1).randrange(VOCABULARY) for _ in range(60)]
+    (window,) = windows(0, ids, START, 61, 5)
+    assert window == Window(0, [START, *ids], 60)
+    (row,) = HFScorer(model, 61).losses([window])
+    np.testing.assert_allclose(row, slow_losses(model, window), rtol=0, atol=1e-5)
+
+
+def test_hf_scorer_freezes_its_model_when_it_is_made(tiny_llama: Callable[..., Any]) -> None:
+    model = tiny_llama(VOCABULARY).train()
+    HFScorer(model, 1)
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+# vLLM
+
+
+@dataclass
+class SamplingParams:
+    """The fields of vLLM's class that are used; any other name is an error."""
+
+    temperature: float = 1.0
+    max_tokens: int = 16
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+
+
+@dataclass
+class LLM:
+    """vLLM's class, with the log-probabilities of a model of `transformers`."""
+
+    hf: Any
+    model: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    skip_tokenizer_init: bool = False
+    dtype: str = "auto"
+    tensor_parallel_size: int = 1
+    max_model_len: int | None = None
+    enable_prefix_caching: bool | None = None
+    calls: list[Any] = field(default_factory=list)
+
+    def generate(
+        self, prompts: Sequence[dict[str, Any]], params: SamplingParams, *, use_tqdm: bool = True
+    ) -> list[Any]:
+        assert not use_tqdm
+        assert (params.max_tokens, params.prompt_logprobs) == (1, 0)
+        assert not params.detokenize  # there is no tokenizer
+        assert self.enable_prefix_caching is False  # it would leave log-probabilities out
+        outputs = []
+        for prompt in prompts:
+            ids = prompt["prompt_token_ids"]
+            assert self.max_model_len is not None
+            assert len(ids) + params.max_tokens <= self.max_model_len
+            with torch.no_grad():
+                logprobs = self.hf(torch.tensor([ids])).logits[0].log_softmax(-1)
+            here = [
+                {token: SimpleNamespace(logprob=logprobs[at, token].item(), rank=1)}
+                for at, token in enumerate(ids[1:])
+            ]
+            outputs.append(SimpleNamespace(prompt_logprobs=[None, *here]))
+        return outputs
+
+
+@pytest.fixture
+def vllm(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
+    """Stands in for the package, and gives what was made of it."""
+    made: list[LLM] = []
+
+    def make(**options: Any) -> LLM:
+        made.append(LLM(model, **options))
+        return made[-1]
+
+    module = ModuleType("vllm")
+    module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
+    module.LLM, module.SamplingParams = make, SamplingParams  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    return made
+
+
+def test_vllm_scorer_gives_the_same_losses_when_the_model_is_the_same(
+    model: Any, asked: list[Window], vllm: list[LLM]
+) -> None:
+    context = max(len(window.ids) for window in asked)
+    found = VLLMScorer("name", context, "float32", "main").losses(asked)
+    assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == ("name", "main", "float32")
+    expected = HFScorer(model, 512).losses(asked)
+    for row, other in zip(found, expected, strict=True):
+        assert row.dtype == np.float32
+        np.testing.assert_allclose(row, other, rtol=0, atol=1e-5)
+
+
+def test_vllm_scorer_says_how_to_install_it_when_it_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
+    with pytest.raises(ValueError, match=r"pip install vllm.*--engine hf"):
+        VLLMScorer("name", 8, "float32")

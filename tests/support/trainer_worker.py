@@ -1,0 +1,111 @@
+"""One of several gloo processes: runs jobs of tests and saves the student's parameters.
+
+python tests/support/forked_job.py tests/support/trainer_worker.py DIR 2
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import yaml
+from accelerate import ParallelismConfig, PartialState
+from accelerate.utils import DistributedType
+from held_memory import measure_runs
+from methods_world import World
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from world import make_blocks, make_trainer
+
+import train
+
+
+def run_job(directory: Path, number: int, job: dict) -> None:
+    world_size, where = int(os.environ["WORLD_SIZE"]), directory / job.get("models", "")
+    tokenizers = [
+        AutoTokenizer.from_pretrained(job[f"{role}_tokenizer"]) for role in ("student", "teacher")
+    ]
+    models = [
+        AutoModelForCausalLM.from_pretrained(where / role, dtype=torch.float64)
+        for role in ("student", "teacher", "reference")
+        if (where / role).exists()
+    ]
+    texts = json.loads((directory / "texts.json").read_text())
+    sharding: dict[str, Any] = {}
+    if job["fsdp"]:
+        sharding = {"fsdp": True, "fsdp_config": {"version": 2}}
+    if job.get("replicas"):
+        size = world_size // job["replicas"]
+        sharding["parallelism_config"] = ParallelismConfig(
+            dp_replicate_size=job["replicas"], dp_shard_size=size
+        )
+    training = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4 // world_size,
+        "use_cpu": not job["fsdp"],
+        **job["training"],
+        **sharding,
+    }
+    out, blocks = directory / f"out{number}", make_blocks(texts, *tokenizers)
+    if "method" in job:
+        trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
+    else:
+        if job["options"]["method"] != "vocagnolm":
+            models[1] = None
+        trainer = make_trainer(out, blocks, *models, options=job["options"], **training)
+    assert trainer.accelerator.num_processes == world_size
+    assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
+    trainer.train()
+    if job["training"].get("bf16"):
+        losses = trainer._student_losses(
+            trainer.model_wrapped, next(iter(trainer.get_train_dataloader()))
+        )
+        assert not torch.equal(losses, losses.bfloat16().float()), "losses are rounded to bfloat16"
+        policy = trainer.model_wrapped._get_fsdp_state()._mp_policy
+        assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if "method" not in job:
+        state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
+    if trainer.accelerator.is_main_process:
+        torch.save(state, directory / f"{number}.pt")
+
+
+def fsdp_environment(path: str) -> dict[str, str]:
+    """What `accelerate launch --config_file` tells its processes."""
+    settings = yaml.safe_load(Path(path).read_text())["fsdp_config"]
+    environment = {name.upper(): str(value) for name, value in settings.items()}
+    return {"ACCELERATE_USE_FSDP": "true", **environment}
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    jobs = json.loads((directory / "jobs.json").read_text())
+    measure_runs()
+    for number, job in enumerate(jobs):
+        if job["fsdp"]:
+            # The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself.
+            os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+            PartialState._reset_state()
+            transformers.training_args.is_torch_bf16_gpu_available = lambda: True
+            PartialState._prepare_backend = lambda self, *a, **k: (
+                "gloo",
+                DistributedType.MULTI_GPU,
+            )
+        if "argv" in job:
+            if job["fsdp"]:
+                os.environ |= fsdp_environment(job["accelerate_config"])
+            assert train.main(job["argv"]) == 0
+        else:
+            run_job(directory, number, job)
+    torch.distributed.destroy_process_group()
+    # One exit in about twenty would abort in gloo's threads, with all the work done.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

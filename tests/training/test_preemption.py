@@ -1,0 +1,29 @@
+"""Signals reach who is meant by them."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from vocagnolm.training.preemption import SCHEDULERS, handling
+
+
+def end_of_child(number: signal.Signals, told: list[str]) -> int:
+    """How a forked process ends that gets a signal: 0 if it passed over it."""
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(number)
+        os._exit(len(told))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_processes_do_not_take_signals_for_their_parent() -> None:
+    told: list[str] = []
+    with handling(SCHEDULERS, told.append):
+        assert end_of_child(signal.SIGUSR1, told) == 0
+        assert end_of_child(signal.SIGTERM, told) == -signal.SIGTERM  # by which pools end them
+        signal.raise_signal(signal.SIGUSR1)
+    assert told == ["SIGUSR1"]

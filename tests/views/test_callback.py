@@ -1,0 +1,211 @@
+"""The guidance view during training: it looks, and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
+
+from vocagnolm.data import student_reader, teacher_reader
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.views.callback import GuidanceTable
+from vocagnolm.views.view import Sample, ViewSettings, load_sample, read_views, view_rows
+
+SETTINGS = ViewSettings("s", "t", "vocagnolm", 0.4, "max", "include", "each block")
+
+
+@pytest.fixture(scope="module")
+def world(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Blocks, Sample]:
+    """Blocks to train on, and a sample of two of them."""
+    texts = [*training_texts[:40], "Q.E.D.", "x = 1", "12"]  # short ones share a block
+    segments = make_segments(texts, student_tokenizer, teacher_tokenizer).rows
+    blocks = Blocks(segments, MAX_LENGTH, TEACHER_CONTEXT)
+    corpus = datasets.Dataset.from_dict({"text": texts})
+    readers = (
+        student_reader(student_tokenizer, MAX_LENGTH),
+        teacher_reader(teacher_tokenizer, TEACHER_CONTEXT),
+    )
+    numbers = sorted(range(len(blocks)), key=lambda block: -len(blocks.segments(block)))[:2]
+    collate = PackedCollator(MAX_LENGTH)
+    return blocks, load_sample(blocks, numbers, collate, segments, corpus, readers)
+
+
+@pytest.fixture
+def pair(
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Any, Any]:
+    def with_dropout(*args: Any, **kwargs: Any) -> Any:
+        return tiny_llama(*args, attention_dropout=0.2, **kwargs)
+
+    return make_models(with_dropout, student_tokenizer, teacher_tokenizer)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "guidance").iterdir())
+
+
+def test_run_has_the_same_weights_when_it_is_looked_at(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    blocks, sample = world
+    logs, weights = [], []
+    for steps in (None, 1):
+        student, teacher = map(copy.deepcopy, pair)
+        trainer = make_trainer(tmp_path, blocks, student, teacher)
+        if steps:
+            trainer.add_callback(GuidanceTable(trainer, sample, steps, tmp_path, SETTINGS))
+        trainer.train()
+        weights.append(student.state_dict())
+        logs.append(
+            [{k: v for k, v in row.items() if "_loss" in k} for row in trainer.state.log_history]
+        )
+        assert student.training
+    assert logs[0] == logs[1]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_dropout_matters_when_the_test_above_trusts_it(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    weights = []
+    for dropout in (0.2, 0.0):
+        student, teacher = map(copy.deepcopy, pair)
+        for layer in student.model.layers:
+            layer.self_attn.attention_dropout = dropout
+        make_trainer(tmp_path, world[0], student, teacher).train()
+        weights.append(student.lm_head.weight)
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(2, [0, 2, 4, 5]), (5, [0, 5]), (100, [0, 5]), (1, range(6))]
+)
+def test_views_are_written_at_the_steps_when_training(
+    steps: int,
+    expected: list[int],
+    world: tuple[Blocks, Sample],
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+) -> None:
+    trainer = make_trainer(tmp_path, world[0], *pair, max_steps=5)
+    trainer.add_callback(GuidanceTable(trainer, world[1], steps, tmp_path, SETTINGS))
+    trainer.train()
+    names = [f"step-{step:06}.{kind}" for step in expected for kind in ("html", "json")]
+    assert files(tmp_path) == names
+    for step in expected:
+        view = read_views(tmp_path / "guidance" / f"step-{step:06}.json")
+        assert view.settings.step == step
+
+
+def test_view_is_the_trainers_when_training_has_ended(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    blocks, sample = world
+    trainer = make_trainer(tmp_path, blocks, *pair)
+    trainer.add_callback(GuidanceTable(trainer, sample, 100, tmp_path, SETTINGS))
+    trainer.train()
+    before, after = (read_views(tmp_path / "guidance" / f"step-{step:06}.json") for step in (0, 3))
+    guidance = trainer.token_guidance(sample.batch)
+    assert after.texts == view_rows(sample.batch, guidance, sample.rows)
+    assert before.texts != after.texts
+    assert len(after.texts) > 2, "no block has several texts"
+    assert {text.block for text in after.texts} == set(sample.batch["block"].tolist())
+    student = [t.student_loss_nats for t in after.tokens if t.student_loss_nats is not None]
+    assert sum(student) == pytest.approx(guidance.student_loss_BS.sum().item(), rel=1e-5)
+    trained = sum(token.is_trained for token in after.tokens)
+    assert trained == guidance.weight_BS.sum().item()
+
+
+class FakeWandb:
+    """What the callback needs of `wandb`."""
+
+    def __init__(self, run: object):
+        self.run = run
+        self.logged: list[dict[str, Any]] = []
+
+    def log(self, content: dict[str, Any], **options: Any) -> None:
+        assert not options, "wandb's own step is not ours to move"
+        self.logged.append(content)
+
+    @staticmethod
+    def Table(columns: list[str], data: list[list[Any]]) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(columns=columns, data=data)
+
+
+@pytest.mark.parametrize(
+    ("reports", "runs", "tables"),
+    [(["wandb"], True, 4), (["wandb"], False, 0), ([], True, 0), (["tensorboard"], True, 0)],
+)
+def test_table_is_logged_when_a_run_reports_to_wandb(
+    reports: list[str],
+    runs: bool,
+    tables: int,
+    world: tuple[Blocks, Sample],
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wandb = FakeWandb(object() if runs else None)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    trainer = make_trainer(tmp_path, world[0], *pair)
+    trainer.args.report_to = reports  # after Trainer has made its own reporters
+    trainer.add_callback(GuidanceTable(trainer, world[1], 1, tmp_path, SETTINGS))
+    trainer.train()
+    assert [row["train/global_step"] for row in wandb.logged] == list(range(tables))
+    for row in wandb.logged:
+        table, view = (
+            row["guidance"],
+            read_views(tmp_path / "guidance" / f"step-{row['train/global_step']:06}.json"),
+        )
+        assert table.columns == [
+            *("token", "status", "student loss", "teacher loss", "excess", "teacher pieces")
+        ]
+        assert [cells[1] for cells in table.data] == [token.status for token in view.tokens]
+        assert [cells[2] for cells in table.data] == [t.student_loss_nats for t in view.tokens]
+        assert {len(cells) for cells in table.data} == {6}
+
+
+def test_process_computes_and_writes_nothing_when_it_is_not_the_main_one(
+    world: tuple[Blocks, Sample], tmp_path: Path
+) -> None:
+    calls = []
+    trainer: Any = SimpleNamespace(token_guidance=calls.append)
+    table = GuidanceTable(trainer, world[1], 1, tmp_path, SETTINGS)
+    state = TrainerState(is_world_process_zero=False, max_steps=9)
+    arguments: Any = SimpleNamespace(report_to=["wandb"])
+    table.on_train_begin(arguments, state, TrainerControl())
+    state.global_step = 1
+    table.on_step_end(arguments, state, TrainerControl())
+    assert calls == [world[1].batch] * 2
+    assert not (tmp_path / "guidance").exists()
+
+
+def test_resumed_run_shows_no_first_view_when_it_begins(
+    world: tuple[Blocks, Sample], tmp_path: Path
+) -> None:
+    trainer: Any = SimpleNamespace(token_guidance=lambda batch: pytest.fail("shown"))
+    table = GuidanceTable(trainer, world[1], 2, tmp_path, SETTINGS)
+    state = TrainerState(global_step=3, max_steps=9)
+    table.on_train_begin(SimpleNamespace(report_to=[]), state, TrainerControl())  # type: ignore[arg-type]
+
+
+def test_callback_refuses_steps_when_there_are_none(
+    world: tuple[Blocks, Sample], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="--guidance_table_steps must be at least 1, got 0"):
+        GuidanceTable(SimpleNamespace(), world[1], 0, tmp_path, SETTINGS)  # type: ignore[arg-type]

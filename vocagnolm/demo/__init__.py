@@ -1,0 +1,1 @@
+"""The embedded world of `make demo`."""

@@ -1,0 +1,317 @@
+"""Greedy completions from a model of `transformers`, without its usual waste.
+
+Few-shot prompts share most of their tokens, and completions end at very different lengths. So the
+shared tokens are read once and their keys and values handed to every batch; a batch ends when half
+of its rows are finished, and the others go on later, in a full batch again.
+
+Rows are `[shared prefix][padding][own tokens]`: the padding is masked, and as positions follow the
+mask, a row's tokens have the positions that they have alone.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from vocagnolm.evaluation.engines.generation import (
+    Completion,
+    Decoding,
+    GeneratedTokens,
+    context_length,
+    end_of_text_ids,
+    shared_length,
+)
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_POSITIONS_FROM_MASK = {"bloom", "mpt"}  # without position ids, and right beside left padding
+_WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}  # rotations that depend on no table
+
+_TOO_LARGE = (
+    "a batch of one prompt does not fit into memory: use a smaller model, a narrower dtype, fewer "
+    "examples in the prompt or a device with more memory"
+)
+
+
+class WaitingRows(Generic[T]):
+    """Which rows run next: a full batch whenever there are enough, fresh or begun.
+
+    Args:
+        fresh: rows that have not begun, in the order in which they are to.
+    """
+
+    def __init__(self, fresh: Sequence[T]):
+        self._fresh = deque(fresh)
+        self._begun: deque[T] = deque()
+
+    def take(self, size: int) -> list[T]:
+        """Up to `size` rows: begun ones if they fill a batch, else fresh ones first."""
+        if len(self._begun) >= size:
+            return [self._begun.popleft() for _ in range(size)]
+        n_fresh = min(size, len(self._fresh))
+        n_begun = min(size - n_fresh, len(self._begun))
+        return [
+            *(self._fresh.popleft() for _ in range(n_fresh)),
+            *(self._begun.popleft() for _ in range(n_begun)),
+        ]
+
+    def put_back(self, rows: Sequence[T]) -> None:
+        """Let rows wait for their next batch."""
+        self._begun.extend(rows)
+
+
+class HFEngine:
+    """Completes prompts with a causal language model of `transformers`.
+
+    Args:
+        model: on the device where it is to run; it is put into evaluation mode.
+        tokenizer: its tokenizer.
+        batch_size: rows of a batch; halved for good when they do not fit into memory.
+
+    Raises:
+        ValueError: the model keeps something else than keys and values of its tokens, or has no
+            positions that padding leaves alone.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, batch_size: int):
+        if batch_size < 1:
+            raise ValueError(f"the batch size is {batch_size}: give 1 or more rows")
+        _check_servable(model)
+        self.batch_size = batch_size
+        self._model: Any = model.eval()  # type: ignore[no-untyped-call]
+        self._tokenizer = tokenizer
+        self._eos_ids = end_of_text_ids(model.generation_config, tokenizer)
+        logging.getLogger("transformers.generation.stopping_criteria").addFilter(_is_no_reminder)
+
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        """Give completions as they finish; see `vocagnolm.evaluation.engines.generation.Engine`.
+
+        Raises:
+            ValueError: at once, if a prompt does not fit into the context, or the tokenizer is
+                another model's; later, if one row does not fit into memory.
+        """
+        context = context_length(self._model.config)
+        decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, self._eos_ids)
+        encoded = decoding.encode(prompts)
+        self._check_ids(encoded)
+        rows = [
+            _Row(index, ids, decoding.cap(len(ids)), GeneratedTokens(decoding))
+            for index, ids in enumerate(encoded)
+        ]
+        return self._run(rows, decoding)
+
+    def _check_ids(self, encoded: list[list[int]]) -> None:
+        known = self._model.get_input_embeddings().weight.shape[0]
+        largest = max((max(ids) for ids in encoded), default=0)
+        if largest >= known:
+            raise ValueError(
+                f"the tokenizer gives the id {largest}, and the model has embeddings for {known}: "
+                "it belongs to another model"
+            )
+
+    def _run(self, rows: list[_Row], decoding: Decoding) -> Iterator[list[Completion]]:
+        if not rows:
+            return
+        rows.sort(key=lambda row: -len(row.prompt))  # what does not fit into memory shows at once
+        try:
+            prefix = self._read_prefix(rows)
+        except torch.OutOfMemoryError as error:
+            raise ValueError(_TOO_LARGE) from error
+        waiting = WaitingRows(rows)
+        while batch := waiting.take(self.batch_size):
+            fits = self._advance(batch, prefix, decoding)
+            waiting.put_back([row for row in batch if not row.finished])
+            if not fits:
+                self._shrink(len(batch))
+            finished = [row for row in batch if row.finished]
+            if finished:
+                yield [
+                    decoding.completion(row.index, len(row.prompt), row.new.ids) for row in finished
+                ]
+
+    @torch.inference_mode()
+    def _read_prefix(self, rows: list[_Row]) -> _Prefix:
+        """Read the tokens with which all prompts begin, always less than a whole prompt."""
+        cache = DynamicCache(config=self._model.config)
+        prompts = [row.prompt for row in rows]
+        shared: list[int] = []
+        # A row that is nearly done may wait for one that has just begun.
+        places = max(len(row.prompt) + row.cap for row in rows) + max(row.cap for row in rows)
+        if _can_pad_inside(self._model, places):
+            shared = prompts[0][: min(shared_length(prompts), min(map(len, prompts)) - 1)]
+        if shared:
+            input_ids = torch.tensor([shared], device=self._model.device)
+            # The body alone: logits of all these tokens are worth nothing, and large.
+            self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
+        return _Prefix(shared, cache)
+
+    def _advance(self, batch: list[_Row], prefix: _Prefix, decoding: Decoding) -> bool:
+        """Continue rows until half of them are finished; False if memory ran out on the way."""
+        try:
+            self._continue(batch, prefix, decoding)
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    @torch.inference_mode()
+    def _continue(self, batch: list[_Row], prefix: _Prefix, decoding: Decoding) -> None:
+        device, n_shared = self._model.device, len(prefix.ids)
+        own = [[*row.prompt[n_shared:], *row.new.ids] for row in batch]
+        width = max(map(len, own))
+        padding = [width - len(ids) for ids in own]
+        input_ids = [[*prefix.ids, *[0] * pad, *ids] for pad, ids in zip(padding, own, strict=True)]
+        mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad)] for pad in padding]
+        cache = copy.deepcopy(prefix.cache)
+        cache.batch_repeat_interleave(len(batch))
+        steps = max(row.room() for row in batch)
+        if decoding.context is not None and _positions_are_bounded(self._model.config):
+            # Finished rows are carried along, and must find a position for what they write.
+            steps = min(steps, decoding.context - n_shared - width)
+        with _plain_generation_config(self._model):
+            self._model.generate(
+                input_ids=torch.tensor(input_ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                past_key_values=cache,
+                generation_config=_greedy(max_new_tokens=steps),
+                stopping_criteria=StoppingCriteriaList(
+                    [_HalfFinished(batch, decoding.eos_ids, device)]
+                ),
+            )
+
+    def _shrink(self, n_rows: int) -> None:
+        """Go on with half the rows that did not fit into memory."""
+        if n_rows == 1:
+            raise ValueError(_TOO_LARGE)
+        self.batch_size = n_rows // 2
+        logger.warning(
+            "out of memory with %d rows: continuing with batches of %d", n_rows, self.batch_size
+        )
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+@dataclass
+class _Row:
+    """A prompt and what has been generated of its completion."""
+
+    index: int
+    prompt: list[int]
+    cap: int
+    new: GeneratedTokens
+    finished: bool = False
+
+    def room(self) -> int:
+        """How many tokens it may still get."""
+        return self.cap - len(self.new.ids)
+
+    def append(self, token: int, eos_ids: frozenset[int]) -> None:
+        """Add a token, which may finish the row."""
+        has_stop = self.new.append(token)
+        self.finished = has_stop or token in eos_ids or not self.room()
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """Tokens with which all prompts begin, and the keys and values they leave in one row."""
+
+    ids: list[int]
+    cache: DynamicCache
+
+
+class _HalfFinished(StoppingCriteria):
+    """Hands new tokens to their rows, and ends the batch when half of the rows are finished."""
+
+    def __init__(self, rows: list[_Row], eos_ids: frozenset[int], device: torch.device):
+        self._rows = rows
+        self._eos_ids = eos_ids
+        self._go_on = torch.zeros(len(rows), dtype=torch.bool, device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        for row, token in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
+            if not row.finished:
+                row.append(token, self._eos_ids)
+        n_finished = sum(row.finished for row in self._rows)
+        return ~self._go_on if 2 * n_finished >= len(self._rows) else self._go_on
+
+
+def _greedy(**settings: Any) -> GenerationConfig:
+    return GenerationConfig(do_sample=False, **settings)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _plain_generation_config(model: Any) -> Iterator[None]:
+    """Take away the model's own defaults, with which `generate` fills in what it is not told."""
+    own = model.generation_config
+    model.generation_config = _greedy()
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def _check_servable(model: PreTrainedModel) -> None:
+    name, config = type(model).__name__, model.config
+    if config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder, which continues no prompt: give a causal language model"
+        )
+    takes = inspect.signature(model.forward).parameters
+    caches_tokens = not getattr(model, "_is_stateful", False) and "past_key_values" in takes
+    if caches_tokens:
+        layers = DynamicCache(config=config).layers
+        caches_tokens = all(type(x) in (DynamicLayer, DynamicSlidingWindowLayer) for x in layers)
+    if not caches_tokens:
+        raise ValueError(
+            f"{name} keeps something else than the keys and values of its tokens, which cannot be "
+            "shared between prompts: use --engine vllm"
+        )
+    if "position_ids" not in takes and config.model_type not in _POSITIONS_FROM_MASK:
+        raise ValueError(
+            f"{name} takes no position ids, so that padding would move its tokens: use --engine "
+            "vllm"
+        )
+
+
+def _can_pad_inside(model: Any, places: int) -> bool:
+    """Whether padding may stand behind a shared prefix without moving it away from what follows.
+
+    Not where distances are counted in places, padding included: ALiBi as in MPT, and windows of
+    attention that a batch of so many places outgrows. Padding in front of everything is right for
+    those.
+    """
+    config = model.config.get_text_config()
+    layers = DynamicCache(config=config).layers
+    windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]
+    if "local" in getattr(config, "attention_layers", ()):
+        windows.append(config.window_size)  # GPT-Neo
+    return config.model_type != "mpt" and places <= min(windows, default=places)
+
+
+def _positions_are_bounded(config: Any) -> bool:
+    """Whether a position past the context is an error, or changes the rotation of other rows."""
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    return rope.get("rope_type") not in _WITHOUT_BOUND
+
+
+def _is_no_reminder(record: logging.LogRecord) -> bool:
+    """Keeps out a warning about the length of batches, whose padding is no token of any row."""
+    return "friendly reminder" not in record.getMessage()

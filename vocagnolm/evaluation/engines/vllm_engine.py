@@ -1,0 +1,127 @@
+"""Greedy completions from vLLM, the engine behind the published numbers; an optional package.
+
+The rules of `vocagnolm.evaluation.engines.generation` are handed to vLLM as sampling parameters, and
+its token ids are decoded and cut here, as those of every engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoConfig, GenerationConfig
+
+from vocagnolm.evaluation.engines.generation import (
+    Completion,
+    Decoding,
+    context_length,
+    end_of_text_ids,
+)
+
+LONGEST_CONTEXT = 8192  # vLLM reserves room for one such text; prompts take a quarter of it
+_GROUP = 512  # prompts: enough to keep the engine busy, few enough to be written early
+
+
+class VLLMEngine:
+    """Completes prompts with vLLM.
+
+    Args:
+        model_name: a directory or a name on the hub.
+        tokenizer: its tokenizer, of `transformers`.
+        dtype: "bfloat16", "float16", "float32", or "auto" for that of the checkpoint.
+        revision: of the model and the tokenizer on the hub.
+        trust_remote_code: run the code that comes with the model.
+
+    Raises:
+        ValueError: vLLM is not installed.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        tokenizer: Any,
+        dtype: str = "auto",
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ):
+        try:
+            self._vllm: Any = importlib.import_module("vllm")
+        except ImportError as error:
+            raise ValueError(
+                f"the engine vllm cannot be imported ({error}): install it with `pip install vllm`"
+                ", or use --engine hf"
+            ) from error
+        config = AutoConfig.from_pretrained(
+            model_name, revision=revision, trust_remote_code=trust_remote_code
+        )
+        self._tokenizer = tokenizer
+        self._context = min(context_length(config) or LONGEST_CONTEXT, LONGEST_CONTEXT)
+        self._eos_ids = end_of_text_ids(_generation_config(model_name, config, revision), tokenizer)
+        try:
+            self._llm = self._vllm.LLM(
+                model=model_name,
+                tokenizer=tokenizer.name_or_path or model_name,
+                revision=revision,
+                tokenizer_revision=revision,
+                trust_remote_code=trust_remote_code,
+                dtype=dtype,
+                tensor_parallel_size=max(1, torch.cuda.device_count()),  # as the harness
+                seed=0,
+                max_model_len=self._context,
+                enable_prefix_caching=True,
+                generation_config="vllm",  # not the model's, which may sample
+            )
+        except RuntimeError as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            raise ValueError(f"--engine vllm cannot load {model_name}: {why}") from error
+
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        """Give completions as they finish; see `vocagnolm.evaluation.engines.generation.Engine`.
+
+        Raises:
+            ValueError: at once, if a prompt does not fit into the context.
+        """
+        decoding = Decoding(
+            self._tokenizer, tuple(stops), max_new_tokens, self._context, self._eos_ids
+        )
+        return self._run(decoding.encode(prompts), decoding)
+
+    def _run(self, prompt_ids: list[list[int]], decoding: Decoding) -> Iterator[list[Completion]]:
+        for first in range(0, len(prompt_ids), _GROUP):
+            group = prompt_ids[first : first + _GROUP]
+            outputs = self._llm.generate(
+                [{"prompt_token_ids": ids} for ids in group],
+                [self._sampling_params(len(ids), decoding) for ids in group],
+                use_tqdm=False,
+            )
+            yield [
+                decoding.completion(first + offset, len(ids), list(output.outputs[0].token_ids))
+                for offset, (ids, output) in enumerate(zip(group, outputs, strict=True))
+            ]
+
+    def _sampling_params(self, n_prompt_tokens: int, decoding: Decoding) -> Any:
+        return self._vllm.SamplingParams(
+            n=1,
+            temperature=0.0,
+            top_p=1.0,
+            seed=0,
+            max_tokens=decoding.cap(n_prompt_tokens),
+            stop=list(decoding.stops),
+            stop_token_ids=sorted(decoding.eos_ids),
+            skip_special_tokens=True,
+        )
+
+
+def _generation_config(model_name: str, config: Any, revision: str | None) -> GenerationConfig:
+    """The model's generation config, made from its configuration where it has no file of its own.
+
+    That is what `transformers` does when it loads a model.
+    """
+    try:
+        return GenerationConfig.from_pretrained(model_name, revision=revision or "main")
+    except OSError:
+        return GenerationConfig.from_model_config(config)

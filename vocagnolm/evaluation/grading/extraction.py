@@ -1,0 +1,78 @@
+"""What a model's output gives as its answer: the harness's rules, in the harness's order.
+
+The reference is `extract_answer` and `run_execute` of ZubinGou/math-evaluation-harness at db77bc6.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from vocagnolm.evaluation.grading.normalization import strip_string
+
+AnswerKind = Literal["free", "letter", "marked"]
+NO_LETTER = "placeholder"  # the harness's word for an output without a letter
+_LETTER = re.compile(r"answer is \(?([abcde])")
+_NUMBER = re.compile(r"-?\d*\.?\d+")
+
+
+def extract(kind: AnswerKind, output: str) -> str | None:
+    r"""The normalised answer of an output.
+
+    Args:
+        kind: "free" for numbers and formulas, "letter" for multiple choice, "marked" for what
+            stands behind `####` in the first line (the demo).
+        output: the text after the stop cut.
+
+    Returns:
+        The prediction, `""` or `"placeholder"` where none is found; None where there is no output.
+
+    >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
+    ('4', 'B')
+    """
+    if not output or output == "error":
+        return None
+    find = {"free": _free_answer, "letter": _letter, "marked": _marked}[kind]
+    return strip_string(strip_string(find(output)))
+
+
+def _letter(output: str) -> str:
+    """The first letter after "answer is"; "answer is because" gives B."""
+    text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
+    found = _LETTER.search(text)
+    return found[1].upper() if found else NO_LETTER
+
+
+def _marked(output: str) -> str:
+    words = output.split("\n")[0].partition("####")[2].split()
+    return words[0] if words else ""
+
+
+def _free_answer(output: str) -> str:
+    answer = re.sub(r"\n\s*", "", _answer_span(output)).removeprefix(":")
+    return answer.removesuffix(".").removesuffix("/")
+
+
+def _answer_span(output: str) -> str:
+    """The part of an output that the first rule which applies takes for the answer."""
+    if "final answer is $" in output and "$. I hope" in output:
+        return output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
+    if "boxed" in output:
+        return _boxed(output.rpartition("boxed")[2])
+    for phrase in ("he answer is", "final answer is"):
+        if phrase in output:
+            return output.rpartition(phrase)[2].strip()
+    numbers = _NUMBER.findall(output.replace(",", ""))
+    return numbers[-1] if numbers else ""
+
+
+def _boxed(text: str) -> str:
+    """What stands in the braces that open `text`, to its end where they never close."""
+    if not text.startswith("{"):
+        return text.partition("$")[0].strip()
+    depth = 0
+    for brace in re.finditer(r"[{}]", text):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[1 : brace.start()]
+    return text[1:]

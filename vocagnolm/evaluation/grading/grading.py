@@ -1,0 +1,166 @@
+"""Grading by processes that can be killed: any text gets a verdict in bounded time and memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vocagnolm.evaluation.grading.extraction import AnswerKind
+
+_ROOT = Path(__file__).resolve().parents[3]
+WALL_LIMIT_S = 20.0  # for a worker that waits instead of working; processor time ends it sooner
+START_LIMIT_S = 120.0  # a cold disk
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the graders say of one output.
+
+    Attributes:
+        prediction: the answer, normalised; None where there is no output, or none in time.
+        correct: the harness's verdict.
+        decided_by: "choice" (letters), "string", "numeric", "empty", "symbolic", or what kept it
+            from an answer: "timeout", "crash" (of the worker, for lack of memory for example).
+        math_verify: the second opinion; None for letters, and where there was none in time.
+    """
+
+    prediction: str | None
+    correct: bool
+    decided_by: str
+    math_verify: bool | None
+
+
+class Grader:
+    """A pool of workers. Use as a context manager; nothing runs before it is entered."""
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = workers or min(8, os.cpu_count() or 1)
+
+    def __enter__(self) -> Grader:
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in [_Worker() for _ in range(self.workers)]:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(self.workers)
+        return self
+
+    def __exit__(
+        self,
+        exception: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        while not self._idle.empty():
+            self._idle.get().stop()
+
+    def grade(
+        self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
+    ) -> Iterator[Verdict]:
+        """Verdicts on (output, gold) pairs, in their order; kind None: (prediction, gold)."""
+        return self._threads.map(lambda answer: self._grade(kind, *answer), answers)
+
+    def _grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
+        worker = self._idle.get()
+        try:
+            return worker.grade(kind, output, gold)
+        finally:
+            self._idle.put(worker)
+
+
+class _Worker:
+    """One process at a time, a new one after each death."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd=_ROOT,  # where `-m` looks first: for this very package
+            start_new_session=True,  # an interrupt is for us
+        )
+        self._received = b""
+        self._ready = False
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
+        if self._process.poll() is not None:  # it ended while it had nothing to do
+            self._replace()
+        if not self._ready:
+            self._wait_until_ready()
+        replies: list[Any] = []
+        ended = ""
+        try:
+            self._send(json.dumps([kind, output, gold]).encode() + b"\n")
+            while len(replies) < 3:
+                replies.append(self._receive(WALL_LIMIT_S))
+        except _WorkerDiedError as error:
+            ended = "timeout" if self._replace() == -signal.SIGPROF else str(error)
+        missing: list[Any] = [None, (False, ended), None]
+        prediction, (correct, decided_by), math_verify = replies + missing[len(replies) :]
+        return Verdict(prediction, correct, decided_by, math_verify)
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        rest = memoryview(line)
+        try:
+            while rest:  # a signal may end a write in the middle
+                rest = rest[self._process.stdin.write(rest) :]
+        except BrokenPipeError as error:
+            raise _WorkerDiedError("crash") from error
+
+    def _receive(self, limit: float) -> Any:
+        """The next reply, in at most `limit` seconds."""
+        assert self._process.stdout is not None
+        deadline = time.monotonic() + limit
+        while b"\n" not in self._received:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self._process.stdout], [], [], left)[0]:
+                self._process.kill()
+                raise _WorkerDiedError("timeout")
+            received = self._process.stdout.read(1 << 20)
+            if not received:
+                raise _WorkerDiedError("crash")
+            self._received += received
+        line, _, self._received = self._received.partition(b"\n")
+        return json.loads(line)
+
+    def _wait_until_ready(self) -> None:
+        try:
+            self._receive(START_LIMIT_S)
+        except _WorkerDiedError:
+            raise ValueError(
+                "expected a grading worker, found that it does not start: "
+                "`python -m vocagnolm.evaluation.grading.worker` says why"
+            ) from None
+        self._ready = True
+
+    def _replace(self) -> int:
+        """Start another process; the status of the last one, which its limit ends by SIGPROF."""
+        status = self._process.wait()
+        self._process.communicate()
+        self._start()
+        return status
+
+
+class _WorkerDiedError(Exception):
+    """The worker ended, or had to be ended, before it replied."""

@@ -1,0 +1,68 @@
+"""A teacher that no single device holds: its weights sharded over the devices of a machine.
+
+Not over all machines: the weights are gathered again for every forward pass, and between machines
+that takes about as long as the pass itself (15 GB for a 7B teacher).
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from transformers import PreTrainedModel
+
+from vocagnolm.models.speed import decoder_layers
+from vocagnolm.token_loss import add_token_losses
+
+
+def devices_of_a_machine() -> int:
+    """Processes of this machine, as the launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def require_several_devices() -> None:
+    """Refuse to spread a teacher over one device.
+
+    Raises:
+        ValueError: this machine has one process.
+    """
+    if devices_of_a_machine() < 2:
+        raise ValueError(
+            "--teacher_sharding node has no effect with one process on a machine: leave it out"
+        )
+
+
+def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Spread the weights of a frozen model over the processes of each machine, in place.
+
+    Every process must then call the model equally often, each with rows of its own. The losses are
+    those of the whole model, bit for bit; one layer is gathered at a time.
+
+    Args:
+        model: on the CPU, the same in all processes. It is put into eval mode and frozen.
+        device: where each process computes; its shard is moved there, layer by layer.
+
+    Raises:
+        ValueError: the processes are not as many on every machine, or the model has no layers.
+    """
+    mesh = _mesh(device)
+    model.train(False).requires_grad_(False)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    return add_token_losses(model)  # behind the sharding, so that its probe runs on the device
+
+
+def _mesh(device: torch.device) -> DeviceMesh:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    require_several_devices()
+    world, local = torch.distributed.get_world_size() if distributed else 1, devices_of_a_machine()
+    if world % local:
+        raise ValueError(
+            f"--teacher_sharding node needs as many processes on every machine: {world} processes "
+            f"cannot be {local} on each"
+        )
+    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=("node", "device"))
+    return mesh["device"]

@@ -1,0 +1,1 @@
+"""One training job: from the command line to a finished directory."""

@@ -1,0 +1,256 @@
+"""`vocagnolm export CHECKPOINT`: the student of a checkpoint, whole, for `from_pretrained`.
+
+    vocagnolm export runs/my-student/checkpoint-500
+    vocagnolm export runs/my-adapters --merge --dtype bfloat16 --output_dir my-student
+
+What FSDP has saved in pieces is put together by one process, without a GPU. Its index, a pickle, is
+read as PyTorch's distributed checkpoints always are: export checkpoints of your own only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from vocagnolm.host.files import ASIDE, read_json
+from vocagnolm.host.manifest import write_manifest
+from vocagnolm.host.settings import SETTINGS_FILE, run_of
+from vocagnolm.models.adapters import (
+    AdapterArguments,
+    lora_config,
+    merge_adapters,
+    read_adapter_config,
+)
+from vocagnolm.models.identity import revision_of
+from vocagnolm.models.source import ModelSource, is_adapter
+from vocagnolm.spans import load_tokenizer
+from vocagnolm.training import checkpoints, pieces
+
+_SHARD_SIZE = "5GB"  # safetensors holds a file twice while it is written
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and where.
+
+    Attributes:
+        directory: for `from_pretrained`.
+        parameters: of the model.
+        dtype: of its weights.
+        revision: "sha256:..." over the files, as evaluations of the model record it.
+    """
+
+    directory: Path
+    parameters: int
+    dtype: str
+    revision: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export one checkpoint and return the exit status: 0 done, 2 a wrong argument or file."""
+    parser = argparse.ArgumentParser(
+        prog="vocagnolm export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, help="A checkpoint of a run, or what a finished run has saved.")
+    add("--output_dir", type=Path, help="Default: beside the checkpoint, export-500 for step 500.")
+    add(
+        "--merge", action="store_true", help="Add adapters to the weights they were trained around."
+    )
+    add("--dtype", choices=("float32", "bfloat16"), default="float32")
+    add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
+    arguments = parser.parse_args(argv)
+    if not sys.stderr.isatty():
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        done = export(**vars(arguments))
+    except (ValueError, OSError, ImportError) as error:
+        say(f"vocagnolm export: error: {' '.join(str(error).split())}")
+        return 2
+    print(f"{done.directory}: {done.parameters:,} parameters in {done.dtype}, {done.revision}")
+    return 0
+
+
+def say(text: str) -> None:
+    """Print what is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def export(
+    checkpoint: Path,
+    output_dir: Path | None = None,
+    *,
+    merge: bool = False,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+    trust_remote_code: bool = False,
+) -> Exported:
+    """Write the whole model of a checkpoint, with its configuration and tokenizer, or nothing.
+
+    Args:
+        checkpoint: `checkpoint-N` of a run, from one process or from many, or the directory of a
+            finished run; what it does not hold itself comes from the student that `run.json` names.
+        output_dir: must be empty, or not be there.
+        merge: add adapters to the student's weights; only for adapters, and needed for them.
+        dtype: of the weights, which training keeps in float32.
+        trust_remote_code: run code of the student.
+
+    Raises:
+        ValueError: the checkpoint is damaged, or the options do not suit it.
+    """
+    checkpoint = checkpoint.resolve()
+    target = output_dir or checkpoint.with_name(
+        f"export-{checkpoint.name.removeprefix('checkpoint-')}"
+    )
+    source = _Source(checkpoint, trust_remote_code)
+    source.check(merge)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"--output_dir {target} is not empty: give another")
+    tokenizer = source.tokenizer()
+    say(f"reading {checkpoint}")
+    model = source.model().to(getattr(torch, dtype))  # one weight after the other
+    model.config.use_cache = True  # training turned it off; generation needs it
+    say(f"writing {target}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{ASIDE}")
+    try:
+        model.save_pretrained(aside, max_shard_size=_SHARD_SIZE)
+        tokenizer.save_pretrained(aside)
+        write_manifest(aside, {"exported_from": str(checkpoint), "dtype": dtype})
+        aside.rename(target)  # over an empty directory, too
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Exported(target, parameters, dtype, revision_of(str(target), None))
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A checkpoint, and what its run says of the student."""
+
+    checkpoint: Path
+    trust_remote_code: bool
+
+    def check(self, merge: bool) -> None:
+        """Refuse what is damaged, and `merge` for anything but adapters.
+
+        Raises:
+            ValueError: what is wrong, and what to do.
+        """
+        is_finished = checkpoints.is_finished(self.checkpoint)
+        if not is_finished and (fault := checkpoints.checkpoint_fault(self.checkpoint, say)):
+            raise ValueError(f"{self.checkpoint}: {fault}")
+        if self.is_adapted and not merge:
+            raise ValueError(
+                f"{self.checkpoint} holds adapters, which PEFT loads as they are: add --merge for "
+                "a whole model"
+            )
+        if merge and not self.is_adapted:
+            raise ValueError(f"--merge has no effect: {self.checkpoint} holds no adapters")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the run has written about itself; empty if it is not there."""
+        if found := run_of(self.checkpoint):
+            return found
+        for directory in (self.checkpoint, self.checkpoint.parent):
+            if (path := directory / SETTINGS_FILE).exists():
+                return read_json(path)
+        return {}
+
+    @property
+    def is_sharded(self) -> bool:
+        return pieces.is_sharded(self.checkpoint)
+
+    @property
+    def is_adapted(self) -> bool:
+        return is_adapter(self.checkpoint) or bool(
+            self.is_sharded and self.settings.get("use_peft", False)
+        )
+
+    @property
+    def student(self) -> ModelSource:
+        """The student that the run began with."""
+        settings = self.settings
+        if not settings and is_adapter(self.checkpoint):
+            adapters = read_adapter_config(self.checkpoint)
+            settings = {
+                "student": adapters.base_model_name_or_path,
+                "student_revision": adapters.revision,
+            }
+        if not settings.get("student"):
+            raise ValueError(
+                f"{self.checkpoint} does not say which student it is of: expected "
+                f"{SETTINGS_FILE} in it or beside it, as train.py writes it"
+            )
+        return ModelSource(
+            settings["student"],
+            "student",
+            settings.get("student_revision"),
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def tokenizer(self) -> Any:
+        """The checkpoint's own tokenizer, or the one that the run has used."""
+        place, revision = str(self.checkpoint), None
+        if not (self.checkpoint / "tokenizer_config.json").exists():
+            place, revision = self.student.name, self.student.revision
+            if elsewhere := self.settings.get("student_tokenizer"):
+                place, revision = elsewhere, None
+        trust = self.trust_remote_code
+        return load_tokenizer(place, "student", revision=revision, trust_remote_code=trust)
+
+    def model(self) -> Any:
+        """The trained model, in float32."""
+        if self.is_adapted:
+            model = self.student.load(torch.float32)
+            return merge_adapters(model, self._adapter_config(model), self._adapters())
+        if self.is_sharded:
+            return self._put_together()
+        whole = ModelSource(
+            str(self.checkpoint), "checkpoint", trust_remote_code=self.trust_remote_code
+        )
+        return whole.load(torch.float32)
+
+    def _adapter_config(self, model: Any) -> Any:
+        if is_adapter(self.checkpoint):
+            return read_adapter_config(self.checkpoint)
+        named = {option.name: self.settings[option.name] for option in fields(AdapterArguments)}
+        return lora_config(model, AdapterArguments(**named))
+
+    def _adapters(self) -> dict[str, Tensor]:
+        if self.is_sharded:
+            return pieces.read_sharded(self.checkpoint, pieces.MODEL)
+        return load_file(self.checkpoint / "adapter_model.safetensors")
+
+    def _put_together(self) -> Any:
+        model: Any = self.student.skeleton(self.student.config())
+        found = model.load_state_dict(
+            pieces.read_sharded(self.checkpoint, pieces.MODEL), assign=True, strict=False
+        )
+        model.tie_weights()  # a shared weight may have been saved once
+        absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
+        if wrong := absent or found.unexpected_keys:
+            raise ValueError(
+                f"{self.checkpoint} is no checkpoint of {self.student.name}: {len(wrong)} weights "
+                f"are missing or too many, such as {wrong[0]}"
+            )
+        with suppress(OSError):  # it has none
+            model.generation_config = GenerationConfig.from_pretrained(
+                self.student.name, revision=self.student.revision or "main"
+            )
+        return model

@@ -1,0 +1,158 @@
+"""Memory of a device at its fullest, in the student's backward pass: bytes by part, from sizes.
+
+What is measured, and where: docs/scaling.md. Left out are tiles of logits, what libraries take, and
+a teacher's activations, which are gone by then.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from vocagnolm.models.speed import decoder_layers
+
+# "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
+# the forward pass, as under FSDP2 with mixed precision.
+Precision = Literal["float32", "mixed", "16 bits"]
+# What a layer's backward pass keeps of a token: bytes per hidden and per inner unit, counted on
+# Llama's layers; and per hidden unit if only the layer's input is kept.
+_KEPT: dict[Precision, tuple[int, int]] = {
+    "float32": (28, 18),
+    "mixed": (28, 9),
+    "16 bits": (18, 9),
+}
+_LAYER_INPUT: dict[Precision, int] = {"float32": 4, "mixed": 4, "16 bits": 2}
+_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a parameter: float32; AdamW has two moments
+# Bytes of a weight by --teacher_quantization; nf4 has a float32 scale for 64 weights.
+_QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a model's memory follows from.
+
+    Attributes:
+        parameters: all of them.
+        trained: those with a gradient.
+        linear: weights of linear layers other than the output head.
+        layer: parameters of the largest decoder layer.
+        layers: how many of them there are.
+        rest: parameters outside of them: embeddings, head, norm.
+        hidden: width of the residuals.
+        inner: width within the MLP.
+    """
+
+    parameters: int
+    trained: int
+    linear: int
+    layer: int
+    layers: int
+    rest: int
+    hidden: int
+    inner: int
+
+
+def sizes_of(model: Any) -> Sizes:
+    """Count a causal language model, with adapters or without; it may be on the meta device."""
+    text, head = model.config.get_text_config(), model.get_output_embeddings()
+    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    total = sum(count for count, _ in counts)
+    linear = (m for m in model.modules() if isinstance(m, nn.Linear) and m is not head)
+    layers = []
+    with suppress(ValueError):  # it names none
+        layers = [sum(p.numel() for p in layer.parameters()) for layer in decoder_layers(model)]
+    hidden = getattr(text, "hidden_size", 0)
+    return Sizes(
+        parameters=total,
+        trained=sum(count for count, is_trained in counts if is_trained),
+        linear=sum(module.weight.numel() for module in linear),
+        layer=max(layers, default=0),
+        layers=getattr(text, "num_hidden_layers", 0),
+        rest=total - sum(layers),
+        hidden=hidden,
+        inner=getattr(text, "intermediate_size", None) or 4 * hidden,
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a student is trained.
+
+    Attributes:
+        devices: how many there are.
+        shards: over how many of them FSDP2 spreads its weights; None under DDP, and on one device.
+        precision: what it computes in.
+        recomputes: whether layers keep their inputs only, and are run again.
+        accumulates: whether several micro-batches make a step.
+        reshards: whether gathered weights are dropped between a forward and its backward pass.
+    """
+
+    devices: int = 1
+    shards: int | None = None
+    precision: Precision = "float32"
+    recomputes: bool = False
+    accumulates: bool = False
+    reshards: bool = False
+
+
+def state_bytes(student: Sizes) -> int:
+    """Weights, gradients and optimizer state of a student trained with AdamW in float32."""
+    return _WEIGHT * student.parameters + (_GRADIENT + _MOMENTS) * student.trained
+
+
+def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, float]:
+    """Bytes of a device by part.
+
+    Args:
+        student: the model.
+        layout: how it is trained.
+        tokens: of a micro-batch.
+    """
+    parts: dict[str, float] = {"student with AdamW": state_bytes(student) / (layout.shards or 1)}
+    if layout.shards is not None:
+        width = 4 if layout.precision == "float32" else 2
+        parts["gathered weights"] = width * (
+            _gathered(student) if layout.reshards else student.parameters
+        )
+        if layout.accumulates:  # they are reduced with the last micro-batch
+            parts["whole gradients"] = _GRADIENT * student.trained
+    else:
+        if layout.devices > 1:
+            parts["gradients to send"] = _GRADIENT * student.trained
+        if layout.precision == "mixed" and not layout.recomputes:  # the backward pass needs them
+            parts["weights in 16 bits"] = 2 * student.linear
+    per_hidden, per_inner = _KEPT[layout.precision]
+    layer = per_hidden * student.hidden + per_inner * student.inner
+    kept = student.layers * layer
+    if layout.recomputes:  # the inputs of all layers, and one layer made again
+        kept = student.layers * _LAYER_INPUT[layout.precision] * student.hidden + layer
+    parts["activations"] = tokens * kept
+    return parts
+
+
+def teacher_memory(
+    teacher: Sizes, width: int, quantization: str | None = None, devices: int = 1
+) -> dict[str, float]:
+    """Bytes of a device by part.
+
+    Args:
+        teacher: the model.
+        width: bytes of a parameter that is not quantized.
+        quantization: a name of `--teacher_quantization`, or JSON, which tells no bytes.
+        devices: over how many its weights are spread; then some are gathered in a forward pass.
+    """
+    narrower = width - _QUANTIZED.get(quantization or "", float(width))
+    size = width * teacher.parameters - narrower * teacher.linear
+    is_known = quantization is None or quantization in _QUANTIZED
+    parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
+    if devices > 1:
+        parts["teacher's gathered weights"] = width * _gathered(teacher)
+    return parts
+
+
+def _gathered(model: Sizes) -> int:
+    """Parameters of the layer in use, of the one on its way, and of what all layers lie in."""
+    return min(model.rest + 2 * model.layer, model.parameters)

@@ -1,0 +1,239 @@
+"""`transformers.TrainingArguments` with the paper's training set-up, and what is refused of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
+from transformers.trainer_utils import IntervalStrategy
+from transformers.training_args import OptimizerNames
+
+from vocagnolm.models.speed import liger_settings
+from vocagnolm.run.global_batch import split_global_batch
+from vocagnolm.training.checkpoints import AUTO
+
+_CHECK_STEPS = 1000  # of a run that is never made, to see whether its schedule can be
+_REFUSED = {  # options of TrainingArguments: why they cannot be
+    "save_only_model": "leaves nothing to resume from",
+    "label_smoothing_factor": "has no effect here",
+    "auto_find_batch_size": "has no effect here",
+    "ignore_data_skip": "would train on the same blocks again after every interruption",
+    "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
+    "save_on_each_node": "is not supported (all machines share --output_dir)",
+    "enable_jit_checkpoint": "is not needed (signals save a checkpoint in all processes at once)",
+}
+
+
+@dataclass
+class RunArguments(TrainingArguments):
+    """`transformers.TrainingArguments` with the paper's training set-up (Section 4.3) as defaults.
+
+    AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
+    """
+
+    output_dir: str = field(default="", metadata={"help": "runs/STUDENT__TEACHER if not given."})
+    global_batch_tokens: int = field(
+        default=2**21, metadata={"help": "Tokens of an optimizer step, over all devices."}
+    )
+    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
+        default=None, metadata={"help": "Sequences per device; derived from the world size."}
+    )
+    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
+        default=None, metadata={"help": "Sequences per device; as in training if not given."}
+    )
+    gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]  # None: derived
+        default=None, metadata={"help": "Micro-batches of a step; derived from the world size."}
+    )
+    learning_rate: float = 8e-5
+    lr_scheduler_type: str = "cosine_with_min_lr"
+    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."},
+    )
+    adam_beta2: float = 0.95
+    weight_decay: float = 0.1
+    num_train_epochs: float = 1.0
+    bf16: bool | None = field(  # type: ignore[assignment]  # None: wherever there is a GPU for it
+        default=None, metadata={"help": "bfloat16 compute; by default on GPUs that have it."}
+    )
+    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]  # None: derived
+        default=None,
+        metadata={
+            "help": "By default steps if there are documents to evaluate on, and no if not.",
+            "choices": [strategy.value for strategy in IntervalStrategy],
+        },
+    )
+    save_steps: float = 250
+    save_total_limit: int | None = 2
+    logging_steps: float = 10
+    logging_first_step: bool = True
+    logging_nan_inf_filter: bool = False  # it hides NaNs, at a wait per micro-batch
+    remove_unused_columns: bool = False
+    ddp_find_unused_parameters: bool | None = False
+    max_bad_steps: int = field(
+        default=0,
+        metadata={"help": "Steps in a row that may be skipped as a loss or gradient is NaN."},
+    )
+    resume_from_checkpoint: str | None = field(
+        default=AUTO,
+        metadata={"help": "auto (the newest good checkpoint of --output_dir) or a path."},
+    )
+    liger_kernel_config: dict[str, Any] | str | None = field(  # type: ignore[assignment]  # JSON
+        default=None, metadata={"help": "JSON; the kernels of --use_liger_kernel, without losses."}
+    )
+    device_peak_tflops: float | None = field(
+        default=None,
+        metadata={"help": "Peak of a device for the MFU in the logs; by its name if not given."},
+    )
+    dry_run: bool = field(default=False, metadata={"help": "Print the plan and exit."})
+
+    def __post_init__(self) -> None:
+        self._refuse()
+        if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
+            self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
+        _check_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
+        if isinstance(self.lr_scheduler_kwargs, str):
+            self.lr_scheduler_kwargs = self.lr_scheduler_kwargs.strip()
+        if self.disable_tqdm is None:
+            self.disable_tqdm = not sys.stderr.isatty()  # a log file wants no progress bar
+        if self.bf16 is None:
+            self.bf16 = (
+                torch.cuda.is_available()
+                and torch.cuda.is_bf16_supported()
+                and not (self.use_cpu or self.fp16)
+            )
+        self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
+        if self.eval_strategy is None:
+            self.eval_strategy = IntervalStrategy.NO
+        self._set_speed()
+        # Placeholders that the parent class can work with, until the block length is known.
+        self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
+        self._given_eval = self.per_device_eval_batch_size
+        self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
+        self.per_device_eval_batch_size = 1
+        if self.use_cpu:  # where the parent class would drop the time-out
+            timeout = timedelta(seconds=self.ddp_timeout)
+            PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
+        super().__post_init__()  # type: ignore[no-untyped-call]
+        self._check_loading()
+        self._check_schedule()
+        self._check_optimizer()
+
+    def _set_speed(self) -> None:
+        if self.use_liger_kernel:
+            self.liger_kernel_config = liger_settings(self.liger_kernel_config)
+        elif self.liger_kernel_config is not None:
+            raise ValueError(
+                "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
+            )
+        if self.device_peak_tflops is not None and not self.device_peak_tflops > 0:
+            raise ValueError(
+                f"--device_peak_tflops must be positive, got {self.device_peak_tflops}"
+            )
+
+    def _refuse(self) -> None:
+        for name, reason in _REFUSED.items():
+            if getattr(self, name, False):  # an option of newer transformers may be absent
+                raise ValueError(f"--{name} {reason}: leave it out")
+        if not self.eval_do_concat_batches:
+            raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
+        sampling = getattr(self, "train_sampling_strategy", "random")  # newer transformers have it
+        if sampling != "random":
+            raise ValueError(
+                f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
+                "and packing has put similar ones side by side): leave it out"
+            )
+        if self.per_device_eval_batch_size is not None and self.per_device_eval_batch_size < 1:
+            raise ValueError(
+                "--per_device_eval_batch_size must be at least 1, got "
+                f"{self.per_device_eval_batch_size}"
+            )
+        if self.deepspeed:
+            raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
+        not_negative = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
+        for name in (*not_negative, "max_bad_steps"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+        if not self.num_train_epochs > 0:
+            raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
+
+    def _check_loading(self) -> None:
+        """Refuse ways of reading the data under which batches are others than planned."""
+        for name, expected, reason in (
+            ("use_seedable_sampler", True, "makes resuming inexact"),
+            ("split_batches", False, "divides the global batch by the number of processes"),
+            ("dispatch_batches", None, "is not supported (batches hold more than tensors)"),
+        ):
+            found = getattr(self.accelerator_config, name, expected)
+            if found not in (expected, None):
+                raise ValueError(f"--accelerator_config: {name} {found} {reason}: leave it out")
+        if self.dataloader_num_workers < 0:
+            raise ValueError(
+                f"--dataloader_num_workers must not be negative, got {self.dataloader_num_workers}"
+            )
+        if self.metric_for_best_model not in (None, "loss", "eval_loss"):
+            raise ValueError(
+                f"--metric_for_best_model {self.metric_for_best_model} is not measured: expected "
+                "loss, the plain loss per token of the evaluation"
+            )
+
+    def _check_schedule(self) -> None:
+        """Make the learning rate's schedule once, as long as an error costs nothing."""
+        kwargs = self.lr_scheduler_kwargs or {}
+        assert isinstance(kwargs, dict)  # the parent class has read the JSON
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
+        try:  # the first step, of warm-up, is made with the schedule
+            schedule = get_scheduler(self.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
+            for factor in getattr(schedule, "lr_lambdas", ()):
+                factor(_CHECK_STEPS - 1)
+        except (TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(
+                f"--lr_scheduler_kwargs {json.dumps(kwargs)} does not suit "
+                f"--lr_scheduler_type {SchedulerType(self.lr_scheduler_type).value}: {error}"
+            ) from error
+
+    def _check_optimizer(self) -> None:
+        """Refuse an optimizer whose package is missing; some are checked later, with the model."""
+        try:
+            Trainer.get_optimizer_cls_and_kwargs(self)
+        except (ImportError, ValueError) as error:
+            if isinstance(error, ImportError) or "install" in str(error) or "import" in str(error):
+                name = OptimizerNames(self.optim).value
+                raise ValueError(f"--optim {name} cannot be used: {error}") from error
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether the student computes in 16 bits, as the options or `accelerate launch` say."""
+        launched = os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
+        return bool(self.bf16 or self.fp16 or launched)
+
+    def set_batch(self, max_length: int) -> None:
+        """Derive batch size and accumulation from the global batch and the world size."""
+        self.per_device_train_batch_size, self.gradient_accumulation_steps = split_global_batch(
+            self.global_batch_tokens, max_length, self.world_size, *self._given
+        )
+        self.per_device_eval_batch_size = self._given_eval or self.per_device_train_batch_size
+
+    def batch_arithmetic(self, max_length: int) -> str:
+        """The global batch, spelled out."""
+        return (
+            f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
+            f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
+            f"accumulation steps x {max_length} tokens"
+        )
+
+
+def _check_json(option: str, value: object) -> None:
+    try:
+        mapping = json.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"--{option} {value} is not JSON: {error}") from error
+    if value is not None and not isinstance(mapping, dict):
+        raise ValueError(f"--{option} {value} must be a JSON object")

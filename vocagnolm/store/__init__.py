@@ -1,0 +1,1 @@
+"""The teacher-loss store: one number per teacher token, tied to characters."""

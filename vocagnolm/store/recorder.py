@@ -1,0 +1,126 @@
+"""Keeps what a resident teacher computes during training, as a teacher-loss store.
+
+Every process writes the losses of its own blocks as a shard before a checkpoint is saved, so that a
+run that is cut off loses none that it will not compute again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+from accelerate import PartialState
+from torch import Tensor
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from vocagnolm.corpus import TEXT
+from vocagnolm.data import Reader
+from vocagnolm.packing import Blocks
+from vocagnolm.spans import encode_batch
+from vocagnolm.store import store
+from vocagnolm.store.job import PLAN_FILE
+from vocagnolm.training.guard import Recorder
+
+MOST_HELD = 2**25  # losses in memory, padding counted
+PROCESSES = 10_000  # more than there ever are: shards of a step are numbered by process
+
+
+class LossRecorder(Recorder):
+    """Collects losses and writes them; `VocAgnoTrainer(recorder=...)` hands them in.
+
+    Args:
+        directory: of the store.
+        corpus: the documents.
+        segments: of the documents, the rows that the blocks are packed from.
+        blocks: what is trained on.
+        reader: how the teacher reads.
+        loss_dtype: of the losses in the store.
+        description: of the manifest.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        corpus: datasets.Dataset,
+        segments: datasets.Dataset,
+        blocks: Blocks,
+        reader: Reader,
+        loss_dtype: store.LossDtype,
+        description: Mapping[str, Any],
+    ):
+        self._directory, self._corpus, self._blocks = directory, corpus, blocks
+        self._segments = segments.select_columns(["document", "start", "end", "teacher_tokens"])
+        self._reader, self._loss_dtype, self._description = reader, loss_dtype, description
+        self._recorded: list[tuple[Tensor, Tensor]] = []
+        self._written: set[int] = set()
+
+    def add(self, block_B: Tensor, loss_BT: Tensor) -> None:
+        """Keep the teacher's losses [B, T] of some blocks, on their device until written."""
+        self._recorded.append((block_B, loss_BT.detach()))
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Take the losses off the device, and write them before they fill the memory."""
+        self._recorded = [(blocks.cpu(), losses.cpu()) for blocks, losses in self._recorded]
+        held = sum(losses.numel() for _, losses in self._recorded)
+        if held > MOST_HELD:
+            self.write(state.global_step)
+
+    def on_train_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Write the rest and, unless the run was stopped before its end, the manifest."""
+        process = PartialState()
+        self.write(state.global_step)
+        process.wait_for_everyone()
+        if process.is_main_process and state.global_step >= state.max_steps:
+            store.finish(self._directory, store.written(self._directory), self._description)
+            (self._directory / PLAN_FILE).unlink()
+        process.wait_for_everyone()
+
+    def write(self, step: int) -> None:
+        """Write this process's losses since the last time, as a shard of the store."""
+        if self._recorded:
+            number = step * PROCESSES + PartialState().process_index
+            segments = list(self._stored_segments())
+            keys = b"".join(key for key, _ in segments)
+            source = hashlib.sha256(keys).hexdigest()
+            store.write_shard(self._directory, number, segments, self._loss_dtype, source)
+            self._recorded = []
+
+    def _stored_segments(self) -> Iterator[tuple[bytes, store.StoredSegment]]:
+        for block_B, loss_BT in self._recorded:
+            rows = loss_BT.float().cpu().numpy()
+            for block, row in zip(block_B.tolist(), rows, strict=True):
+                if block in self._written:  # in an epoch before
+                    continue
+                self._written.add(block)
+                at = 0
+                for number in self._blocks.segments(block):
+                    segment = self._segments[int(number)]
+                    end = at + segment["teacher_tokens"]
+                    yield self._stored(segment, row[at + 1 : end])  # after the start token
+                    at = end
+
+    def _stored(
+        self, segment: Mapping[str, int], losses: store.FloatArray
+    ) -> tuple[bytes, store.StoredSegment]:
+        text = self._corpus[segment["document"]][TEXT]
+        start, end = segment["start"], segment["end"]
+        (encoding,) = encode_batch(self._reader.tokenizer, [text[start:end]])
+        assert len(encoding.ids) == len(losses), "the teacher reads another text than it was shown"
+        spans = encoding.spans.astype(np.int64) + start
+        return store.document_key(text), store.StoredSegment(start, end, spans, losses)

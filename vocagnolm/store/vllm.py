@@ -1,0 +1,72 @@
+"""Scores windows with vLLM, an optional package: the log-probabilities of a prompt's tokens."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from vocagnolm.store.store import FloatArray
+from vocagnolm.store.windows import Window
+
+
+class VLLMScorer:
+    """Gives the losses of windows, from the log-probabilities that vLLM has of its prompts.
+
+    Args:
+        model_name: a directory or a name on the hub.
+        context: the most tokens of a window.
+        dtype: "bfloat16", "float16" or "float32".
+        revision: of the model on the hub.
+        trust_remote_code: run the code that comes with the model.
+
+    Raises:
+        ValueError: vLLM is not installed.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        context: int,
+        dtype: str,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+    ):
+        try:
+            self._vllm: Any = importlib.import_module("vllm")
+        except ImportError as error:
+            raise ValueError(
+                f"--engine vllm cannot be imported ({error}): install it with `pip install vllm`, "
+                "or use --engine hf"
+            ) from error
+        self._llm = self._vllm.LLM(
+            model=model_name,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            skip_tokenizer_init=True,
+            dtype=dtype,
+            tensor_parallel_size=max(1, torch.cuda.device_count()),
+            max_model_len=context + 1,  # it generates one token that nobody needs
+            enable_prefix_caching=False,  # a cached prompt has no log-probabilities
+        )
+
+    def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+        """Losses of the scored tokens of each window."""
+        params = self._vllm.SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False
+        )
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": window.ids} for window in windows], params, use_tqdm=False
+        )
+        return [
+            _losses(window, output.prompt_logprobs)
+            for window, output in zip(windows, outputs, strict=True)
+        ]
+
+
+def _losses(window: Window, logprobs: Sequence[Any]) -> FloatArray:
+    scored = zip(window.ids[-window.scored :], logprobs[-window.scored :], strict=True)
+    return np.array([-here[token].logprob for token, here in scored], np.float32)

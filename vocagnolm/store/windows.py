@@ -1,0 +1,119 @@
+"""Losses of a document's tokens by a model whose context may be shorter than the document.
+
+A document is encoded as a whole. Where it exceeds the context, the model reads windows of it, each
+after its start token; a window begins with tokens that the one before has scored, so that no token
+is scored with less context than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from vocagnolm.models.attention import segments_of
+from vocagnolm.store.store import FloatArray
+from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
+
+
+@dataclass(frozen=True)
+class Window:
+    """Tokens that a model reads at once.
+
+    Attributes:
+        document: number of the document.
+        ids: the start token, and tokens of the document.
+        scored: how many of the last ones are scored here; those before are context.
+    """
+
+    document: int
+    ids: list[int]
+    scored: int
+
+
+class Scorer(Protocol):
+    """Anything that gives the losses of windows."""
+
+    def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+        """Losses of the scored tokens of each window, in nats."""
+        ...
+
+
+def windows(
+    document: int, ids: Sequence[int], start: int, context: int, min_context: int
+) -> Iterator[Window]:
+    """The windows of a document: the first scores all it holds, each further one what is new.
+
+    Args:
+        document: number of the document.
+        ids: its tokens.
+        start: the start token, which every window begins with.
+        context: the most tokens of a window.
+        min_context: tokens of context before what a further window scores, below `context` - 1.
+
+    >>> [(w.ids, w.scored) for w in windows(0, [1, 2, 3, 4, 5], start=9, context=4, min_context=1)]
+    [([9, 1, 2, 3], 3), ([9, 3, 4, 5], 2)]
+    """
+    at = 0
+    while at < len(ids):
+        first = max(0, at - min_context) if at else 0
+        last = min(len(ids), first + context - 1)
+        yield Window(document, [start, *ids[first:last]], last - at)
+        at = last
+
+
+class HFScorer:
+    """Scores windows with a causal LM of `transformers`.
+
+    Args:
+        model: on the device where it runs; it is put into eval mode and frozen.
+        batch_tokens: positions of a batch, padding counted; a single window may exceed it.
+
+    Raises:
+        ValueError: its losses cannot be computed without its logits (see `add_token_losses`).
+    """
+
+    def __init__(self, model: PreTrainedModel, batch_tokens: int):
+        self._model = add_token_losses(model.train(False).requires_grad_(False))
+        self._device = model.device
+        self._batch_tokens = batch_tokens
+
+    def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+        """Losses of the scored tokens of each window; windows of like length share a batch."""
+        losses: list[FloatArray] = [np.empty(0, np.float32)] * len(windows)
+        order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
+        while order:
+            rows = max(1, self._batch_tokens // len(windows[order[0]].ids))
+            batch, order = order[:rows], order[rows:]
+            scored = self._batch_losses([windows[number] for number in batch])
+            for number, row in zip(batch, scored, strict=True):
+                losses[number] = row
+        return losses
+
+    @torch.no_grad()
+    def _batch_losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+        """Losses of a batch; padding stands behind the tokens, which do not see it."""
+        length = max(len(window.ids) for window in windows)
+        ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
+        labels_BT = torch.full_like(ids_BT, IGNORED_LABEL)
+        for row, window in enumerate(windows):
+            end = len(window.ids)
+            ids_BT[row, :end] = torch.tensor(window.ids)
+            labels_BT[row, end - window.scored : end] = ids_BT[row, end - window.scored : end]
+        loss_BT = self._model(
+            input_ids=ids_BT.to(self._device),
+            position_ids=torch.arange(length, device=self._device).expand(len(windows), -1),
+            labels=labels_BT.to(self._device),
+            segments=segments_of([length] * len(windows)),
+            token_losses=True,
+        )
+        rows = loss_BT.float().cpu().numpy()
+        ends = [len(window.ids) for window in windows]
+        return [
+            row[end - window.scored : end]
+            for row, end, window in zip(rows, ends, windows, strict=True)
+        ]

@@ -1,0 +1,186 @@
+"""The part of the Trainer that survives: checkpoints, signals, and a log that goes on with them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
+from transformers import Trainer
+from transformers.trainer import SCHEDULER_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+
+from vocagnolm.host.manifest import written_files
+from vocagnolm.host.processes import decided_by_one
+from vocagnolm.training import checkpoints, relayout
+from vocagnolm.training.metrics import GuidanceMetrics
+from vocagnolm.training.preemption import Preemption
+
+_OVERRIDDEN = (
+    *("_save_checkpoint", "_maybe_log_save_evaluate", "_load_from_checkpoint"),
+    *("_load_optimizer_and_scheduler", "_load_best_model"),
+)
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer whose runs end alike however often they are cut off and resumed.
+
+    A checkpoint counts when its manifest is written, after everything else. It holds the sums of
+    the log too, so that the log of a resumed run is that of an uninterrupted one, but for the
+    entries `vocagnolm.training.metrics.TIMING_KEYS`.
+
+    Attributes:
+        metrics: what the log tells; a subclass adds to it.
+        preemption: who listens to signals while the run trains.
+        doing: what the run is doing, for the message if it ends there.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        for name in _OVERRIDDEN:
+            if not hasattr(Trainer, name):
+                raise ImportError(
+                    f"this transformers has no Trainer.{name}, within which checkpoints are made "
+                    "complete or read: install transformers<6"
+                )
+        self.metrics = GuidanceMetrics(self.args.device)
+        self.preemption = Preemption()
+        self.add_callback(self.preemption)
+        self.doing = "the preparation"
+        self._checkpoints_kept = self.args.save_total_limit
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train, from the beginning or from a checkpoint; True is the newest good one.
+
+        After a signal it returns early, with everything saved and `preemption.is_agreed`.
+
+        Raises:
+            ValueError: there is no good checkpoint.
+        """
+        if resume_from_checkpoint is True:
+            directory = str(self.args.output_dir)
+            resume_from_checkpoint = decided_by_one(lambda: checkpoints.find_checkpoint(directory))
+            if resume_from_checkpoint is None:
+                raise ValueError(f"{directory} holds no good checkpoint to resume from")
+        path = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        self.metrics.restore(path, self.args.process_index, self.args.world_size)
+        kept, evaluates = self.args.save_total_limit, self.args.eval_on_start
+        self._checkpoints_kept = kept
+        self.args.save_total_limit = None  # transformers would rotate before the newest is complete
+        self.args.eval_on_start = evaluates and path is None  # the log has it already
+        try:
+            with self.preemption.listening():
+                output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.save_total_limit, self.args.eval_on_start = kept, evaluates
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        """Load the weights of a checkpoint, whatever layout it was saved under."""
+        if self._is_of_another_layout(resume_from_checkpoint):
+            student: Any = self.model if model is None else model
+            relayout.load_weights(Path(resume_from_checkpoint), student)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load the optimizer's state, whatever layout it was saved under, and the schedule."""
+        if checkpoint is None or not self._is_of_another_layout(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        relayout.load_optimizer(Path(checkpoint), self.optimizer)
+        assert self.lr_scheduler is not None
+        schedule = torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True)
+        self.lr_scheduler.load_state_dict(schedule)
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint's weights, which may be of before the layout changed."""
+        best, student = str(self.state.best_model_checkpoint), cast(Any, self.model)
+        if self._is_of_another_layout(best):
+            relayout.load_weights(Path(best), student)
+        else:
+            super()._load_best_model()
+
+    def _is_of_another_layout(self, checkpoint: str) -> bool:
+        return relayout.is_of_another_layout(Path(checkpoint), self.is_fsdp_enabled)
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: Tensor,
+        grad_norm: Any,
+        model: nn.Module,
+        trial: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Do what is due; a run that was asked to stop saves last, whatever it saves otherwise."""
+        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
+        if self.preemption.must_save:
+            self._save_checkpoint(model, trial)
+            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save what makes the run go on: completely, or not at all."""
+        self.doing = "the saving of a checkpoint"
+        step, world_size = self.state.global_step, self.args.world_size
+        path = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        if self.is_world_process_zero():
+            checkpoints.make_room(path)
+        self.accelerator.wait_for_everyone()
+        super()._save_checkpoint(model, trial)
+        self.metrics.save(path, self.args.process_index)
+        self.accelerator.wait_for_everyone()
+        # What this process has written it sees itself, even on a network file system.
+        seen = set().union(*gather_object([written_files(path)]))
+        if self.is_world_process_zero():
+            checkpoints.finish(path, step, world_size, sorted(seen))
+            checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
+        self.accelerator.wait_for_everyone()  # one that left now would take the first with it
+
+    def save_progress(self) -> str | None:
+        """Save a checkpoint of the last completed step, if it has none, and return its path.
+
+        Before the first step there is nothing to save, and None is returned.
+        """
+        if not self.state.global_step:
+            return None
+        path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        exists = torch.full((1,), int(checkpoints.is_complete(path)), device=self.args.device)
+        if not self.reduce_max(exists).item():  # all processes save, or none
+            assert self.model is not None
+            self._save_checkpoint(self.model, trial=None)
+        return str(path)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add what was measured since the last log, and tell the losses of the whole run.
+
+        Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
+        """
+        processes = self.accelerator.num_processes
+        if "loss" in logs:
+            logs |= {"loss": math.nan} | self.metrics.read(self._sum, processes)
+            for name in ("loss", "grad_norm"):  # of steps that were skipped
+                if not math.isfinite(logs.get(name, 0.0)):
+                    del logs[name]
+        elif "train_loss" in logs:
+            history = self.state.log_history
+            logs["train_loss"] = self.metrics.mean_loss(history, self._sum, processes)
+        super().log(logs, start_time)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(values, "sum")
+        return total
+
+    def reduce_max(self, values: Tensor) -> Tensor:
+        """Largest value over all processes, element by element."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(values, op=ReduceOp.MAX)
+        return values

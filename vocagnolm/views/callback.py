@@ -1,0 +1,98 @@
+"""The guidance view of a few fixed blocks, again and again while a student is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from vocagnolm.views.page import token_cells, token_labels, write_view
+from vocagnolm.views.view import GuidanceView, Sample, ViewSettings, view_rows
+
+if TYPE_CHECKING:
+    from vocagnolm.trainer import VocAgnoTrainer
+
+DIRECTORY = "guidance"  # of the views, in the run's
+_COLUMNS = ("token", "status", "student loss", "teacher loss", "excess", "teacher pieces")
+
+
+class GuidanceTable(TrainerCallback):
+    """Writes `guidance/step-000100.html` and `.json`, and a table for Weights & Biases.
+
+    Before the first step, every so many steps and after the last one. It looks only: a run has the
+    same weights with and without it. All processes compute, the main one writes.
+
+    Args:
+        trainer: whose student and teacher are shown.
+        sample: what they read, the same on all processes (`inspection.load_sample`).
+        steps: optimizer steps between two views, at least 1.
+        output_dir: of the run.
+        settings: what to say on the page; its step is replaced.
+    """
+
+    def __init__(
+        self,
+        trainer: VocAgnoTrainer,
+        sample: Sample,
+        steps: int,
+        output_dir: str | Path,
+        settings: ViewSettings,
+    ):
+        if steps < 1:
+            raise ValueError(f"--guidance_table_steps must be at least 1, got {steps}")
+        self._trainer, self._sample, self._steps = trainer, sample, steps
+        self._directory, self._settings = Path(output_dir) / DIRECTORY, settings
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show the student as it comes; a resumed run has done so."""
+        if state.global_step == 0:
+            self._show(args, state)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show it after every so many steps, and after the last one."""
+        if state.global_step % self._steps == 0 or state.global_step >= state.max_steps:
+            self._show(args, state)
+
+    def _show(self, args: TrainingArguments, state: TrainerState) -> None:
+        batch = self._sample.batch
+        guidance = self._trainer.token_guidance(batch)
+        if not state.is_world_process_zero:
+            return
+        settings = replace(self._settings, step=state.global_step)
+        view = GuidanceView(settings, view_rows(batch, guidance, self._sample.rows))
+        write_view(view, self._directory, f"step-{state.global_step:06}")
+        if "wandb" in (args.report_to or ()):
+            _log_table(view, state.global_step)
+
+
+def table_rows(view: GuidanceView) -> list[list[Any]]:
+    """A row for each token, as `_COLUMNS` name them; losses in nats."""
+    return [
+        [
+            label,
+            token.status,
+            token.student_loss_nats,
+            token.teacher_loss_nats,
+            token.excess_nats,
+            token_cells(token, text.text)[-1],
+        ]
+        for text in view.texts
+        for label, token in zip(token_labels(text), text.tokens, strict=True)
+    ]
+
+
+def _log_table(view: GuidanceView, step: int) -> None:
+    """Log a table where the WandbCallback of transformers logs: under the run's own step."""
+    import wandb
+
+    if wandb.run is None:
+        return
+    table = wandb.Table(columns=list(_COLUMNS), data=table_rows(view))
+    # That callback makes train/global_step the axis, and never names wandb's own step.
+    wandb.log({"guidance": table, "train/global_step": step})
