@@ -6,9 +6,10 @@
 
 Two targets: 45 % MFU for the student's step (forward, backward, clipping, AdamW) and 60 % for the
 teacher's forward pass; MFU as in `vocagnolm.training.flops`, FP8's too of the bfloat16 peak. The
-ways are steps of plain continual pretraining (CPT), with a store's losses, and with the teacher at hand in
-bfloat16 and in FP8, and each teacher's forward pass alone; they take turns in one process, in an
-order that is drawn anew for each turn, so ratios hold better than times. All models stay on the
+ways are steps of plain continual pretraining (CPT), with a store's losses, and with the teacher
+co-resident in bfloat16 and in FP8, and each teacher's forward pass alone. They take turns in one
+process, in an order that is drawn anew for each turn, so ratios hold better than times.
+All models stay on the
 GPU: on one of 80 GB give --batch_size 4. Steps run through `VocAgnoTrainer`. Weights and ids are
 random; documents have the lengths of OpenWebMath's, cut and packed as in training. Batches are made
 beforehand and moved within a step. A profile of a CPT step and of a forward pass of the teacher

@@ -20,8 +20,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
-from vocagnolm.demo.teacher import ASSETS, STUDENT_TOKENIZER, TEACHER, train
-from vocagnolm.demo.worker import BASE, BASE_OPTIONS, CURVE_PROBLEMS, PAGE_TOKENS, make_base
+from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.worker import (
+    BASE,
+    BASE_OPTIONS,
+    CURVE_PROBLEMS,
+    PAGE_TOKENS,
+    make_base,
+    train,
+)
 from vocagnolm.spans import encode, start_id
 from vocagnolm.store import score
 

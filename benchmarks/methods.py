@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from benchmarks.method_worlds import DemoWorld, TextWorld, World
-from vocagnolm.demo.teacher import train
+from vocagnolm.demo.worker import train
 
 RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"
 SAME_WEIGHTS = (("vocagnolm", "vocagnolm-stored"), ("rho1", "vocagnolm-reference"))

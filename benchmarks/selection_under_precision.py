@@ -31,7 +31,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.teacher import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.guidance import Guidance
 from vocagnolm.models.attention import student_segments

@@ -9,9 +9,9 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
+from benchmarks import make_demo_teacher
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import run as demo
-from vocagnolm.demo import teacher as demo_teacher
 from vocagnolm.demo import world as demo_world
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.spans import PROBE, encode, load_tokenizer
@@ -65,7 +65,7 @@ def test_held_out_questions_are_in_no_text_when_a_model_learns_from_it() -> None
     problems = demo_world.held_out_problems()
     assert len(problems) == len(EXCLUDED) == demo_world.HELD_OUT_PROBLEMS
     texts = [*pages(4000), *demo_world.general_corpus(2000, 0, EXCLUDED)]
-    texts += demo_world.lessons(2000, demo_teacher.SEED, 0.4, EXCLUDED)
+    texts += demo_world.lessons(2000, make_demo_teacher.SEED, 0.4, EXCLUDED)
     assert EXCLUDED.isdisjoint(question for text in texts for question in QUESTION.findall(text))
 
 
@@ -77,12 +77,12 @@ def test_excluding_draws_again_when_a_question_is_held_out() -> None:
 @pytest.mark.parametrize(
     ("directory", "role", "made"),
     [
-        (demo_teacher.STUDENT_TOKENIZER, "student", demo_models.student_tokenizer),
-        (demo_teacher.TEACHER, "teacher", demo_models.teacher_tokenizer),
+        (demo_models.STUDENT_TOKENIZER, "student", demo_models.student_tokenizer),
+        (demo_models.TEACHER, "teacher", demo_models.teacher_tokenizer),
     ],
 )
 def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made) -> None:
-    tokenizer = load_tokenizer(str(demo_teacher.ASSETS / directory), role)
+    tokenizer = load_tokenizer(str(demo_models.ASSETS / directory), role)
     for text in [PROBE, *pages(200)]:
         assert tokenizer.decode(encode(tokenizer, text).ids) == text
     assert tokenizer.get_vocab() == made().get_vocab()
@@ -90,16 +90,16 @@ def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made
 
 def test_tokenizers_cut_numbers_differently_when_they_have_two_digits() -> None:
     student, teacher = (
-        AutoTokenizer.from_pretrained(demo_teacher.ASSETS / name)
-        for name in (demo_teacher.STUDENT_TOKENIZER, demo_teacher.TEACHER)
+        AutoTokenizer.from_pretrained(demo_models.ASSETS / name)
+        for name in (demo_models.STUDENT_TOKENIZER, demo_models.TEACHER)
     )
     assert student.tokenize("a 12.")[-2:] == ["\u258112", "."]
     assert teacher.tokenize("a 12.")[-3:] == ["1", "2", "."]
 
 
 def test_shipped_teacher_solves_held_out_problems() -> None:
-    teacher = demo_teacher.ASSETS / demo_teacher.TEACHER
-    verdict = demo_teacher.verdict(teacher, limit=100)
+    teacher = demo_models.ASSETS / demo_models.TEACHER
+    verdict = make_demo_teacher.verdict(teacher, limit=100)
     assert verdict.accuracy >= 0.97
     assert verdict.answer_loss < 0.02
 

@@ -3,11 +3,16 @@
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from vocagnolm.demo.world import general_text, held_out_questions, page
+
+# Shipped with the package; benchmarks/make_demo_teacher.py makes them.
+ASSETS = Path(__file__).parents[1] / "assets"
+TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
 
 STUDENT_VOCABULARY_TOKENS = 1024
 TEACHER_VOCABULARY_TOKENS = 2048

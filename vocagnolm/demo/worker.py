@@ -22,10 +22,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
-from vocagnolm.demo.teacher import ASSETS, RECIPE, STUDENT_TOKENIZER, TEACHER, train
+from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 
 METHODS = ("vocagnolm", "cpt", "random")
 BASE = "base"
+RECIPE = Path(__file__).parents[2] / "recipes" / "demo.yaml"
 PLAN_FILE, CURVE_FILE, RESULT_FILE = "plan.json", "clean.jsonl", "result.json"
 CURVE_PROBLEMS = 100  # read during training; the verdict rests on all of them
 # The first pretraining: noise, prose and questions without answers.
@@ -118,6 +119,19 @@ def continue_training(output_dir: Path, plan: Plan, seed: int, method: str) -> N
     partial = directory / f"{method}.result"
     partial.write_text(json.dumps(result))
     partial.replace(directory / method / RESULT_FILE)
+
+
+def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
+    """Run `train.py` with the demo's recipe, in this process.
+
+    Raises:
+        SystemExit: with its exit status, where that is not 0.
+    """
+    from train import main as run  # a script of the repository, not of the package
+
+    paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
+    if status := run([f"--config={RECIPE}", *paths, *options]):
+        raise SystemExit(status)
 
 
 def _tokens(options: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
 """Greedy completions from vLLM, the engine behind the published numbers; an optional package.
 
-The rules of `vocagnolm.evaluation.engines.generation` are handed to vLLM as sampling parameters, and
+The rules of `evaluation.engines.generation` are handed to vLLM as sampling parameters, and
 its token ids are decoded and cut here, as those of every engine.
 """
 

@@ -1,6 +1,6 @@
 """Make what the embedded world ships: its teacher, and its student's tokenizer.
 
-    python -m vocagnolm.demo.teacher --output_dir vocagnolm/assets
+    python -m benchmarks.make_demo_teacher --output_dir vocagnolm/assets
 
 About three minutes on one CPU core. The teacher reads problems on noisy pages first and problems
 alone afterwards, so that, as a mathematics model, it is good at solutions and poor at web noise.
@@ -10,6 +10,7 @@ Its last line is its accuracy on the held-out problems, after rounding to float1
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from itertools import chain
 from pathlib import Path
@@ -20,11 +21,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import Verdict, judge
+from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.worker import train
 
 SEED = 1
-ASSETS = Path(__file__).parents[1] / "assets"
-TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
-RECIPE = Path(__file__).parents[2] / "recipes" / "demo.yaml"
 # Stage: steps, learning rate. A step is 8 blocks of 192 tokens.
 STAGES = {"pages": (800, 3e-3), "problems": (500, 2e-3)}
 BLOCK_TOKENS, BLOCKS_PER_STEP = 192, 8
@@ -87,19 +87,6 @@ def _lessons(stage: str, scratch: Path) -> Path:
     return corpus
 
 
-def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
-    """Run `train.py` with the demo's recipe, in this process.
-
-    Raises:
-        SystemExit: with its exit status, where that is not 0.
-    """
-    from train import main as run  # a script of the repository, not of the package
-
-    paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
-    if status := run([f"--config={RECIPE}", *paths, *options]):
-        raise SystemExit(status)
-
-
 def main() -> None:
     """Run `make` from the command line."""
     parser = argparse.ArgumentParser(description="Make the teacher of the embedded world.")
@@ -108,8 +95,8 @@ def main() -> None:
     torch.set_num_threads(1)  # the same sums on every machine, and faster at this size
     with tempfile.TemporaryDirectory() as scratch:
         result = make(output_dir, Path(scratch))
-    print(
-        f"teacher accuracy {result.accuracy:.3f}, loss on solutions {result.answer_loss:.4f} nats"
+    sys.stdout.write(
+        f"teacher accuracy {result.accuracy:.3f}, loss on solutions {result.answer_loss:.4f} nats\n"
     )
 
 
