@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers.utils import logging as transformers_logging
 
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
 from vocagnolm.host import settings as run_record
 from vocagnolm.host.processes import decided_by_one, in_agreement
@@ -36,7 +37,7 @@ from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan
 from vocagnolm.run.model_card import write_model_card
 from vocagnolm.run.pair import load_models, load_pair, trainer_options
-from vocagnolm.token_loss import NonFiniteLoss, check_longest, check_packing
+from vocagnolm.token_loss import check_longest, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.spans import Spans, find_disorder
-
-UNMAPPED = -1
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:

@@ -20,7 +20,8 @@ import datasets
 import numpy as np
 import pyarrow.compute as pc
 
-from vocagnolm.alignment import UNMAPPED, align_positions, align_spans
+from vocagnolm.alignment import align_positions, align_spans
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.spans import Encoding, Spans, encode_batch, start_id
 from vocagnolm.store.reader import MISSING, StoredDocument, StoredReader

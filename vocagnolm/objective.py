@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import Distillation, Pairs, first_tokens
 from vocagnolm.guidance import (
     Guidance,
@@ -23,7 +24,6 @@ from vocagnolm.guidance import (
 )
 from vocagnolm.models.attention import student_segments, teacher_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
-from vocagnolm.token_loss import IGNORED_LABEL
 
 Method = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
 Divisor = Literal["all", "selected"]

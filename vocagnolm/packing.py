@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 import torch
 from torch.utils.data import Dataset
 
-from vocagnolm.alignment import UNMAPPED, chunk_edges
+from vocagnolm.alignment import chunk_edges
+from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.models.attention import RowSegments, segments_of
-from vocagnolm.token_loss import IGNORED_LABEL
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

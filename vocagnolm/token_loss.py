@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.models.attention import (
     RowSegments,
     check_attention,
@@ -38,7 +39,6 @@ from vocagnolm.output_head import (
     rows_per_tile,
 )
 
-IGNORED_LABEL = -100
 EXACT = {
     torch.float32,
     torch.float64,
@@ -47,10 +47,6 @@ EXACT = {
 # and the head's weight, bias and form.
 Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor]
 ModelT = TypeVar("ModelT", bound=nn.Module)
-
-
-class NonFiniteLoss(RuntimeError):  # noqa: N818 - the name says what was found, as StopIteration does
-    """A model gives NaN or infinite losses; nothing can be ranked by them, so the run must stop."""
 
 
 class _TokenLoss(torch.autograd.Function):

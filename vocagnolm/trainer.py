@@ -18,12 +18,13 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance, TokenGuidance
 from vocagnolm.models.attention import student_segments
 from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
-from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
+from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.bad_batch import StepBatches
 from vocagnolm.training.guard import Recorder, StepGuard
 from vocagnolm.training.resumable import ResumableTrainer

@@ -22,9 +22,9 @@ from test_trainer import (
 from transformers import PreTrainedTokenizerBase
 from world import make_models, make_trainer
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import Guidance
 from vocagnolm.teacher import TeacherReduction
-from vocagnolm.token_loss import IGNORED_LABEL
 
 
 @pytest.fixture(scope="module")

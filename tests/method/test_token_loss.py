@@ -16,8 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutput
 
 from vocagnolm import output_head, token_loss
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models import attention as packed_attention
-from vocagnolm.token_loss import NonFiniteLoss, add_token_losses, check_longest, check_packing
+from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
 
 VOCABULARY, LENGTH = 61, 13
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "token_loss_memory.py"

@@ -16,11 +16,12 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
 
+from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.token_loss import IGNORED_LABEL, NonFiniteLoss, add_token_losses
+from vocagnolm.token_loss import add_token_losses
 
 PARAMETER_TOLERANCE = 1e-6
 LOSS_TOLERANCE = 1e-5

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from vocagnolm.token_loss import IGNORED_LABEL
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.training.flops import model_work
 
 ROOT = Path(__file__).resolve().parents[2]

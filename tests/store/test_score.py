@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 import train
 from vocagnolm import cli
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.models import source as models
 from vocagnolm.spans import encode
@@ -36,7 +37,6 @@ from vocagnolm.store.job import Job
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
-from vocagnolm.token_loss import NonFiniteLoss
 
 CONTEXT, MIN_CONTEXT = 48, 8
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take half a minute

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
 import train
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import Guidance
 from vocagnolm.host import processes
@@ -33,7 +34,6 @@ from vocagnolm.store import score
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.token_loss import IGNORED_LABEL
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Tensors = dict[str, torch.Tensor]

@@ -15,7 +15,7 @@ import torch
 from transformers import TrainerCallback
 from world import make_blocks, make_models, make_trainer
 
-from vocagnolm.token_loss import NonFiniteLoss
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import checkpoints
 from vocagnolm.training.checkpoints import find_checkpoint
 from vocagnolm.training.guard import Recorder

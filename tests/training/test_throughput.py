@@ -31,9 +31,10 @@ from transformers import (
 )
 from world import make_blocks, make_models, make_trainer
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import Distillation
 from vocagnolm.packing import Blocks
-from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
+from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training import flops, throughput
 from vocagnolm.training.flops import ModelWork, model_work, peak_tflops
 from vocagnolm.training.throughput import PHASES, TIMING_KEYS, Throughput

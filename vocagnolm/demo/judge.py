@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.world import Problem, render
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.spans import encode, start_id
-from vocagnolm.token_loss import IGNORED_LABEL
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import datasets
 import numpy as np
 from accelerate.utils import broadcast_object_list
 
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.data import Reader
 from vocagnolm.host.files import read_json
@@ -26,7 +27,6 @@ from vocagnolm.host.processes import in_agreement
 from vocagnolm.spans import Spans, encode_batch
 from vocagnolm.store import store
 from vocagnolm.store.windows import Scorer, windows
-from vocagnolm.token_loss import NonFiniteLoss
 
 logger = logging.getLogger(__name__)
 PLAN_FILE = "plan.json"  # of an unfinished store: what a job must have in common with the first one

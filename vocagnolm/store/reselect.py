@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.corpus import TEXT, load_corpus
 from vocagnolm.data import align_corpus, student_reader
 from vocagnolm.guidance import (
@@ -39,7 +40,6 @@ from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.token_loss import IGNORED_LABEL
 
 BATCH = 16  # blocks looked at together
 SHOWN = 8  # tokens that change most

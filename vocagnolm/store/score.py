@@ -29,6 +29,7 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, load_corpus, unusable, values
 from vocagnolm.data import Reader, teacher_reader
 from vocagnolm.host.files import write_json
@@ -47,7 +48,6 @@ from vocagnolm.store.job import (
     versions,
 )
 from vocagnolm.store.windows import HFScorer, Scorer
-from vocagnolm.token_loss import NonFiniteLoss
 
 MIN_CONTEXT = 512  # by default, in a context that has room for it
 LONGEST_CONTEXT = 4096  # by default: activations of longer ones are large

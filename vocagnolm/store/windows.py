@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.models.attention import segments_of
 from vocagnolm.store.store import FloatArray
-from vocagnolm.token_loss import IGNORED_LABEL, add_token_losses
+from vocagnolm.token_loss import add_token_losses
 
 
 @dataclass(frozen=True)

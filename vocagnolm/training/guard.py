@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vocagnolm.token_loss import NonFiniteLoss
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import bad_batch
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
-from vocagnolm.token_loss import IGNORED_LABEL
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.training.flops import ModelWork, model_work, peak_tflops
 
 if TYPE_CHECKING:

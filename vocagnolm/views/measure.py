@@ -26,6 +26,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.corpus import TEXT, load_sample
 from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import (
@@ -43,7 +44,7 @@ from vocagnolm.models.attention import student_segments
 from vocagnolm.packing import PackedCollator
 from vocagnolm.spans import load_tokenizer
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import IGNORED_LABEL, NonFiniteLoss, add_token_losses
+from vocagnolm.token_loss import add_token_losses
 from vocagnolm.views.page import render_table, render_text, write_view
 from vocagnolm.views.view import GuidanceView, TextView, ViewSettings, read_segment, view_rows
 

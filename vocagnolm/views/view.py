@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from vocagnolm.alignment import UNMAPPED
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.spans import Spans, encode
 
 if TYPE_CHECKING:

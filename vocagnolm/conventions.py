@@ -1,0 +1,23 @@
+"""Letters, numbers and units that every module shares; loads nothing, so that text stays light.
+
+Tensor names carry their shape, one letter for each dimension:
+
+    B  rows of a batch               V  words of a vocabulary
+    S  positions of the student      D  hidden size
+    T  positions of the teacher,     K  teachers, or rows of a tile
+       or of any one model           N  rows, laid out one behind the other
+
+Every loss is a natural logarithm, in nats, and stands at the token that is predicted. Ranges and
+spans are half-open: [first, last) holds `first` and ends before `last`.
+"""
+
+from __future__ import annotations
+
+# A position whose token has no loss: padding, and the first token of a segment.
+IGNORED_LABEL = -100
+# Both ends of the teacher range of a student token that no teacher token covers.
+UNMAPPED = -1
+
+
+class NonFiniteLoss(RuntimeError):  # noqa: N818 - the name says what was found, as StopIteration does
+    """A model gives NaN or infinite losses; nothing can be ranked by them, so the run must stop."""
