@@ -1,12 +1,13 @@
 # make demo    train and judge students in the embedded world, on a CPU (runs/demo)
 # make test    run the tests
 # make check   lint, types and tests: what CI runs
+# make shape   print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test lint types check clean
+.PHONY: demo test lint types check shape clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -22,6 +23,9 @@ types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 check: lint types test
+
+shape:
+	python3 tests/support/shape.py
 
 clean:
 	rm -rf $(VENV)
