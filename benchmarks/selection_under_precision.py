@@ -34,10 +34,10 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.guidance import Guidance
-from vocagnolm.models.attention import student_segments
 from vocagnolm.models.speed import compile_layers
 from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.row_segments import student_segments
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 

@@ -22,7 +22,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.models.attention import student_segments, teacher_segments
+from vocagnolm.row_segments import student_segments, teacher_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 
 Method = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from vocagnolm.models.attention import RowSegments, segment_call, takes_segments
+from vocagnolm.row_segments import RowSegments, segment_call, takes_segments
 
 # Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
 # below a tenth of the full logits of one packed block.

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from vocagnolm.alignment import chunk_edges
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
-from vocagnolm.models.attention import RowSegments, segments_of
+from vocagnolm.row_segments import RowSegments, segments_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -183,7 +183,7 @@ class PackedCollator:
     - `input_ids`, `labels`, `position_ids` [B, S]: labels are -100 at padding and where a segment
       starts, as nothing predicts its first token;
     - `segment_edges`, int32, and `longest_segment`: the same segments once more, as
-      `vocagnolm.models.attention.RowSegments` has them, for attention that asks for it; padding is
+      `vocagnolm.row_segments.RowSegments` has them, for attention that asks for it; padding is
       cut into pieces, none longer than the longest segment;
     - `teacher_input_ids`, `teacher_labels`, `teacher_position_ids` [B, T];
     - `teacher_segment_edges`, `teacher_longest_segment`: lists of the same, by teacher;

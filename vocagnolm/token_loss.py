@@ -23,13 +23,6 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
-from vocagnolm.models.attention import (
-    RowSegments,
-    check_attention,
-    in_its_precision,
-    segments_of,
-    takes_segments,
-)
 from vocagnolm.output_head import (
     Head,
     HeadGradients,
@@ -37,6 +30,13 @@ from vocagnolm.output_head import (
     output_embeddings,
     read_head,
     rows_per_tile,
+)
+from vocagnolm.row_segments import (
+    RowSegments,
+    check_attention,
+    in_its_precision,
+    segments_of,
+    takes_segments,
 )
 
 EXACT = {

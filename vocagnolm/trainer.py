@@ -21,8 +21,8 @@ from transformers import EvalPrediction, PreTrainedModel
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance, TokenGuidance
-from vocagnolm.models.attention import student_segments
 from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
+from vocagnolm.row_segments import student_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.bad_batch import StepBatches

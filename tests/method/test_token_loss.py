@@ -15,9 +15,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from vocagnolm import output_head, token_loss
+from vocagnolm import output_head, row_segments, token_loss
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.models import attention as packed_attention
 from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
 
 VOCABULARY, LENGTH = 61, 13
@@ -405,7 +404,7 @@ def test_probes_run_where_the_model_will_run_when_it_is_not_there_yet(fails, mon
     """There is no second device here: moves are counted, and what runs between them."""
     model, places, ran_at = build(), ["cpu"], []
     monkeypatch.setattr(model, "to", lambda device: places.append(device.type))
-    monkeypatch.setattr(packed_attention, "_check_kernel", lambda: ran_at.append("kernel"))
+    monkeypatch.setattr(row_segments, "_check_kernel", lambda: ran_at.append("kernel"))
     model.set_attn_implementation("torch_varlen")
     own = model.model.forward
 

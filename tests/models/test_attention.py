@@ -15,9 +15,9 @@ from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from world import make_models
 
-from vocagnolm import token_loss
+from vocagnolm import row_segments, token_loss
 from vocagnolm.models import attention as packed_attention
-from vocagnolm.models.attention import RowSegments, segments_of
+from vocagnolm.row_segments import RowSegments, segments_of
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
 
@@ -231,7 +231,7 @@ def test_gpu_call_has_the_right_form_when_it_is_traced_without_a_gpu() -> None:
     segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
     shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
-    packed_attention._check_kernel()
+    row_segments._check_kernel()
     assert packed_attention._on_gpu(*tensors, segments, 0.3).shape == (16, 4, 8)
     with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use --bf16"):
         packed_attention._on_gpu(*(x.float() for x in tensors), segments, 0.3)
@@ -241,7 +241,7 @@ def test_old_kernel_is_refused_when_it_lacks_an_argument(monkeypatch: pytest.Mon
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, is_causal=False: None)
     with pytest.raises(ValueError, match=r"needs torch >= 2.12, found \d"):
-        packed_attention._check_kernel()
+        row_segments._check_kernel()
 
 
 def test_checks_run_in_bfloat16_when_the_kernel_has_no_float32(

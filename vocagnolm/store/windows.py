@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.models.attention import segments_of
+from vocagnolm.row_segments import segments_of
 from vocagnolm.store.store import FloatArray
 from vocagnolm.token_loss import add_token_losses
 

@@ -40,8 +40,8 @@ from vocagnolm.guidance import (
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.processes import is_on_cpu
 from vocagnolm.models import source as models
-from vocagnolm.models.attention import student_segments
 from vocagnolm.packing import PackedCollator
+from vocagnolm.row_segments import student_segments
 from vocagnolm.spans import load_tokenizer
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
