@@ -9,6 +9,8 @@ from operator import getitem
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from vocagnolm.host.tables import markdown_table
+
 Content = Mapping[str, Any]
 
 # Told apart without colour: by marker and shade.
@@ -40,17 +42,17 @@ def markdown(content: Content) -> str:
         *(f"teacher: {teacher['teacher']}" for teacher in content["teachers"]),
         f"corpus: {content['dataset']}, {content['documents']:,} documents"
         f" ({content['skipped']:,} left out)",
-        *("", "## Vocabulary overlap (%)", "", *_vocabulary_table(content)),
-        *("", "## Token-level map (% of the student's tokens)", "", *_map_table(content)),
+        *("", "## Vocabulary overlap (%)", "", _vocabulary_table(content)),
+        *("", "## Token-level map (% of the student's tokens)", "", _map_table(content)),
     ]
     if content["sequences"]:
         length = content["settings"]["sequence_length"]
         title = f"## Chunks of {content['sequences']} x {length:,} student tokens, IoU / IoS (%)"
-        lines += ["", title, "", *_chunk_table(content)]
+        lines += ["", title, "", _chunk_table(content)]
     for label, teacher in zip(labels(content), content["teachers"], strict=True):
         if teacher["worst"]:
             title = f"## Documents that fit {label} worst, numbered from 0"
-            lines += ["", title, "", *_worst_table(teacher["worst"])]
+            lines += ["", title, "", _worst_table(teacher["worst"])]
     return "\n".join(lines) + "\n"
 
 
@@ -61,18 +63,20 @@ def labels(content: Content) -> list[str]:
     return short if len(set(short)) == len(short) else names
 
 
-def _vocabulary_table(content: Content) -> list[str]:
-    return _table(
-        ["shared, of the words", *labels(content)],
+def _vocabulary_table(content: Content) -> str:
+    return markdown_table(
         [
-            _row(content, f"{size}, {how}", "vocabulary_overlap", key, of)
-            for key, how in _OVERLAPS
-            for of, size in _SIZES
-        ],
+            ["shared, of the words", *labels(content)],
+            *(
+                _row(content, f"{size}, {how}", "vocabulary_overlap", key, of)
+                for key, how in _OVERLAPS
+                for of, size in _SIZES
+            ),
+        ]
     )
 
 
-def _map_table(content: Content) -> list[str]:
+def _map_table(content: Content) -> str:
     lines = [_row(content, name, "mapping", key) for key, name in _PER_TOKEN]
     lines += [
         _row(content, name, "token_level", key) for key, name in (("iou", "IoU"), ("ios", "IoS"))
@@ -81,19 +85,19 @@ def _map_table(content: Content) -> list[str]:
         [name, *(f"{teacher['mapping'][key]:.4f}" for teacher in content["teachers"])]
         for key, name in _RATIOS
     ]
-    return _table(["", *labels(content)], lines)
+    return markdown_table([["", *labels(content)], *lines])
 
 
-def _chunk_table(content: Content) -> list[str]:
+def _chunk_table(content: Content) -> str:
     lines = []
     for place, chunks in enumerate(content["settings"]["chunks"]):
         found = [teacher["chunks"][place] for teacher in content["teachers"]]
         cells = [f"{100 * point['iou']:.2f} / {100 * point['ios']:.2f}" for point in found]
         lines.append([str(chunks), *cells])
-    return _table(["chunks", *labels(content)], lines)
+    return markdown_table([["chunks", *labels(content)], *lines])
 
 
-def _worst_table(worst: Sequence[Content]) -> list[str]:
+def _worst_table(worst: Sequence[Content]) -> str:
     header = ["document", "IoU", "IoS", "mapped", "student tokens", "teacher tokens", "begins"]
     lines = [
         [
@@ -104,24 +108,13 @@ def _worst_table(worst: Sequence[Content]) -> list[str]:
         ]
         for document in worst
     ]
-    return _table(header, lines)
+    return markdown_table([header, *lines])
 
 
 def _row(content: Content, name: str, *keys: str) -> list[str]:
     """A line with what lies behind these keys for each teacher, in percent."""
     shares = [reduce(getitem, keys, teacher) for teacher in content["teachers"]]
     return [name, *(f"{100 * share:.2f}" for share in shares)]
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    rows = [[cell.replace("|", r"\|") for cell in line] for line in [header, *lines]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "| " + " | ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    table.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return table
 
 
 def draw(content: Content, path: Path) -> None:

@@ -42,6 +42,7 @@ from vocagnolm.analysis.runs import (
 )
 from vocagnolm.evaluation.records import write_whole
 from vocagnolm.host.files import check_writable
+from vocagnolm.host.tables import markdown_table
 
 RESAMPLES = 10_000
 SEED = 0
@@ -116,7 +117,7 @@ def _accuracy_part(comparison: Comparison) -> list[str]:
     if rows:
         notes.append(f"- reported: as printed in {comparison.source}")
     header = ["run", "prompts", *map(heading, columns)]
-    return ["## Accuracy (%)", "", *_table(header, lines), *notes]
+    return ["## Accuracy (%)", "", markdown_table([header, *lines]), *notes]
 
 
 def _second_part(comparison: Comparison) -> list[str]:
@@ -130,7 +131,7 @@ def _second_part(comparison: Comparison) -> list[str]:
         for run in runs
     ]
     header = ["run", "grader", "prompts", *map(heading, columns)]
-    return ["", "## Accuracy (%), second opinion", "", *_table(header, lines)]
+    return ["", "## Accuracy (%), second opinion", "", markdown_table([header, *lines])]
 
 
 def _cells(accuracies: Mapping[str, Accuracy], columns: Iterable[str]) -> list[str]:
@@ -157,17 +158,13 @@ def _pairing_part(pairing: Pairing, comparison: Comparison) -> list[str]:
             lines.append([name, f"not paired: {pairing.refused[column]}", *["-"] * 6])
         else:
             lines.append([name, *_difference_cells(pairing.differences[column])])
+    header = ["", "points", "95 % interval", "items"]
+    header += [f"only {first.label} right", f"only {other.label} right", "p", "p (Holm)"]
     return [
         "",
         f"## {other.label} less {first.label}, over the same items",
         "",
-        *_table(
-            [
-                *("", "points", "95 % interval", "items"),
-                *(f"only {first.label} right", f"only {other.label} right", "p", "p (Holm)"),
-            ],
-            lines,
-        ),
+        markdown_table([header, *lines]),
         "",
         "points: of the accuracies before they are rounded. Interval: paired bootstrap, "
         f"{comparison.resamples:,} resamples, seed {comparison.seed}; too narrow where few items "
@@ -203,7 +200,7 @@ def _reported_part(comparison: Comparison) -> list[str]:
         "",
         "## Points above the reported numbers",
         "",
-        *_table(["", "prompts", *map(heading, columns)], lines),
+        markdown_table([["", "prompts", *map(heading, columns)], *lines]),
         "",
         "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
         f"number alone; the reported one has an error of its own. {_STAR}",
@@ -216,17 +213,6 @@ def _against_cell(line: AgainstReported) -> str:
 
 def _points(value: float) -> str:
     return f"{round(value, 1) + 0.0:+.1f}"  # never -0.0
-
-
-def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    rows = [[cell.replace("|", r"\|") for cell in line] for line in [header, *lines]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = [
-        "| " + " | ".join(x.ljust(width) for x, width in zip(row, widths, strict=True)) + " |"
-        for row in rows
-    ]
-    table.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return table
 
 
 def draw(comparison: Comparison, path: Path) -> None:
