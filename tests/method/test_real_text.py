@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-import train
+from vocagnolm.run import main as train
 
 STEPS = 30
 

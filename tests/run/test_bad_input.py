@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, ByT5Tokenizer
 
-import train
+from vocagnolm.run import main as train
 
 ROOT = Path(__file__).resolve().parents[2]
 

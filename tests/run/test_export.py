@@ -16,9 +16,9 @@ from launch import run_jobs
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-import train
 from vocagnolm.models.source import ModelSource
 from vocagnolm.run import export
+from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import load_pair, student_sizes
 from vocagnolm.store import score

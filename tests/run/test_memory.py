@@ -15,7 +15,7 @@ from adapter_world import World, make_world
 from held_memory import STUDENT, held_of, measure_runs
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import train
+from vocagnolm.run import main as train
 from vocagnolm.run import memory
 from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan

@@ -21,13 +21,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-import train
 from vocagnolm import token_loss, trainer
 from vocagnolm.data import Teachers, teacher_reader
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.models import sharding
 from vocagnolm.models import source as models
+from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.spans import check_same_tokens
 from vocagnolm.store import score

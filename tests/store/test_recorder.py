@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-import train
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.run import job
+from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import load_pair
 from vocagnolm.store.store import MANIFEST_FILE, Store

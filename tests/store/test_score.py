@@ -25,11 +25,11 @@ from accelerate import PartialState
 from score_worker import Processes, kill
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-import train
 from vocagnolm import cli
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.models import source as models
+from vocagnolm.run import main as train
 from vocagnolm.spans import encode
 from vocagnolm.store import job as scoring_job
 from vocagnolm.store import score, store

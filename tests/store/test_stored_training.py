@@ -20,7 +20,6 @@ from test_trainer import full_losses
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
-import train
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import Guidance
@@ -28,6 +27,7 @@ from vocagnolm.host import processes
 from vocagnolm.models import source as models
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.run import job
+from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.spans import encode
 from vocagnolm.store import score

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-import train
+from vocagnolm.run import main as train
 from vocagnolm.run.pair import load_pair, student_sizes, teacher_sizes
 from vocagnolm.run.plan import device_memory
 

@@ -32,8 +32,9 @@ from accelerate.utils import DistributedType
 from fork_server import serve
 from transformers import LlamaForCausalLM
 
-import train
+from vocagnolm.host.command import run_script
 from vocagnolm.run import job
+from vocagnolm.run import main as train
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints
 from vocagnolm.training.resumable import ResumableTrainer
@@ -232,13 +233,12 @@ def run(request: dict[str, Any]) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ |= request["environ"]
-    train.IS_MAIN = os.environ.get("RANK", "0") == "0"
     for name, *where in request.get("break", ()):
         BREAKS[name](*where)
     watch(Moment(request))
     sys.argv = ["train.py", *request["argv"]]
     try:
-        train.run_script()
+        run_script(train.main)
     except SystemExit as left:
         status = int(left.code or 0)
     sys.stdout.flush()

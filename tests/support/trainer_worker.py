@@ -21,7 +21,7 @@ from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
 
-import train
+from vocagnolm.run import main as train
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:

@@ -127,7 +127,7 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
     Raises:
         SystemExit: with its exit status, where that is not 0.
     """
-    from train import main as run  # a script of the repository, not of the package
+    from vocagnolm.run.main import main as run
 
     paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
     if status := run([f"--config={RECIPE}", *paths, *options]):

@@ -12,7 +12,8 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-REQUEUE = 75  # EX_TEMPFAIL of sysexits.h: started again, the run goes on
+from vocagnolm.host.command import Exit
+
 SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -112,7 +113,7 @@ def handling(signals: Sequence[signal.Signals], handle: Callable[[str], object])
 def leave_at_once(name: str) -> None:
     """What a signal does where there is nothing to save."""
     warn(f"{name}: stopped where nothing had to be saved; the same command starts again")
-    raise SystemExit(REQUEUE)
+    raise SystemExit(Exit.STOPPED)
 
 
 def finish_first(name: str) -> None:

@@ -1,0 +1,38 @@
+"""The `vocagnolm` command: a table of commands, each loaded when it is run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+# name: (the module with `main(argv)`, one line of help)
+COMMANDS = {
+    "audit": ("vocagnolm.analysis.audit", "How well a teacher's tokens map to a student's"),
+    "compare": ("vocagnolm.analysis.compare", "Tables and figures over finished runs"),
+    "demo": ("vocagnolm.demo.run", "Train and judge students in the embedded world, on a CPU"),
+    "evaluate": ("evaluate_math", "Accuracy on the paper's math benchmarks"),
+    "export": ("vocagnolm.run.export", "The student of a checkpoint, whole, for from_pretrained"),
+    "inspect": ("vocagnolm.views.measure", "A text with its tokens kept, dropped and unmapped"),
+    "reselect": ("vocagnolm.store.reselect", "Selections under other settings, from stores"),
+    "score": ("vocagnolm.store.score", "Write, verify or repair a teacher-loss store"),
+    "train": ("vocagnolm.run.main", "Continually pretrain a student"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command, which reads the rest of the command line itself."""
+    argv = sys.argv[1:] if argv is None else argv
+    lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="vocagnolm",
+        description="\n".join(("Teacher-guided continual pretraining:", *lines)),
+        epilog="vocagnolm COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    module = importlib.import_module(COMMANDS[parser.parse_args(argv[:1]).command][0])
+    return int(module.main(argv[1:]))
