@@ -243,7 +243,7 @@ class Launcher:
             env={
                 **os.environ,
                 "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(here.parent),
+                "PYTHONPATH": str(here.parents[1]),
                 "CUDA_VISIBLE_DEVICES": "",
             },
         )

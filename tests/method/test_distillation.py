@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from references import slow_distance
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -52,23 +53,6 @@ def build(name: str, words: int, seed: int, dtype: torch.dtype = torch.float32) 
         for parameter in model.parameters():
             parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
     return add_token_losses(model.to(dtype).eval())
-
-
-def slow_distance(distance: str, student: Tensor, teacher: Tensor) -> Tensor:
-    """One number from two vectors of logits, as in a textbook."""
-    if distance == "sorted_l1":
-        p, q = (
-            sorted(torch.softmax(x, -1).unbind(), key=float, reverse=True)
-            for x in (student, teacher)
-        )
-        zero = torch.zeros((), dtype=student.dtype)
-        size = max(len(p), len(q))
-        p, q = (x + [zero] * (size - len(x)) for x in (p, q))
-        return torch.stack([(a - b).abs() for a, b in zip(p, q, strict=True)]).sum()
-    words = min(len(student), len(teacher))
-    p, q = (torch.log_softmax(x[:words], -1) for x in (student, teacher))
-    a, b = (p, q) if distance == "reverse_kl" else (q, p)
-    return F.kl_div(b, a, reduction="sum", log_target=True)
 
 
 def states_of(model: Any, ids: Tensor) -> HeadStates:

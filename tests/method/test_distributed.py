@@ -11,7 +11,7 @@ import pytest
 import torch
 from launch import run_jobs
 from methods_world import World
-from test_trainer import largest_difference
+from references import largest_difference
 from transformers import PreTrainedTokenizerBase
 from world import make_models
 

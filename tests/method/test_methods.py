@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from methods_world import METHODS, World
-from test_distillation import slow_distance
-from test_trainer import (
+from references import (
     LOSS_TOLERANCE,
     PARAMETER_TOLERANCE,
     full_losses,
     largest_difference,
+    slow_distance,
 )
 from transformers import PreTrainedTokenizerBase
 from world import make_models, make_trainer

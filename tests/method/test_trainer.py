@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,13 @@ from typing import Any
 import pytest
 import torch
 from launch import run_jobs
+from references import (
+    LOSS_TOLERANCE,
+    PARAMETER_TOLERANCE,
+    full_losses,
+    largest_difference,
+    slow_weights,
+)
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
@@ -22,9 +28,6 @@ from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.token_loss import add_token_losses
-
-PARAMETER_TOLERANCE = 1e-6
-LOSS_TOLERANCE = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -55,47 +58,6 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
         **parameters(trainer),
         "eval_loss": torch.tensor(trainer.evaluate(blocks)["eval_loss"]),
     }
-
-
-def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max((a[name] - b[name]).detach().abs().max().item() for name in a)
-
-
-def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor):
-    """Losses from full logits, one document at a time, in Python."""
-    losses = torch.zeros(ids.shape, dtype=torch.float64)
-    for row in range(len(ids)):
-        starts = [t for t in range(ids.shape[1]) if positions[row, t] == 0]
-        for start, end in zip(starts, [*starts[1:], ids.shape[1]], strict=True):
-            logits = model(ids[row : row + 1, start:end], use_cache=False).logits[0]
-            for t in range(start + 1, end):
-                if labels[row, t] != IGNORED_LABEL:
-                    losses[row, t] = F.cross_entropy(logits[t - start - 1], labels[row, t])
-    return losses
-
-
-def slow_weights(
-    batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Guidance
-) -> torch.Tensor:
-    """Eq. 2 and Eq. 4 with loops, for scope "sequence"."""
-    reduce = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[g.aggregation]
-    weights = torch.zeros(student.shape)
-    for row in range(len(student)):
-        excess = {}
-        for t in range(student.shape[1]):
-            if batch["labels"][row, t] == IGNORED_LABEL:
-                continue
-            first, last = batch["teacher_ranges"][row, t].tolist()
-            if first == -1:
-                weights[row, t] = float(g.unmapped == "include")
-            else:
-                guide = reduce([float(x) for x in teacher[row, first:last]])
-                excess[t] = float(student[row, t]) - guide
-        count = math.ceil(round(g.top_k * len(excess), 9))
-        for t in sorted(excess, key=lambda t: -excess[t])[:count]:
-            weights[row, t] = 1.0
-    return weights
 
 
 @pytest.mark.parametrize("aggregation", ["max", "mean", "sum"])

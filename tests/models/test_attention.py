@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import assert_same_gradients, build, gradients
 from methods_world import World
-from test_token_loss import VOCABULARY, assert_same_gradients, build, gradients
+from packed_rows import SEGMENTS, rows
 from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from world import make_models
@@ -21,8 +22,6 @@ from vocagnolm.row_segments import RowSegments, segments_of
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
 
-LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
-SEGMENTS = segments_of(length for row in LENGTHS for length in row)
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
 
 
@@ -30,14 +29,6 @@ def with_attention(name: str, attention: str, **overrides: Any) -> Any:
     model = build(name, **overrides)
     model.set_attn_implementation(attention)
     return add_token_losses(model)
-
-
-def rows(seed: int = 0) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(VOCABULARY, (len(LENGTHS), 16), generator=generator)
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in LENGTHS])
-    labels = ids.masked_fill(positions == 0, -100)
-    return {"input_ids": ids, "position_ids": positions, "labels": labels, "token_losses": True}
 
 
 @contextmanager

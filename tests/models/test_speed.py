@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import SEGMENTS, rows
-from test_token_loss import assert_same_gradients, build, gradients
+from architectures import assert_same_gradients, build, gradients
+from packed_rows import SEGMENTS, rows
 from transformers.integrations import liger
 from transformers.quantizers.auto import AutoQuantizationConfig
 

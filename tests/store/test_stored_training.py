@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from references import full_losses
 from safetensors.torch import load_file
 from stored_world import in_memory, random_store, segment_store, write_store
-from test_trainer import full_losses
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 

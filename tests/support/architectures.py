@@ -1,0 +1,63 @@
+"""Tiny models of the real architectures, and their gradients."""
+
+import torch
+import transformers
+
+VOCABULARY = 61
+
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+
+
+ARCHITECTURES = {
+    "llama": ("Llama", {"tie_word_embeddings": False}),
+    "llama_tied": ("Llama", {"tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {}),
+    "mistral": ("Mistral", {}),
+    "gemma2": ("Gemma2", {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 8}),
+    "granite": ("Granite", {"logits_scaling": 4.0}),
+    "cohere": ("Cohere", {"logit_scale": 0.25}),
+    "phi": ("Phi", {}),
+    "gpt_neox": ("GPTNeoX", {}),
+    "gpt2": ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}),
+    "olmo2": ("Olmo2", {}),
+}
+
+
+def build(name="llama", spread=0.3, **overrides):
+    """A tiny model whose weights are large enough for soft caps, scales and biases to matter."""
+    family, options = ARCHITECTURES.get(name, (name, {}))
+    config = getattr(transformers, family + "Config")(**SIZES | options | overrides)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(noise * spread if parameter.dim() > 1 else parameter + 0.1 * noise)
+    return model.eval()
+
+
+def gradients(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(found, expected, relative=1e-5):
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        error = (found[name] - gradient).abs().max() / gradient.abs().max().clamp(min=1e-12)
+        # A bias before a softmax over keys has no gradient but rounding noise.
+        noise = gradient.abs().max() < 1e-6 and found[name].abs().max() < 1e-6
+        assert noise or error < relative, (name, float(error))

@@ -1,0 +1,23 @@
+"""Rows of packed segments, in the form that a model is called with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from architectures import VOCABULARY
+
+from vocagnolm.row_segments import segments_of
+
+LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
+
+
+SEGMENTS = segments_of(length for row in LENGTHS for length in row)
+
+
+def rows(seed: int = 0) -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(VOCABULARY, (len(LENGTHS), 16), generator=generator)
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in LENGTHS])
+    labels = ids.masked_fill(positions == 0, -100)
+    return {"input_ids": ids, "position_ids": positions, "labels": labels, "token_losses": True}

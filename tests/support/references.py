@@ -1,0 +1,74 @@
+"""Slow references: losses from full logits, weights by loops, distances as in a textbook."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.guidance import Guidance
+
+PARAMETER_TOLERANCE = 1e-6
+LOSS_TOLERANCE = 1e-5
+
+
+def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max((a[name] - b[name]).detach().abs().max().item() for name in a)
+
+
+def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor):
+    """Losses from full logits, one document at a time, in Python."""
+    losses = torch.zeros(ids.shape, dtype=torch.float64)
+    for row in range(len(ids)):
+        starts = [t for t in range(ids.shape[1]) if positions[row, t] == 0]
+        for start, end in zip(starts, [*starts[1:], ids.shape[1]], strict=True):
+            logits = model(ids[row : row + 1, start:end], use_cache=False).logits[0]
+            for t in range(start + 1, end):
+                if labels[row, t] != IGNORED_LABEL:
+                    losses[row, t] = F.cross_entropy(logits[t - start - 1], labels[row, t])
+    return losses
+
+
+def slow_weights(
+    batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Guidance
+) -> torch.Tensor:
+    """Eq. 2 and Eq. 4 with loops, for scope "sequence"."""
+    reduce = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[g.aggregation]
+    weights = torch.zeros(student.shape)
+    for row in range(len(student)):
+        excess = {}
+        for t in range(student.shape[1]):
+            if batch["labels"][row, t] == IGNORED_LABEL:
+                continue
+            first, last = batch["teacher_ranges"][row, t].tolist()
+            if first == -1:
+                weights[row, t] = float(g.unmapped == "include")
+            else:
+                guide = reduce([float(x) for x in teacher[row, first:last]])
+                excess[t] = float(student[row, t]) - guide
+        count = math.ceil(round(g.top_k * len(excess), 9))
+        for t in sorted(excess, key=lambda t: -excess[t])[:count]:
+            weights[row, t] = 1.0
+    return weights
+
+
+def slow_distance(distance: str, student: Tensor, teacher: Tensor) -> Tensor:
+    """One number from two vectors of logits, as in a textbook."""
+    if distance == "sorted_l1":
+        p, q = (
+            sorted(torch.softmax(x, -1).unbind(), key=float, reverse=True)
+            for x in (student, teacher)
+        )
+        zero = torch.zeros((), dtype=student.dtype)
+        size = max(len(p), len(q))
+        p, q = (x + [zero] * (size - len(x)) for x in (p, q))
+        return torch.stack([(a - b).abs() for a, b in zip(p, q, strict=True)]).sum()
+    words = min(len(student), len(teacher))
+    p, q = (torch.log_softmax(x[:words], -1) for x in (student, teacher))
+    a, b = (p, q) if distance == "reverse_kl" else (q, p)
+    return F.kl_div(b, a, reduction="sum", log_target=True)
