@@ -11,7 +11,7 @@ Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden siz
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, TypeVar
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from transformers import PreTrainedModel
 
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.output_head import (
@@ -209,7 +208,7 @@ def by_predicted_token(values_BT: Tensor) -> Tensor:
 
 
 @contextmanager
-def _probing(model: Any, device: torch.device | None) -> Iterator[None]:
+def probing(model: Any, device: torch.device | None) -> Iterator[None]:
     """Run where the model will run, without gradient and dropout, hence without random numbers.
 
     Afterwards it is back where it was, in its modes. What runs, kernels or their reference, depends
@@ -231,7 +230,7 @@ def _probing(model: Any, device: torch.device | None) -> Iterator[None]:
             module.training = training
 
 
-def _probe_ids(model: Any, shape: tuple[int, ...]) -> Tensor:
+def probe_ids(model: Any, shape: tuple[int, ...]) -> Tensor:
     """Return fixed random ids inside the vocabulary; the global random state is not touched."""
     inner = inner_model(model)
     read, written = inner.get_input_embeddings().weight, output_embeddings(inner).weight
@@ -239,7 +238,8 @@ def _probe_ids(model: Any, shape: tuple[int, ...]) -> Tensor:
     return torch.randint(min(len(read), len(written)), shape, generator=generator).to(read.device)
 
 
-def _require_finite(model: Any, *tensors: Tensor) -> None:
+def require_finite(model: Any, *tensors: Tensor) -> None:
+    """Raise `NonFiniteLoss` where the losses of a probe are NaN or infinite."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
         raise NonFiniteLoss(
             f"{type(model).__name__} ({model.name_or_path or 'without a name'}) gives NaN or "
@@ -253,8 +253,8 @@ def _check_head(model: Any, device: torch.device | None) -> None:
 
     Through the module's own call, whose hooks gather the weights of a sharded model.
     """
-    with _probing(model, device):
-        ids = _probe_ids(model, (2, 8))
+    with probing(model, device):
+        ids = probe_ids(model, (2, 8))
         logits = model(input_ids=ids, use_cache=False).logits
         losses = model(
             input_ids=ids,
@@ -263,7 +263,7 @@ def _check_head(model: Any, device: torch.device | None) -> None:
             segments=segments_of([ids.shape[1]] * len(ids)),
             token_losses=True,
         )
-    _require_finite(model, logits, losses)
+    require_finite(model, logits, losses)
     logits, targets = logits.to(losses.device), ids[:, 1:].to(losses.device)
     weight_VD = output_embeddings(model).weight
     reproduced = logits.shape[-1] == len(weight_VD)
@@ -271,11 +271,11 @@ def _check_head(model: Any, device: torch.device | None) -> None:
         expected = F.cross_entropy(logits[:, :-1].float().mT, targets, reduction="none")
         # Relative to the logits: those of an untrained model are so small that all losses are near
         # log(V), and a wrong scale would hide in an absolute tolerance.
-        relative = 1e-4 if _is_exact(model, logits.dtype, weight_VD.dtype) else 2e-2
+        relative = 1e-4 if is_exact(model, logits.dtype, weight_VD.dtype) else 2e-2
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
-        attention = f" (or --attn_implementation {_attention(model)})" * takes_segments(model)
+        attention = f" (or --attn_implementation {attention_name(model)})" * takes_segments(model)
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its "
             f"output head{attention} does something this project does not reproduce. Use another "
@@ -283,91 +283,15 @@ def _check_head(model: Any, device: torch.device | None) -> None:
         )
 
 
-def _attention(model: Any) -> str | None:
+def attention_name(model: Any) -> str | None:
+    """Name the attention implementation of a model, if it says."""
     name: str | None = getattr(model.config, "_attn_implementation", None)
     return name
 
 
-def _is_exact(model: Any, *dtypes: torch.dtype) -> bool:
+def is_exact(model: Any, *dtypes: torch.dtype) -> bool:
     """Whether a model's numbers are rounded as those of its dtypes, whatever the shape of a batch.
 
     A quantized model may scale activations by row, or by batch, whatever its dtype.
     """
     return not getattr(model, "is_quantized", False) and set(dtypes) <= EXACT
-
-
-def check_longest(model: Any, device: torch.device | None = None, *, longest: int) -> None:
-    """Refuse attention that is told of segments and cannot serve one of so many tokens.
-
-    Only a few tokens are read, of which it is said that there are so many. Calls `add_token_losses`
-    first.
-
-    Args:
-        model: The student or a teacher.
-        device: Where it will run, if it is not there yet.
-        longest: Tokens of the longest segment that it will be given.
-
-    Raises:
-        ValueError: It cannot, as where a sliding window is shorter.
-    """
-    call: Any = add_token_losses(model, device)
-    if not takes_segments(inner_model(model)):
-        return
-    with _probing(model, device):
-        ids = _probe_ids(model, (1, 4))
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        segments = segments_of([ids.shape[1]])._replace(longest=longest)
-        rows = {"input_ids": ids, "position_ids": positions, "labels": ids}
-        call(**rows, segments=segments, token_losses=True)
-
-
-def check_packing(model: PreTrainedModel, device: torch.device | None = None) -> None:
-    """Verify that documents packed into one row have the losses they have alone.
-
-    Position ids restart with every document, and attention must not cross documents. Not every
-    attention implementation isolates them (flash attention does not in batches of several rows),
-    and not every model can (recurrent ones carry their state on). Calls `add_token_losses` first.
-
-    Args:
-        model: The student or the teacher as it will be run: dtype, attention.
-        device: Where it will run, if it is not there yet.
-
-    Raises:
-        ValueError: The losses of packed documents depend on their neighbours.
-        NonFiniteLoss: The model's losses are NaN or infinite.
-    """
-    call: Any = add_token_losses(model, device)
-
-    def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
-        """Through the same path as training's."""
-        rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
-        result: Tensor = call(**rows, segments=segments_of(lengths), token_losses=True)
-        return result
-
-    documents = ((5, 11), (9, 7))  # tokens; other borders in the second row: masks differ by row
-    with _probing(model, device):
-        ids = _probe_ids(model, (2, 16))
-        plain = torch.arange(16, device=ids.device).expand(2, -1)
-        restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
-        labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
-        packed = losses(ids, restarting, labels, sum(documents, ()))
-        crossing = losses(ids, plain, labels, [16, 16])
-        alone = [
-            losses(one, plain[:1, :n], one, [n])
-            for row, lengths in zip(ids, documents, strict=True)
-            for n, one in zip(lengths, row[None].split_with_sizes(lengths, 1), strict=True)
-        ]
-    separate = torch.cat(alone, dim=1).view_as(packed)
-    _require_finite(model, packed, crossing, separate)
-    error, scale = (float((losses - separate).abs().max()) for losses in (packed, crossing))
-    # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
-    # some untrained models; a small share of the scale still shows the leak of one layer in many.
-    exact = _is_exact(model, model.dtype) and not torch.is_autocast_enabled(ids.device.type)
-    floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
-    if error > floor + share * scale:
-        raise ValueError(
-            f"{type(model).__name__} with attention implementation {_attention(model)} lets packed "
-            f"documents see each other: losses differ by up to {error:.2g} nats from those "
-            f"of the same documents alone (by {scale:.2g} when attention crosses on purpose). Use "
-            "--attn_implementation sdpa or eager, or accept it with --attend_across_documents"
-        )

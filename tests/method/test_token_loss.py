@@ -18,7 +18,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from vocagnolm import output_head, row_segments, token_loss
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
+from vocagnolm.models.probes import check_longest, check_packing
+from vocagnolm.token_loss import add_token_losses
 
 LENGTH = 13
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "token_loss_memory.py"

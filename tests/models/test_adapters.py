@@ -17,8 +17,9 @@ from vocagnolm.models.adapters import (
     merge_adapters,
     read_adapter_config,
 )
+from vocagnolm.models.probes import check_packing
 from vocagnolm.run.parse import parse
-from vocagnolm.token_loss import add_token_losses, check_packing
+from vocagnolm.token_loss import add_token_losses
 
 peft = pytest.importorskip("peft")
 VOCABULARY = 300

@@ -18,9 +18,10 @@ from world import make_models
 
 from vocagnolm import row_segments, token_loss
 from vocagnolm.models import attention as packed_attention
+from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.row_segments import RowSegments, segments_of
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses, check_longest, check_packing
+from vocagnolm.token_loss import add_token_losses
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
 

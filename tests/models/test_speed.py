@@ -16,8 +16,9 @@ from transformers.integrations import liger
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from vocagnolm.models import speed
+from vocagnolm.models.probes import check_packing
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses, check_packing
+from vocagnolm.token_loss import add_token_losses
 
 # Inductor takes a minute; its numbers are those of the backend that users get.
 BACKEND = "inductor" if os.environ.get("VOCAGNOLM_INDUCTOR") else "aot_eager"

@@ -16,6 +16,7 @@ from vocagnolm.host import lock
 from vocagnolm.host import settings as run_record
 from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
 from vocagnolm.host.processes import decided_by_one, in_agreement
+from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.speed import compile_layers
 from vocagnolm.packing import PackedCollator
 from vocagnolm.run import failures, job
@@ -23,7 +24,6 @@ from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan
 from vocagnolm.run.model_card import write_model_card
 from vocagnolm.run.pair import load_models, load_pair, trainer_options
-from vocagnolm.token_loss import check_longest, check_packing
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout
