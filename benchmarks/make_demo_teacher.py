@@ -10,13 +10,23 @@ Its last line is its accuracy on the held-out problems, after rounding to float1
 from __future__ import annotations
 
 import argparse
+import json
+import random
 import sys
 import tempfile
+from collections.abc import Collection, Iterator
 from itertools import chain
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
@@ -28,6 +38,7 @@ SEED = 1
 # Stage: steps, learning rate. A step is 8 blocks of 192 tokens.
 STAGES = {"pages": (800, 3e-3), "problems": (500, 2e-3)}
 BLOCK_TOKENS, BLOCKS_PER_STEP = 192, 8
+TOKENIZER_TEXTS = 4000
 TEXTS = 30_000  # an epoch is never finished: no text is read twice
 
 
@@ -42,8 +53,8 @@ def make(output_dir: Path, scratch: Path) -> Verdict:
     Returns:
         What the held-out problems say about the teacher as it is shipped.
     """
-    demo_models.student_tokenizer().save_pretrained(output_dir / STUDENT_TOKENIZER)
-    tokenizer = demo_models.teacher_tokenizer()
+    student_tokenizer().save_pretrained(output_dir / STUDENT_TOKENIZER)
+    tokenizer = teacher_tokenizer()
     torch.manual_seed(SEED)
     untrained = LlamaForCausalLM(demo_models.teacher_config())
     newest = scratch / "untrained"
@@ -78,13 +89,89 @@ def verdict(teacher: Path, limit: int | None = None) -> Verdict:
 def _lessons(stage: str, scratch: Path) -> Path:
     """Write the texts of a stage."""
     excluded = demo_world.held_out_questions()
-    texts = demo_world.lessons(TEXTS, SEED, 0.0, excluded)
+    texts = lessons(TEXTS, SEED, 0.0, excluded)
     if stage == "pages":
         general = demo_world.general_corpus(TEXTS // 10, SEED, excluded)
-        texts = chain(demo_world.lessons(TEXTS, SEED + 1, 0.4, excluded), general)
+        texts = chain(lessons(TEXTS, SEED + 1, 0.4, excluded), general)
     corpus = scratch / f"{stage}.jsonl"
     demo_world.write_jsonl(corpus, texts)
     return corpus
+
+
+def student_tokenizer() -> PreTrainedTokenizerFast:
+    """Metaspace BPE with byte fallback, as Llama's: numbers of several digits are one token."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            # A number keeps its token at the end of a sentence.
+            pre_tokenizers.Split(Regex(r"[.?]|\n"), "isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="first"),
+        ]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=demo_models.STUDENT_VOCABULARY_TOKENS,
+        special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_tokenizer_texts(), trainer)
+    # The trainer can only reserve byte tokens as special ones, which a decoder would then drop.
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = state["added_tokens"][: len(special)]
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
+        add_bos_token=True,
+    )
+
+
+def teacher_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE with single digits, as Qwen2.5's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=demo_models.TEACHER_VOCABULARY_TOKENS,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_tokenizer_texts(), trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
+    )
+
+
+def _tokenizer_texts() -> Iterator[str]:
+    rng, excluded = random.Random("tokenizer"), demo_world.held_out_questions()
+    for _ in range(TOKENIZER_TEXTS):
+        yield demo_world.page(rng, 0.4, excluded)
+        yield demo_world.general_text(rng, excluded=excluded)
+
+
+def lessons(count: int, seed: int, page_share: float, excluded: Collection[str]) -> Iterator[str]:
+    """What the teacher learns from: problems with right solutions, some of them on noisy pages."""
+    rng = random.Random(f"lessons {seed}")
+    for _ in range(count):
+        if rng.random() < page_share:
+            yield demo_world.page(rng, 0.0, excluded)
+        else:
+            yield "".join(demo_world.render(demo_world.problem(rng, excluded)))
 
 
 def main() -> None:

@@ -190,7 +190,7 @@ def make_batches(seed: int, pages: int) -> list[dict[str, Any]]:
 def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
     """The demo's student after its first pretraining, and its teacher."""
     own = directory / f"seed{seed}"
-    if not (own / f"{BASE}.done").exists():
+    if not (own / BASE / "README.md").exists():
         own.mkdir(parents=True, exist_ok=True)
         with redirect_stdout(sys.stderr):
             make_base(own, seed, BASE_OPTIONS)

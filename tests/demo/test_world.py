@@ -13,6 +13,7 @@ from benchmarks import make_demo_teacher
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import run as demo
 from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.worker import Plan
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.spans import PROBE, encode, load_tokenizer
 
@@ -65,7 +66,7 @@ def test_held_out_questions_are_in_no_text_when_a_model_learns_from_it() -> None
     problems = demo_world.held_out_problems()
     assert len(problems) == len(EXCLUDED) == demo_world.HELD_OUT_PROBLEMS
     texts = [*pages(4000), *demo_world.general_corpus(2000, 0, EXCLUDED)]
-    texts += demo_world.lessons(2000, make_demo_teacher.SEED, 0.4, EXCLUDED)
+    texts += make_demo_teacher.lessons(2000, make_demo_teacher.SEED, 0.4, EXCLUDED)
     assert EXCLUDED.isdisjoint(question for text in texts for question in QUESTION.findall(text))
 
 
@@ -77,8 +78,8 @@ def test_excluding_draws_again_when_a_question_is_held_out() -> None:
 @pytest.mark.parametrize(
     ("directory", "role", "made"),
     [
-        (demo_models.STUDENT_TOKENIZER, "student", demo_models.student_tokenizer),
-        (demo_models.TEACHER, "teacher", demo_models.teacher_tokenizer),
+        (demo_models.STUDENT_TOKENIZER, "student", make_demo_teacher.student_tokenizer),
+        (demo_models.TEACHER, "teacher", make_demo_teacher.teacher_tokenizer),
     ],
 )
 def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made) -> None:
@@ -115,7 +116,7 @@ def test_final_number_is_the_first_word_behind_the_mark(text: str, number: str) 
 def test_demo_writes_its_results_when_run_for_two_steps(tmp_path, capsys) -> None:
     options = ("--max_steps=2", "--eval_steps=1")
     base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
-    results = demo.run_demo(tmp_path, seeds=(0,), options=options, base=base)
+    results = demo.run_demo(Plan(tmp_path, (0,), options=options, base=base))
     assert json.loads((tmp_path / "results.json").read_text()) == results
     assert set(results) == {"vocagnolm", "cpt", "random"}
     for metrics in results.values():
@@ -126,5 +127,5 @@ def test_demo_writes_its_results_when_run_for_two_steps(tmp_path, capsys) -> Non
 
 
 def test_demo_names_the_log_when_a_run_fails(tmp_path) -> None:
-    with pytest.raises(RuntimeError, match=r"worker\d\.log"):
-        demo.run_demo(tmp_path, seeds=(0,), base=("--global_batch_tokens=500", "--max_steps=2"))
+    with pytest.raises(RuntimeError, match=r"SystemExit 2\): see .*base\.log"):
+        demo.run_demo(Plan(tmp_path, (0,), base=("--global_batch_tokens=500", "--max_steps=2")))

@@ -1,88 +1,15 @@
-"""The two tokenizers of the embedded world, and the shapes of its two models."""
+"""The models of the embedded world: the shapes of both, and where the shipped parts lie."""
 
-import json
-import random
-from collections.abc import Iterator
+from __future__ import annotations
+
 from pathlib import Path
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, PreTrainedTokenizerFast
-
-from vocagnolm.demo.world import general_text, held_out_questions, page
+from transformers import LlamaConfig
 
 # Shipped with the package; benchmarks/make_demo_teacher.py makes them.
 ASSETS = Path(__file__).parents[1] / "assets"
 TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
-
-STUDENT_VOCABULARY_TOKENS = 1024
-TEACHER_VOCABULARY_TOKENS = 2048
-TOKENIZER_TEXTS = 4000
-
-
-def student_tokenizer() -> PreTrainedTokenizerFast:
-    """Metaspace BPE with byte fallback, as Llama's: numbers of several digits are one token."""
-    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            # A number keeps its token at the end of a sentence.
-            pre_tokenizers.Split(Regex(r"[.?]|\n"), "isolated"),
-            pre_tokenizers.Metaspace(prepend_scheme="first"),
-        ]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    special = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=STUDENT_VOCABULARY_TOKENS,
-        special_tokens=special + [f"<0x{byte:02X}>" for byte in range(256)],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(), trainer)
-    # The trainer can only reserve byte tokens as special ones, which a decoder would then drop.
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = state["added_tokens"][: len(special)]
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=Tokenizer.from_str(json.dumps(state)),
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        add_bos_token=True,
-    )
-
-
-def teacher_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with single digits, as Qwen2.5's."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=TEACHER_VOCABULARY_TOKENS,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_tokenizer_texts(), trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
-    )
-
-
-def _tokenizer_texts() -> Iterator[str]:
-    rng, excluded = random.Random("tokenizer"), held_out_questions()
-    for _ in range(TOKENIZER_TEXTS):
-        yield page(rng, 0.4, excluded)
-        yield general_text(rng, excluded=excluded)
+STUDENT_VOCABULARY_TOKENS, TEACHER_VOCABULARY_TOKENS = 1024, 2048
 
 
 def student_config() -> LlamaConfig:

@@ -295,16 +295,6 @@ def general_corpus(count: int, seed: int, excluded: Collection[str]) -> Iterator
     return (general_text(rng, excluded=excluded) for _ in range(count))
 
 
-def lessons(count: int, seed: int, page_share: float, excluded: Collection[str]) -> Iterator[str]:
-    """What the teacher learns from: problems with right solutions, some of them on noisy pages."""
-    rng = random.Random(f"lessons {seed}")
-    for _ in range(count):
-        if rng.random() < page_share:
-            yield page(rng, 0.0, excluded)
-        else:
-            yield "".join(render(problem(rng, excluded)))
-
-
 def write_jsonl(path: Path, texts: Iterable[str]) -> None:
     """Write texts as a corpus that `--dataset` reads."""
     with path.open("w", encoding="utf-8") as file:

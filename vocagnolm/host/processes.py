@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,3 +99,10 @@ def is_on_cpu() -> bool:
     Without being told, Accelerate takes processes on a CPU for so many runs of one process.
     """
     return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+
+
+def cores() -> int:
+    """Return the cores that this process may use, which on a shared machine are not all."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from vocagnolm.distillation import Distance, Distillation
 from vocagnolm.guidance import Guidance
+from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 
 _SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
@@ -132,15 +132,8 @@ class DataArguments:
         """How many processes should share the work on a corpus; None: this one does it."""
         if documents < _MANY_DOCUMENTS:
             return None
-        count = self.num_proc or _cores()
+        count = self.num_proc or cores()
         return count if count > 1 else None
-
-
-def _cores() -> int:
-    """Cores that this process may use, which on a shared machine are not all there are."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass
