@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -63,3 +64,11 @@ def test_manifest_comes_last_when_all_else_is_flushed(
     assert {"optimizer.pt", "0", "shards", tmp_path.name} <= set(flushed)
     after = calls[calls.index(("rename", MANIFEST_FILE)) :]
     assert ("flush", tmp_path.name) in after
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
+def test_text_comes_back_when_it_was_written(tmp_path: Path, name: str) -> None:
+    files.write_text(tmp_path / name, "数学\n")
+    content = (tmp_path / name).read_bytes()
+    assert (gzip.decompress(content) if name.endswith(".gz") else content).decode() == "数学\n"
+    assert [path.name for path in tmp_path.iterdir()] == [name]

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from vocagnolm.host import lock
 HOLD = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from vocagnolm.host import lock
 lock.take(Path(sys.argv[1]))
 print("held", flush=True)
@@ -47,3 +49,22 @@ def test_directory_is_refused_when_another_process_holds_it(
     lock.take(tmp_path / "run")  # one's own is no other's
     lock.release(tmp_path / "run")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_lock_binds_when_its_file_was_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else two would hold it: one that opened the file before `release`, and one after."""
+    lockf, path, opened = lock.fcntl.lockf, tmp_path / lock.LOCK_FILE, []
+
+    def late(file: Any, operation: int) -> None:
+        opened.append(file)
+        if len(opened) == 1:
+            path.unlink()
+        lockf(file, operation)
+
+    monkeypatch.setattr(lock.fcntl, "lockf", late)
+    with lock.locked(tmp_path, patience_s=0):
+        assert len(opened) == 2
+        assert path.read_text().startswith("process ")
+    assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,11 @@ import torch
 from adapter_world import World, make_world
 from held_memory import STUDENT, held_of
 from launch import run_jobs
+from manifests import change_manifest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from vocagnolm.host.manifest import read_manifest
 from vocagnolm.models.source import ModelSource
 from vocagnolm.run import export
 from vocagnolm.run import main as train
@@ -257,9 +259,8 @@ def test_run_is_refused_in_one_line_when_its_optimizer_cannot_change_layout(
 ) -> None:
     checkpoint = tmp_path / "checkpoint-2"
     shutil.copytree(several.root / "sharded_plain" / "checkpoint-2", checkpoint)
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    manifest["run"]["optim"] = "adafactor"
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+    settings = read_manifest(checkpoint)["run"] | {"optim": "adafactor"}
+    change_manifest(checkpoint, run=settings)
     changes = {**SGD, "optim": "adafactor"}
     assert resume_whole(several, "refused", "sharded_plain", checkpoint, **changes) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
@@ -402,8 +403,7 @@ def test_export_knows_the_student_when_a_sharded_checkpoint_is_without_its_run(
     shutil.copytree(run / "checkpoint-5", checkpoint)
     done = export.export(checkpoint)
     assert largest_difference(weights_of(done.directory), weights_of(run)) == 0.0
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest | {"run": {}}))
+    change_manifest(checkpoint, run={})
     assert error_of(capsys, checkpoint, "--output_dir", tmp_path / "new") == (
         f"{checkpoint} does not say which student it is of: expected run.json in it or beside it, "
         "as train.py writes it"

@@ -16,11 +16,12 @@ import pytest
 from transformers import AutoTokenizer
 
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.run import job
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import load_pair
-from vocagnolm.store.store import MANIFEST_FILE, Store
+from vocagnolm.store.store import Store
 
 BLOCK, STEPS = 64, 8
 EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.host.files
 import vocagnolm.store.store
+from vocagnolm.host.manifest import MANIFEST_FILE, find_faults, manifest_sha256
 from vocagnolm.spans import encode_batch, load_tokenizer
 from vocagnolm.store import store
 from vocagnolm.store.store import Store, StoredSegment, decode_spans, document_key, encode_spans
@@ -331,7 +332,7 @@ class Killer:
 
 def score_all(directory: Path) -> list[int]:
     """What a scoring job does with the store; gives the shards that it wrote."""
-    if (directory / store.MANIFEST_FILE).exists():
+    if (directory / MANIFEST_FILE).exists():
         store.tidy(directory)
         return []
     wrote = []
@@ -388,8 +389,8 @@ def test_store_is_the_same_when_mending_it_was_killed_at_any_operation(tmp_path:
         (directory / store.shard_name(1)).write_bytes(b"bad")
 
         def mend(directory: Path = directory) -> None:
-            if (directory / store.MANIFEST_FILE).exists():
-                faults = store.find_faults(directory, store.read_manifest(directory))
+            if (directory / MANIFEST_FILE).exists():
+                faults = dict(find_faults(directory, store.manifest_of(directory)["shards"]))
                 if faults:
                     store.reopen(directory, list(faults))
             score_all(directory)
@@ -449,12 +450,12 @@ def take_anothers_file(rng: random.Random, directory: Path, other: Path) -> str:
     """A shard of another teacher's store, or its manifest: another teacher's, and tokenizer's."""
     name = rng.choice(sorted(contents(directory)))
     shutil.copyfile(other / name, directory / name)
-    return "shard" if name == store.MANIFEST_FILE else name
+    return "shard" if name == MANIFEST_FILE else name
 
 
 def change_the_manifest(rng: random.Random, directory: Path, other: Path) -> str:
     """Say something else of it, with everything else as it should be."""
-    path = directory / store.MANIFEST_FILE
+    path = directory / MANIFEST_FILE
     manifest = json.loads(path.read_bytes())
     key = rng.choice([key for key in manifest if key != "shards"])
     manifest[key] = rng.choice(["another", rng.randrange(100, 999), None])
@@ -463,11 +464,11 @@ def change_the_manifest(rng: random.Random, directory: Path, other: Path) -> str
 
 
 def change_the_format(rng: random.Random, directory: Path, other: Path) -> str:
-    path = directory / store.MANIFEST_FILE
+    path = directory / MANIFEST_FILE
     manifest = json.loads(path.read_bytes())
     del manifest["sha256"]
     manifest["format"] = rng.choice([0, 2, 3, "1", None])
-    digest = vocagnolm.store.store._manifest_sha256(manifest)
+    digest = manifest_sha256(manifest)
     path.write_text(json.dumps({**manifest, "sha256": digest}, indent=1) + "\n")
     return "format"
 

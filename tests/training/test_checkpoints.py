@@ -13,10 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from manifests import change_manifest
 from safetensors.torch import save_file
 
 from vocagnolm.host import manifest
-from vocagnolm.host.manifest import MANIFEST_FILE, written_files
+from vocagnolm.host.files import write_json
+from vocagnolm.host.manifest import (
+    MANIFEST_FILE,
+    read_manifest,
+    written_files,
+)
 from vocagnolm.host.settings import SETTINGS_FILE, check_settings, origin_fault, write_settings
 from vocagnolm.training import checkpoints
 from vocagnolm.training.checkpoints import (
@@ -78,11 +84,6 @@ def put_other(path: Path, name: str) -> None:
     shutil.rmtree(other)
 
 
-def change_manifest(path: Path, **changes: object) -> None:
-    file = path / MANIFEST_FILE
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 STATE_FAULT = "trainer_state.json is missing or damaged"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "absent": (shutil.rmtree, "no such directory"),
@@ -104,8 +105,18 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "manifest.json is damaged",
     ),
     "manifest of odd files": (
-        lambda path: change_manifest(path, files={"a": {"bytes": "many"}}),
+        lambda path: change_manifest(path, files=[{"file": "a", "bytes": "many"}]),
         "manifest.json is damaged",
+    ),
+    "manifest of files elsewhere": (
+        lambda path: change_manifest(path, files=[{"file": "../a", "bytes": 1, "sha256": "0"}]),
+        "manifest.json is damaged",
+    ),
+    "manifest with another number": (
+        lambda path: (path / MANIFEST_FILE).write_text(
+            (path / MANIFEST_FILE).read_text().replace('"world_size": 1', '"world_size": 2')
+        ),
+        "manifest.json is damaged: it does not match its own checksum",
     ),
     "manifest of the future": (
         lambda path: change_manifest(path, format=2),
@@ -155,8 +166,8 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         ("missing", Path.unlink, "is missing"),
         ("empty", lambda path: path.write_bytes(b""), "has 0 bytes instead of "),
         ("cut", truncate, "has "),
-        ("flipped", flip, "is damaged: its checksum is another"),
-        ("foreign", lambda path: put_other(path.parent, path.name), "is damaged: its checksum is"),
+        ("flipped", flip, "does not match its checksum"),
+        ("foreign", lambda path: put_other(path.parent, path.name), "does not match its checksum"),
     )
     if "fsdp" not in name or damage != "foreign"  # empty in all
 }
@@ -170,13 +181,38 @@ def test_checkpoint_fault_finds_nothing_when_the_checkpoint_is_whole(tmp_path: P
     assert checkpoint_fault(path) is None
     said = json.loads((path / MANIFEST_FILE).read_text())
     assert (said["format"], said["step"], said["world_size"]) == (1, 3, 1)
-    assert "pytorch_model_fsdp_0/.metadata" in said["files"]
+    assert "pytorch_model_fsdp_0/.metadata" in {entry["file"] for entry in said["files"]}
     # Elsewhere, and with what an evaluation leaves in it.
     path = path.rename(tmp_path / "kept")
     (path / "evaluation").mkdir()
     (path / "evaluation" / "results.json").touch()
     (path / ".nfs0001").touch()
     assert checkpoint_fault(path) is None
+
+
+def use_former_layout(path: Path) -> None:
+    """Write the manifest as version 0.1 did."""
+    said = read_manifest(path)
+    files = {e["file"]: {"bytes": e["bytes"], "sha256": e["sha256"]} for e in said["files"]}
+    write_json(path / MANIFEST_FILE, said | {"files": files})
+
+
+@pytest.mark.parametrize("damage", [None, *(name for name in DAMAGES if "manifest" not in name)])
+def test_checkpoint_of_the_former_layout_is_read(tmp_path: Path, damage: str | None) -> None:
+    path = make_checkpoint(tmp_path, 3)
+    use_former_layout(path)
+    change, fault = DAMAGES[damage] if damage else (lambda path: None, "")
+    change(path)
+    assert (checkpoint_fault(path) or "").startswith(fault.format(step=3))
+    assert damage or find_checkpoint(tmp_path) == str(path)
+
+
+@pytest.mark.parametrize("files", [{"a": {"bytes": "many"}}, {"a": 3}, {"a": {"sha256": "0"}}, {}])
+def test_former_layout_is_refused_when_it_is_damaged(tmp_path: Path, files: object) -> None:
+    path = make_checkpoint(tmp_path, 3)
+    write_json(path / MANIFEST_FILE, read_manifest(path) | {"files": files})
+    expected = "manifest.json is damaged" if files else "model.safetensors does not belong to it"
+    assert expected in str(checkpoint_fault(path)) or not files
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

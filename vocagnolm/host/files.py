@@ -1,7 +1,8 @@
-"""Files that are there completely or not at all, whatever happens to who writes them."""
+"""Files that are complete or absent, even if the process that writes them is killed."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import os
@@ -10,36 +11,48 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+ASIDE = ".tmp"  # ends the name of an incomplete file, which begins with a dot
 _CHUNK_BYTES = 1 << 22
-ASIDE = ".tmp"  # the end of the name of a file that is not complete; such names begin with a dot
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
     """Write a file completely or not at all.
 
     Args:
-        path: of the file.
-        write: what writes the content to an open file.
-        replace: a file that is there; otherwise it stays, and nothing is written.
+        path: destination.
+        write: writes the content to an open file.
+        replace: overwrite an existing file; otherwise keep it and drop the new content.
     """
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{ASIDE}")  # two may write the same file
+    # Two processes may write the same file: each has its own file aside.
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{ASIDE}")
     with aside.open("wb") as file:
         write(file)
         file.flush()
-        os.fsync(file.fileno())  # on the disk before its name is
+        # The bytes must reach the disk before the name does, or a crash leaves an empty file.
+        os.fsync(file.fileno())
     try:
         if replace:
             aside.replace(path)
         else:
+            # Unlike a rename, a hard link fails where the name is taken.
             os.link(aside, path)
     except FileExistsError:
-        pass  # another one was first
+        pass
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without hard links
+    except OSError:
+        # This file system has no hard links.
         if not path.exists():
             aside.replace(path)
     aside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file completely or not at all, compressed if its name ends in .gz."""
+    content = text.encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)
+    write_file(path, lambda file: file.write(content))
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, replace: bool = True) -> None:
@@ -48,19 +61,20 @@ def write_json(path: Path, content: Mapping[str, Any], *, replace: bool = True) 
 
 
 def json_bytes(content: Mapping[str, Any]) -> bytes:
-    """A JSON object as `write_json` writes it."""
+    """Serialize a JSON object as `write_json` does."""
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file.
+    """Read a JSON object.
 
     Raises:
-        ValueError: it is damaged.
+        ValueError: the file is damaged.
     """
     try:
         content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # bad UTF-8 too
+    # A ValueError is invalid JSON or invalid UTF-8.
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: it is no JSON ({error}); get it again") from error
     if not isinstance(content, dict):
         found = type(content).__name__
@@ -69,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_or_empty(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; empty if there is none, or something else."""
+    """Read a JSON object; empty if the file is missing or holds anything else."""
     try:
         return read_json(path)
     except (OSError, ValueError):
@@ -77,7 +91,7 @@ def json_or_empty(path: Path) -> dict[str, Any]:
 
 
 def file_sha256(path: Path, *, flush: bool = False) -> str:
-    """The SHA-256 of a file, of which all is on the disk afterwards if that is asked for."""
+    """Hash a file, after it is flushed to the disk if `flush`."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         if flush:
@@ -88,10 +102,10 @@ def file_sha256(path: Path, *, flush: bool = False) -> str:
 
 
 def check_writable(output_dir: Path) -> None:
-    """Refuse a place for results before the work is done.
+    """Refuse a directory for results before any work is done.
 
     Raises:
-        ValueError: it, or what it would be in, is a file or cannot be written to.
+        ValueError: the directory, or its nearest parent that exists, is a file or read-only.
     """
     place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
     if not place.is_dir():

@@ -1,4 +1,4 @@
-"""One run at a time: a directory that two runs wrote to at once would be neither's."""
+"""One run at a time: the lock of an output directory."""
 
 from __future__ import annotations
 
@@ -8,60 +8,92 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
-_PATIENCE_S = 120  # a network file system needs so long to learn that a machine is gone
+_PATIENCE_S = 120  # a network file system may take this long to drop the lock of a dead machine
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 _held: dict[Path, TextIO] = {}
 
 
-def take(directory: Path) -> None:
-    """Keep other processes that ask for it out of a directory, until `release` or this one's end.
+def take(directory: Path, patience_s: int | None = None) -> None:
+    """Lock a directory until `release` or the end of this process.
+
+    Args:
+        directory: made if it does not exist.
+        patience_s: seconds to wait for another process; two minutes by default.
 
     Raises:
-        ValueError: another process has it, and keeps it for two minutes.
+        ValueError: another process keeps the lock.
     """
     path = directory.resolve() / LOCK_FILE
     if path in _held:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+", encoding="utf-8")
-    for waited in range(_PATIENCE_S):
-        if _try_to_take(file, path):
+    patience_s = _PATIENCE_S if patience_s is None else patience_s
+    file = _open_locked(path)
+    for waited in range(patience_s):
+        if file:
             break
         if not waited:
-            logger.warning("waiting for another run: %s is held by %s", path, path.read_text())
+            logger.warning("waiting for another run: %s is held by %s", path, _holder(path))
         time.sleep(1)
-    else:
-        file.close()
+        file = _open_locked(path)
+    if not file:
         raise ValueError(
-            f"--output_dir {directory} is written to by another run ({path.read_text()}): stop it, "
+            f"--output_dir {directory} is written to by another run ({_holder(path)}): stop it, "
             "or give another --output_dir"
         )
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
-    _held[path] = file  # open as long as it is held
+    # The lock lasts as long as the file is open.
+    _held[path] = file
 
 
 def release(directory: Path) -> None:
-    """Let others in, and leave no trace."""
+    """Unlock a directory and remove the lock's file."""
     path = directory.resolve() / LOCK_FILE
     if file := _held.pop(path, None):
         path.unlink(missing_ok=True)
         file.close()
 
 
-def _try_to_take(file: TextIO, path: Path) -> bool:
-    """Try to take a POSIX lock, which processes that are forked do not inherit."""
+@contextmanager
+def locked(directory: Path, patience_s: int | None = None) -> Iterator[None]:
+    """Hold the lock of a directory; see `take`."""
+    take(directory, patience_s)
+    try:
+        yield
+    finally:
+        release(directory)
+
+
+def _open_locked(path: Path) -> TextIO | None:
+    """Open and lock a file with a POSIX lock, which forked processes do not inherit."""
+    file = path.open("a+", encoding="utf-8")
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
-            return False
+            file.close()
+            return None
         logger.warning("%s cannot be locked (%s): let one run only write to it", path, error)
-    return True
+    # If `release` unlinked the file between open and lock, the lock binds nobody: open it again.
+    try:
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+    except FileNotFoundError:
+        pass
+    file.close()
+    return _open_locked(path)
+
+
+def _holder(path: Path) -> str:
+    """Name the process that wrote a lock's file."""
+    return path.read_text(encoding="utf-8") if path.exists() else "a process that has just ended"

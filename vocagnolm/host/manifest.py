@@ -1,102 +1,164 @@
-"""A directory that is complete or not: a manifest, written last, knows every byte of its files."""
+"""A directory that is complete or not: its manifest, written last, knows every byte of its files.
+
+    {"format": 1, ..., "files": [{"file": "a/b.pt", "sha256": "...", "bytes": 12}, ...],
+     "sha256": "..."}
+
+Checkpoints, exports and teacher-loss stores have one; a store calls its files "shards". The last
+entry is a checksum of all others. Checkpoints of 0.1 have {name: {"bytes", "sha256"}} under "files"
+and no checksum of the manifest; they are read, too.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, TypedDict
 
-from vocagnolm.host.files import ASIDE, file_sha256, read_json, write_json
+from vocagnolm.host.files import ASIDE, file_sha256, json_bytes, read_json, write_json
 
 MANIFEST_FILE = "manifest.json"
-_FORMAT = 1
-_THREADS = 4
-_FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")  # how their names begin; they come and go
+FILES, SHARDS = "files", "shards"
+Manifest = dict[str, Any]
+_FORMAT = 1  # increase when a directory written now cannot be read like one written before
+_THREADS = min(8, os.cpu_count() or 1)
+_FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")  # beginnings of names that come and go
+
+
+class FileEntry(TypedDict):
+    """A file in a manifest; a store adds what else it knows of a shard."""
+
+    file: str
+    sha256: str
+    bytes: int
 
 
 def write_manifest(
-    directory: Path, about: Mapping[str, Any], expected: Collection[str] = ()
+    directory: Path, about: Mapping[str, object], expected: Collection[str] = ()
 ) -> None:
-    """Declare a directory complete, when all that is in it is on the disk.
+    """Declare a directory complete, once everything in it is flushed to the disk.
 
     Args:
         directory: with its files, in subdirectories too.
-        about: what else the manifest says.
-        expected: names that are there for certain, even where a network file system lists them
-            later.
+        about: further entries of the manifest.
+        expected: files that a network file system may not list yet.
     """
     names = sorted({*written_files(directory), *expected})
+
+    def describe(name: str) -> FileEntry:
+        path = directory / name
+        sha256 = file_sha256(path, flush=True)
+        return {"file": name, "sha256": sha256, "bytes": path.stat().st_size}
+
     with ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(partial(file_sha256, flush=True), (directory / name for name in names))
-        files = {
-            name: {"bytes": (directory / name).stat().st_size, "sha256": sha256}
-            for name, sha256 in zip(names, hashes, strict=True)
-        }
+        entries = list(pool.map(describe, names))
     for place in {(directory / name).parent for name in names}:
         _flush_directory(place)
-    write_json(directory / MANIFEST_FILE, {"format": _FORMAT, **about, "files": files})
+    seal(directory, about, FILES, entries)
     for place in (directory, directory.parent):
         _flush_directory(place)
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """What a manifest says.
+def seal(directory: Path, about: Mapping[str, object], key: str, entries: Sequence[object]) -> None:
+    """Write the manifest of files that are described and on the disk, as FILES or as SHARDS."""
+    manifest = {"format": _FORMAT, **about, key: entries}
+    write_json(directory / MANIFEST_FILE, manifest | {"sha256": manifest_sha256(manifest)})
+
+
+def manifest_sha256(manifest: Mapping[str, object]) -> str:
+    """Checksum of a manifest, without its entry "sha256"."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read a manifest and check that it is as it was written; leaves out its checksum.
 
     Raises:
-        ValueError: there is none, or it is damaged or of another version.
+        ValueError: the manifest is missing, damaged or of another version.
     """
     path = directory / MANIFEST_FILE
-    if not path.exists():
+    if not path.is_file():
         raise ValueError(f"it has no {MANIFEST_FILE}, so it was not finished or is another tool's")
     try:
         manifest = read_json(path)
     except ValueError as error:
         raise ValueError(f"{MANIFEST_FILE} is damaged") from error
     if manifest.get("format") != _FORMAT:
-        raise ValueError(f"{MANIFEST_FILE} has format {manifest.get('format')}, not {_FORMAT}")
-    files = manifest.get("files")
-    if not isinstance(files, dict) or not all(map(_is_described, files.values())):
-        raise ValueError(f"{MANIFEST_FILE} is damaged")
+        raise ValueError(f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {_FORMAT}")
+    if isinstance(manifest.get(FILES), dict):
+        manifest[FILES] = [_of_former_layout(*item) for item in manifest[FILES].items()]
+    else:
+        is_as_written = path.read_bytes() == json_bytes(manifest)
+        if manifest.pop("sha256", None) != manifest_sha256(manifest) or not is_as_written:
+            raise ValueError(f"{MANIFEST_FILE} is damaged: it does not match its own checksum")
+    found = manifest.get(FILES, manifest.get(SHARDS))
+    if not (isinstance(found, list) and all(map(_is_entry, found))):
+        raise ValueError(f"{MANIFEST_FILE} is damaged: it does not describe its files")
     return manifest
 
 
-def content_fault(directory: Path, files: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """What is wrong with the files of a directory, of which every byte is read; None if nothing."""
-    places = {str(Path(name).parent) for name in files}  # others are those of an evaluation
-    found = {name for name in written_files(directory) if str(Path(name).parent) in places}
-    for name in sorted(files.keys() ^ found):
-        return f"{name} is missing" if name in files else f"{name} does not belong to it"
-    for name, expected in files.items():
-        size = (directory / name).stat().st_size
-        if size != expected["bytes"]:
-            return f"{name} has {size:,} bytes instead of {expected['bytes']:,}"
-    with ThreadPoolExecutor(_THREADS) as pool:
-        hashes = pool.map(file_sha256, (directory / name for name in files))
-        for (name, expected), sha256 in zip(files.items(), hashes, strict=True):
-            if sha256 != expected["sha256"]:
-                pool.shutdown(wait=False, cancel_futures=True)
-                return f"{name} is damaged: its checksum is another"
+def _of_former_layout(name: str, described: object) -> object:
+    return {"file": name, **described} if isinstance(described, dict) else described
+
+
+def _is_entry(entry: object) -> bool:
+    """Check an entry: nobody may be led to files elsewhere by a manifest with right checksums."""
+    if not isinstance(entry, dict):
+        return False
+    types = {"file": str, "sha256": str, "bytes": int}
+    if not all(isinstance(entry.get(name), kind) for name, kind in types.items()):
+        return False
+    path = PurePosixPath(entry["file"])
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def find_faults(directory: Path, entries: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
+    """Yield the name of every bad file with the reason: first by size, then by checksum."""
+    sized = []
+    for entry in entries:
+        path = directory / entry["file"]
+        if not path.is_file():
+            yield entry["file"], "is missing"
+        elif (size := path.stat().st_size) != entry["bytes"]:
+            yield entry["file"], f"has {size:,} bytes instead of {entry['bytes']:,}"
+        else:
+            sized.append(entry)
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        hashes = pool.map(file_sha256, (directory / entry["file"] for entry in sized))
+        for entry, sha256 in zip(sized, hashes, strict=True):
+            if sha256 != entry["sha256"]:
+                yield entry["file"], "does not match its checksum"
+    finally:
+        # One fault may be enough for the caller: the rest need not be read.
+        pool.shutdown(cancel_futures=True)
+
+
+def content_fault(directory: Path, manifest: Manifest) -> str | None:
+    """Read every byte of a directory and return its first fault; None if it is as it was written.
+
+    A file that the manifest does not know is one, unless it lies in a subdirectory of its own.
+    """
+    known = {entry["file"] for entry in manifest[FILES]}
+    places = {Path(name).parent for name in known}
+    found = {name for name in written_files(directory) if Path(name).parent in places}
+    if extra := sorted(found - known):
+        return f"{extra[0]} does not belong to it"
+    for name, fault in find_faults(directory, manifest[FILES]):
+        return f"{name} {fault}"
     return None
 
 
-def content_bytes(manifest: Mapping[str, Any]) -> int:
-    """The size of all files of a manifest."""
-    return sum(file["bytes"] for file in manifest["files"].values())
-
-
-def _is_described(file: object) -> bool:
-    return (
-        isinstance(file, dict)
-        and isinstance(file.get("bytes"), int)
-        and isinstance(file.get("sha256"), str)
-    )
+def content_bytes(manifest: Manifest) -> int:
+    """Sum the sizes of all files."""
+    return sum(entry["bytes"] for entry in manifest[FILES])
 
 
 def written_files(directory: Path) -> set[str]:
-    """The names of the files below a directory, but for the manifest and what is half-written."""
+    """List the files below a directory, without the manifest and incomplete files."""
     names = {
         path.relative_to(directory).as_posix()
         for path in directory.rglob("*")
@@ -108,7 +170,7 @@ def written_files(directory: Path) -> set[str]:
 
 
 def _flush_directory(directory: Path) -> None:
-    """See to it that names are on the disk, not only what they stand for."""
+    """Flush the names in a directory to the disk; flushing a file does not flush its name."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

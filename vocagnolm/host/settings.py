@@ -1,4 +1,4 @@
-"""What a run writes about itself: the settings that it, and its checkpoints, go on under."""
+"""Settings of a run on disk: a directory is continued only under those it was begun with."""
 
 from __future__ import annotations
 
@@ -14,87 +14,93 @@ from vocagnolm.host.manifest import MANIFEST_FILE
 
 SETTINGS_FILE = "run.json"
 TRACKER_FILE = "wandb_run.json"
+Settings = Mapping[str, object]
 
 
-def origin_fault(
-    path: str | Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> str | None:
-    """What says that a checkpoint is of another run, or of none that is known; None if it fits.
+def differences(before: Settings, now: Settings, *, prefix: str = "") -> list[str]:
+    """List the settings of `now` that were others before, as "NAME was X, now Y".
+
+    Both are compared as JSON, where a tuple is a list. What `now` leaves out is not compared.
+    """
+    before, now = (json.loads(json.dumps(dict(settings))) for settings in (before, now))
+    return [
+        f"{prefix}{name} was {before.get(name)}, now {now[name]}"
+        for name in sorted(now)
+        if before.get(name) != now[name]
+    ]
+
+
+def check_same(changed: Sequence[str], holder: str, remedy: str) -> None:
+    """Refuse to continue under other settings.
 
     Args:
-        path: of the checkpoint.
-        settings: what is known so far of what defines this run; the rest is not compared.
-        defaults: of options that a run does not name as it is older than they are.
+        changed: `differences`, of all parts of the settings.
+        holder: subject of the message, such as "DIRECTORY holds another run".
+        remedy: advice.
+
+    Raises:
+        ValueError: a setting differs; the message lists all of them.
     """
-    before = run_of(path)
-    changed = _changes(before, settings, defaults) if before else []
-    return f"it is of a run with other settings ({'; '.join(changed)})" if changed else None
+    if changed:
+        raise ValueError(f"{holder} ({'; '.join(changed)}): {remedy}")
 
 
 def run_of(path: str | Path) -> dict[str, Any]:
-    """The settings of the run that has saved a checkpoint; empty if it does not say."""
+    """Read the settings of the run that saved a checkpoint; empty if it does not say."""
     found = json_or_empty(Path(path) / MANIFEST_FILE).get("run")
     return found if isinstance(found, dict) else {}
 
 
-def check_settings(
-    output_dir: str | Path,
-    settings: Mapping[str, Any],
-    defaults: Mapping[str, Any] | None = None,
-    checkpoint: str | None = None,
-) -> None:
-    """Refuse to go on with a run under other settings than it was started with.
+def origin_fault(path: str | Path, settings: Settings, defaults: Settings) -> str | None:
+    """Compare a checkpoint's run with this one; None if they fit or its run is unknown.
 
     Args:
-        output_dir: where the run keeps everything.
-        settings: what is known so far of what defines the run; the rest is not compared.
-        defaults: of options, for those that the run does not name as it is older than they are.
-        checkpoint: that the run goes on from, if it is known; it may be from elsewhere.
+        path: checkpoint.
+        settings: those known so far; the rest is not compared.
+        defaults: for options younger than the checkpoint's run.
+    """
+    before = run_of(path)
+    changed = differences({**defaults, **before}, settings, prefix="--") if before else []
+    return f"it is of a run with other settings ({'; '.join(changed)})" if changed else None
+
+
+def check_settings(
+    output_dir: str | Path,
+    settings: Settings,
+    defaults: Settings | None = None,
+    checkpoint: str | None = None,
+) -> None:
+    """Refuse to continue a run under other settings than it was started with.
+
+    Args:
+        output_dir: home of the run.
+        settings: those known so far; the rest is not compared.
+        defaults: for options younger than the run.
+        checkpoint: resumed from, if known; it may be of another directory.
 
     Raises:
-        ValueError: `output_dir` cannot be used, or belongs to another run; the message lists what
-            differs.
+        ValueError: `output_dir` cannot be used or belongs to another run; the message lists every
+            difference.
     """
-    check_writable(Path(output_dir))
-    _check_directory(Path(output_dir), settings, defaults or {})
+    directory = Path(output_dir)
+    check_writable(directory)
+    path = directory / SETTINGS_FILE
+    has_progress = any(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
+        directory.glob("*.safetensors")
+    )
+    if path.exists() and has_progress:
+        before = json_or_empty(path)
+        if not before:
+            raise ValueError(f"{path} is damaged: give another --output_dir")
+        changed = differences({**(defaults or {}), **before}, settings, prefix="--")
+        holder = f"{directory} holds a run with other settings"
+        check_same(changed, holder, "give another --output_dir")
     if checkpoint and (fault := origin_fault(checkpoint, settings, defaults or {})):
         raise ValueError(f"{checkpoint}: {fault}")
 
 
-def _check_directory(
-    output_dir: Path, settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> None:
-    path = output_dir / SETTINGS_FILE
-    has_progress = any(output_dir.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
-        output_dir.glob("*.safetensors")
-    )
-    if not path.exists() or not has_progress:
-        return
-    before = json_or_empty(path)
-    if not before:
-        raise ValueError(f"{path} is damaged: give another --output_dir")
-    if changed := _changes(before, settings, defaults):
-        raise ValueError(
-            f"{output_dir} holds a run with other settings ({'; '.join(changed)}): "
-            "give another --output_dir"
-        )
-
-
-def _changes(
-    before: Mapping[str, Any], settings: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> list[str]:
-    """Every setting that is not what it was."""
-    now = json.loads(json.dumps(settings))
-    before = {**json.loads(json.dumps(defaults)), **before}
-    return [
-        f"--{name} was {before.get(name)}, now {now.get(name)}"
-        for name in sorted(now)
-        if before.get(name) != now.get(name)
-    ]
-
-
-def write_settings(output_dir: str | Path, settings: Mapping[str, Any]) -> None:
-    """Record what defines the run, for `check_settings`."""
+def write_settings(output_dir: str | Path, settings: Settings) -> None:
+    """Record the settings of a run, for `check_settings`."""
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     write_json(Path(output_dir) / SETTINGS_FILE, settings)
 

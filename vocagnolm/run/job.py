@@ -13,17 +13,20 @@ import datasets
 
 from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.host.files import write_json
+from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import first_of_machine_first, in_agreement
+from vocagnolm.host.versions import versions
 from vocagnolm.models.identity import revision_of
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.run import describe as plan
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import Pair, teacher_dtype, teacher_quantization
 from vocagnolm.spans import tokenizer_sha256
-from vocagnolm.store.job import PLAN_FILE, check_plan, versions
+from vocagnolm.store.job import PACKAGES, PLAN_FILE, check_plan
 from vocagnolm.store.reader import MISSING, StoredReader
 from vocagnolm.store.recorder import LossRecorder
-from vocagnolm.store.store import MANIFEST_FILE, read_manifest, write_json
+from vocagnolm.store.store import manifest_of
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints
 from vocagnolm.views.callback import GuidanceTable
@@ -183,7 +186,7 @@ def load_recorder(
         write_json(directory / PLAN_FILE, description)
     segments = documents.segments.rows
     where = (directory, documents.corpus, segments, blocks, reader)
-    return LossRecorder(*where, model.store_dtype, description | versions())
+    return LossRecorder(*where, model.store_dtype, description | {"versions": versions(PACKAGES)})
 
 
 def load_guidance_table(
@@ -249,7 +252,7 @@ def settings(arguments: config.Arguments) -> dict[str, Any]:
             values[name] = given if len(given) > 1 else given[0]
     if model.teacher_losses:
         values["teacher_losses"] = [
-            {"store": str(Path(path).resolve()), "teacher": read_manifest(Path(path))["teacher"]}
+            {"store": str(Path(path).resolve()), "teacher": manifest_of(Path(path))["teacher"]}
             for path in model.teacher_losses
         ]
     names = list(_RUN_IDENTITY)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
 
-_PACKAGES = ("vocagnolm", "torch", "transformers", "accelerate", "datasets", "tokenizers")
+from vocagnolm.host.versions import versions
+
+_PACKAGES = "vocagnolm torch transformers accelerate datasets tokenizers"
 _TITLES = {
     "vocagnolm": "teacher-guided continual pretraining (VocAgnoLM, arXiv 2503.19123)",
     "cpt": "plain continual pretraining",
@@ -32,6 +32,7 @@ def write_model_card(
     for key in ("student_loss_nats", "eval_loss"):
         if values := [entry[key] for entry in state.log_history if key in entry]:
             measured |= {f"first {key}": values[0], f"last {key}": values[-1]}
+    software = versions(f"python {_PACKAGES}")
     lines = [
         "---",
         "library_name: transformers",
@@ -55,8 +56,8 @@ def write_model_card(
         "",
         "## Software",
         "",
-        f"Python {platform.python_version()}; "
-        + ", ".join(f"{package} {version(package)}" for package in _PACKAGES)
+        f"Python {software.pop('python')}; "
+        + ", ".join(f"{package} {version}" for package, version in software.items())
         + ".",
         "",
     ]

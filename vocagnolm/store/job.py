@@ -6,7 +6,6 @@ Enters: a corpus, how the teacher reads it, and a scorer. Leaves: a finished sto
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,9 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.data import Reader
 from vocagnolm.host.files import read_json
+from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import in_agreement
+from vocagnolm.host.settings import check_same, differences
 from vocagnolm.spans import Spans, encode_batch
 from vocagnolm.store import store
 from vocagnolm.store.windows import Scorer, windows
@@ -31,6 +32,7 @@ from vocagnolm.store.windows import Scorer, windows
 logger = logging.getLogger(__name__)
 PLAN_FILE = "plan.json"  # of an unfinished store: what a job must have in common with the first one
 _LOG_S = 30.0
+PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"  # whose versions a manifest names
 
 
 @dataclass(frozen=True)
@@ -247,18 +249,12 @@ def check_plan(directory: Path, plan: Mapping[str, Any]) -> None:
         ValueError: the directory holds another store, finished or not; the message says what
             differs.
     """
-    before = _begun_with(directory)
-    if before is None:
-        return
-    changed = [
-        f"{name} was {before.get(name)}, now {value}"
-        for name, value in plan.items()
-        if before.get(name) != value and name not in _names(plan)
-    ]
-    if changed:
-        raise ValueError(
-            f"--output_dir {directory} holds another store ({'; '.join(changed)}): give another "
-            "directory, or delete this one"
+    if (before := _begun_with(directory)) is not None:
+        compared = {name: value for name, value in plan.items() if name not in _names(plan)}
+        check_same(
+            differences(before, compared),
+            f"--output_dir {directory} holds another store",
+            "give another directory, or delete this one",
         )
 
 
@@ -273,17 +269,11 @@ def _begun_with(directory: Path) -> dict[str, Any] | None:
         return read_json(directory / PLAN_FILE)
     except (FileNotFoundError, NotADirectoryError):  # never begun, or finished
         pass
-    if (directory / store.MANIFEST_FILE).exists():
-        return store.read_manifest(directory)
+    if (directory / MANIFEST_FILE).exists():
+        return store.manifest_of(directory)
     if any(directory.glob("shard-*")):
         raise ValueError(
             f"--output_dir {directory} holds shards, but neither {PLAN_FILE} nor "
-            f"{store.MANIFEST_FILE}, which would say of what: give another directory"
+            f"{MANIFEST_FILE}, which would say of what: give another directory"
         )
     return None
-
-
-def versions() -> dict[str, Any]:
-    """Versions of what made a store."""
-    names = ("vocagnolm", "torch", "transformers", "tokenizers", "pyarrow")
-    return {"versions": {name: importlib.metadata.version(name) for name in names}}

@@ -33,19 +33,21 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, load_corpus, unusable, values
 from vocagnolm.data import Reader, teacher_reader
 from vocagnolm.host.files import write_json
+from vocagnolm.host.manifest import MANIFEST_FILE, find_faults
 from vocagnolm.host.processes import LONGEST_WAIT, SharedError, in_agreement, is_on_cpu
+from vocagnolm.host.versions import versions
 from vocagnolm.models import source as models
 from vocagnolm.models.identity import revision_of
 from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.store import store
 from vocagnolm.store.job import (
+    PACKAGES,
     PLAN_FILE,
     Job,
     check_corpus,
     check_plan,
     run,
     tidy,
-    versions,
 )
 from vocagnolm.store.windows import HFScorer, Scorer
 
@@ -167,7 +169,7 @@ def verify(arguments: argparse.Namespace) -> int:
     directory: Path = arguments.verify
     opened = store.Store(directory)
     manifest = opened.manifest
-    faults = store.find_faults(directory, manifest)
+    faults = dict(sorted(find_faults(directory, manifest["shards"])))
     for file, fault in faults.items():
         print(f"{directory / file} {fault}")
     if faults:
@@ -241,9 +243,9 @@ def score(arguments: argparse.Namespace) -> int:
     with in_agreement():
         if state.is_main_process:
             begin(directory, plan)
-    run(job, scorer, plan | versions(), state)
+    run(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
-        print(f"{directory}: {store.read_manifest(directory)['tokens']:,} tokens")
+        print(f"{directory}: {store.manifest_of(directory)['tokens']:,} tokens")
     return 0
 
 
@@ -266,11 +268,12 @@ def prepare(job: Job, plan: dict[str, Any], repair: bool) -> bool:
     if not os.access(directory, os.W_OK):
         raise ValueError(f"--output_dir {directory} cannot be written: give another directory")
     check_plan(directory, plan)
-    if not (directory / store.MANIFEST_FILE).exists():
+    if not (directory / MANIFEST_FILE).exists():
         return False
-    manifest = store.read_manifest(directory)
+    manifest = store.manifest_of(directory)
     check_corpus(job, manifest)
-    if faults := store.find_faults(directory, manifest) if repair else {}:
+    faults = dict(sorted(find_faults(directory, manifest["shards"]))) if repair else {}
+    if faults:
         print(f"to be scored again: {', '.join(faults)}", flush=True)
         begin(directory, plan)  # first, so that a kill leaves no shards without a plan
         store.reopen(directory, list(faults))

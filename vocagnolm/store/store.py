@@ -11,11 +11,8 @@ Enters and leaves: character spans and losses. Knows neither tokenizers nor mode
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -25,12 +22,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.host.files import ASIDE, file_sha256, json_bytes, read_json, write_file
-from vocagnolm.host.files import write_json as write_json
+from vocagnolm.host.files import ASIDE, file_sha256, read_json, write_file, write_json
+from vocagnolm.host.manifest import (
+    MANIFEST_FILE,
+    SHARDS,
+    Manifest,
+    find_faults,
+    manifest_sha256,
+    read_manifest,
+    seal,
+)
 from vocagnolm.spans import Spans
 
-FORMAT = 1  # raise when a store that is written now cannot be read as one written before
-MANIFEST_FILE = "manifest.json"
 LossDtype = Literal["float16", "float32"]
 FloatArray = npt.NDArray[np.float32]
 _KEY_BYTES = 16
@@ -239,8 +242,7 @@ def finish(directory: Path, numbers: Sequence[int], description: Mapping[str, An
     totals = {name: sum(e[name] for e in entries) for name in ("documents", "segments", "tokens")}
     sources = "".join(entry["source"] for entry in entries)
     corpus = {"corpus_sha256": hashlib.sha256(sources.encode()).hexdigest()}
-    manifest = {"format": FORMAT, **description, **corpus, **totals, "shards": entries}
-    write_json(directory / MANIFEST_FILE, manifest | {"sha256": _manifest_sha256(manifest)})
+    seal(directory, {**description, **corpus, **totals}, SHARDS, entries)
     tidy(directory)
 
 
@@ -258,8 +260,7 @@ def reopen(directory: Path, bad: Sequence[str]) -> None:
         directory: of the store.
         bad: names of shards that are to be written again.
     """
-    manifest = read_json(directory / MANIFEST_FILE)
-    for entry in manifest["shards"]:
+    for entry in manifest_of(directory)[SHARDS]:
         path = directory / entry["file"]
         if entry["file"] in bad:
             path.unlink(missing_ok=True)
@@ -269,45 +270,22 @@ def reopen(directory: Path, bad: Sequence[str]) -> None:
     (directory / MANIFEST_FILE).unlink(missing_ok=True)
 
 
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a finished store.
+def manifest_of(directory: Path) -> Manifest:
+    """Read the manifest of a finished store.
 
     Raises:
-        ValueError: there is none, it is damaged, or it is of another format.
+        ValueError: it is missing, damaged or of another format.
     """
-    path = directory / MANIFEST_FILE
-    if not path.is_file():
+    try:
+        manifest = read_manifest(directory)
+        if SHARDS not in manifest:
+            raise ValueError(f"{MANIFEST_FILE} names no shards")
+    except ValueError as error:
         raise ValueError(
-            f"{directory} is no finished teacher-loss store: it has no {MANIFEST_FILE}; finish it "
-            "with the command that began it, or make one with `vocagnolm score`"
-        )
-    manifest = read_json(path)
-    if manifest.get("format") != FORMAT:
-        raise ValueError(
-            f"{path}: expected a store of format {FORMAT}, found {manifest.get('format')!r}: "
-            "score the corpus again with this version, or use the version that made it"
-        )
-    is_as_written = path.read_bytes() == json_bytes(manifest)
-    if manifest.pop("sha256", None) != _manifest_sha256(manifest) or not is_as_written:
-        raise ValueError(f"{path} is damaged: it does not match its own checksum; get it again")
+            f"{directory} is no finished teacher-loss store: {error}; get it again, finish it with "
+            "the command that began it, or make one with `vocagnolm score`"
+        ) from error
     return manifest
-
-
-def find_faults(directory: Path, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What is wrong with the shards of a store: reasons, by file. Reads every byte."""
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
-        found = threads.map(lambda entry: _fault(directory, entry), manifest["shards"])
-        pairs = zip(manifest["shards"], found, strict=True)
-        return {entry["file"]: fault for entry, fault in pairs if fault}
-
-
-def _fault(directory: Path, entry: Mapping[str, Any]) -> str | None:
-    path = directory / entry["file"]
-    if not path.is_file():
-        return "is missing"
-    if path.stat().st_size != entry["bytes"]:
-        return f"has {path.stat().st_size:,} bytes instead of {entry['bytes']:,}"
-    return None if file_sha256(path) == entry["sha256"] else "does not match its checksum"
 
 
 def remedy(manifest: Mapping[str, Any]) -> str:
@@ -329,12 +307,12 @@ class Store:
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
-        self.manifest = read_manifest(self.directory)
+        self.manifest = manifest_of(self.directory)
         self._batches: list[pa.RecordBatch] = []
 
     def fingerprint(self) -> str:
         """Another one for any other content."""
-        return _manifest_sha256(self.manifest)
+        return manifest_sha256(self.manifest)
 
     def check(self) -> None:
         """Compare every shard with its checksum.
@@ -342,7 +320,7 @@ class Store:
         Raises:
             ValueError: a shard is bad; the message names the first ones.
         """
-        if faults := find_faults(self.directory, self.manifest):
+        if faults := dict(find_faults(self.directory, self.manifest[SHARDS])):
             shown = "; ".join(f"{file} {fault}" for file, fault in list(faults.items())[:10])
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged, {len(faults)} of "
@@ -388,7 +366,3 @@ class Store:
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
         return Store, (self.directory,)  # another process maps the files itself
-
-
-def _manifest_sha256(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

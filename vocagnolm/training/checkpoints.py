@@ -153,7 +153,7 @@ def _content_fault(path: Path, tell: Callable[[str], object]) -> str | None:
             return f"{MANIFEST_FILE} is of step {manifest.get('step')}, {what} of step {found}"
     if (size := content_bytes(manifest)) > _LARGE_BYTES:
         tell(f"checking the {size / 1e9:.1f} GB of {path}")
-    return content_fault(path, manifest["files"])
+    return content_fault(path, manifest)
 
 
 # -- Writing -----------------------------------------------------------------------------------
