@@ -48,10 +48,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import Guidance
 from vocagnolm.models.speed import compile_layers, fp8_products
-from vocagnolm.packing import PackedCollator
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.flops import model_work, peak_tflops

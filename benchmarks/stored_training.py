@@ -33,9 +33,10 @@ from alignment import generate_texts, train_student, train_teacher
 from token_loss_memory import resident_bytes
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import Guidance
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
 from vocagnolm.store import store
 from vocagnolm.store.reader import StoredReader

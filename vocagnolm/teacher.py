@@ -106,7 +106,7 @@ class ResidentTeacher:
         Args:
             batch: `teacher_input_ids`, `teacher_labels`, `teacher_position_ids`, all [B, T], how
                 many columns each teacher has, `teacher_widths`, and for attention that asks for
-                them the segments (`vocagnolm.packing.PackedCollator`).
+                them the segments (`vocagnolm.collator.PackedCollator`).
 
         Returns:
             loss_BT: float32, nats, -log P(token | the tokens before it in its segment).

@@ -1,6 +1,6 @@
 """The Trainer of teacher-guided language modelling: the outer loop of Eq. 3 and Eq. 4.
 
-Enters: models and packed batches (`vocagnolm.packing`). Knows no tokenizer.
+Enters: models and packed batches (`vocagnolm.collator`). Knows no tokenizer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
     `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
-    `vocagnolm.packing`'s `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is
+    `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is
     the same for every split of a global batch into processes, accumulation steps and micro-batches
     (with `Guidance.scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with
     its last whole global batch.
@@ -332,7 +332,7 @@ def _check_arguments(kwargs: Mapping[str, Any]) -> None:
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} has no effect: the loss is Eq. 3, and logits are not made")
     if kwargs.get("data_collator") is None:
-        raise ValueError("blocks need data_collator=vocagnolm.packing.PackedCollator(max_length)")
+        raise ValueError("blocks need data_collator=vocagnolm.collator.PackedCollator(max_length)")
 
 
 def _keep_losses_float32(accelerator: Accelerator) -> None:

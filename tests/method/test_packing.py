@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.packing
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, Teachers, align_corpus, student_reader, teacher_reader
-from vocagnolm.packing import Blocks, PackedCollator, pack
+from vocagnolm.packing import Blocks, pack
 from vocagnolm.spans import encode
 
 ROOM, TEACHER_ROOM = 16, 20

@@ -22,10 +22,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.token_loss import add_token_losses
 
@@ -442,7 +443,7 @@ def test_log_reports_what_a_slow_count_finds(
         ({"divisor": "some"}, {}, True, "--loss_divisor must be one of all, selected"),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
-        ({"data_collator": None}, {}, True, "data_collator=vocagnolm.packing.PackedCollator"),
+        ({"data_collator": None}, {}, True, "data_collator=vocagnolm.collator.PackedCollator"),
         ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor has no effect"),
     ],
 )

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from vocagnolm import cli
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus, student_reader
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch, load_tokenizer, tokenizer_sha256
 from vocagnolm.store import reselect
 from vocagnolm.store.reader import StoredReader

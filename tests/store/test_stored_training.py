@@ -20,12 +20,13 @@ from stored_world import in_memory, random_store, segment_store, write_store
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import Guidance
 from vocagnolm.host import processes
 from vocagnolm.models import source as models
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.run import job
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config

@@ -9,10 +9,11 @@ from typing import Any
 import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, Teachers, align_corpus, student_reader, teacher_reader
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.teacher import TeacherReduction
 
 METHODS = (

@@ -10,8 +10,9 @@ import datasets
 import torch
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.trainer import VocAgnoTrainer
 
 MAX_LENGTH = 48

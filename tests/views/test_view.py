@@ -17,10 +17,11 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Reader, Teachers, align_corpus, student_reader, teacher_reader
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
 from vocagnolm.views import measure as inspect
 from vocagnolm.views.view import (

@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.data import Segments, Teachers, align_corpus
 from vocagnolm.host.files import write_json
@@ -18,7 +19,7 @@ from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import first_of_machine_first, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.identity import revision_of
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.run import describe as plan
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import Pair, teacher_dtype, teacher_quantization

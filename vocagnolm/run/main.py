@@ -11,6 +11,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
 from vocagnolm.host import settings as run_record
@@ -18,7 +19,6 @@ from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
 from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.speed import compile_layers
-from vocagnolm.packing import PackedCollator
 from vocagnolm.run import failures, job
 from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.corpus import TEXT, load_corpus
 from vocagnolm.data import align_corpus, student_reader
@@ -35,7 +36,7 @@ from vocagnolm.guidance import (
     aggregate_teacher_losses,
     select_tokens,
 )
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store

@@ -26,6 +26,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.corpus import TEXT, load_sample
 from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
@@ -40,7 +41,6 @@ from vocagnolm.guidance import (
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.processes import is_on_cpu
 from vocagnolm.models import source as models
-from vocagnolm.packing import PackedCollator
 from vocagnolm.row_segments import student_segments
 from vocagnolm.spans import load_tokenizer
 from vocagnolm.teacher import ResidentTeacher
