@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vocagnolm import spans
 from vocagnolm.alignment import align_spans
+from vocagnolm.tokenizers import load_tokenizer
 
 BATCH_DOCUMENTS = 100
 
@@ -132,12 +133,8 @@ def main() -> None:
     texts = (
         read_texts(args.corpus, args.documents) if args.corpus else generate_texts(args.documents)
     )
-    student = (
-        spans.load_tokenizer(args.student, "student") if args.student else train_student(texts)
-    )
-    teacher = (
-        spans.load_tokenizer(args.teacher, "teacher") if args.teacher else train_teacher(texts)
-    )
+    student = load_tokenizer(args.student, "student") if args.student else train_student(texts)
+    teacher = load_tokenizer(args.teacher, "teacher") if args.teacher else train_teacher(texts)
     measure(student, teacher, texts[:BATCH_DOCUMENTS])  # warm up
     seconds = measure(student, teacher, texts)
 

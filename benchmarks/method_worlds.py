@@ -29,8 +29,9 @@ from vocagnolm.demo.worker import (
     make_base,
     train,
 )
-from vocagnolm.spans import encode, start_id
+from vocagnolm.spans import encode
 from vocagnolm.store import score
+from vocagnolm.tokenizers import start_id
 
 
 @dataclass(frozen=True)

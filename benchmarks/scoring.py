@@ -32,9 +32,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.packing import pack
-from vocagnolm.spans import encode_batch, load_tokenizer
+from vocagnolm.spans import encode_batch
 from vocagnolm.store.store import FloatArray
 from vocagnolm.store.windows import HFScorer, Window, windows
+from vocagnolm.tokenizers import load_tokenizer
 
 SORTED, CORPUS_ORDER, PACKED = "sorted by length", "corpus order", "packed rows"
 TOLERANCE = 1e-5  # nats

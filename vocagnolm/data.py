@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 from vocagnolm.alignment import align_positions, align_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
-from vocagnolm.spans import Encoding, Spans, encode_batch, start_id
+from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.store.reader import MISSING, StoredDocument, StoredReader
+from vocagnolm.tokenizers import start_id
 
 FORMAT = 3  # raise when the columns or the segmentation change: old caches must not be read
 _FILL = 0.95  # aim below the limit: parts of one text are not equally dense in tokens
@@ -48,7 +49,7 @@ class Reader:
     """How one model reads a segment: its tokenizer, the special tokens around it and its limit.
 
     Attributes:
-        tokenizer: a fast tokenizer that passed `spans.check_tokenizer`.
+        tokenizer: a fast tokenizer that passed `tokenizers.check_tokenizer`.
         start: id put before the text, so that the first real token has a loss.
         end: id put after the last segment of a document, or None for none.
         limit: the most tokens of a segment, specials counted.

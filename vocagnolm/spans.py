@@ -1,19 +1,17 @@
 """From text to token ids and character spans, for any fast tokenizer.
 
 A span is a half-open range of Unicode code points of the original text. Spans are all that
-student and teacher share, so this module makes sure of them: tokenizers are tested when they are
-loaded, and characters that a tokenizer leaves out (Unicode normalisation, trimmed white space) are
-given to the tokens beside them. No torch here; transformers is imported by the loader only.
+student and teacher share, so this module makes sure of them: characters that a tokenizer leaves out
+(Unicode normalisation, trimmed white space) are given to the tokens beside them. Loads neither
+torch nor transformers.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +19,8 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-logger = logging.getLogger(__name__)
 
-Role = Literal["student", "teacher"]
 Spans = npt.NDArray[np.int64]
-
-# What a tokenizer must get right in web mathematics. It does not begin with a space: transformers
-# rebuilds the Llama tokenizers in a way that differs there, which is worth no more than a warning.
-PROBE = (
-    "Let $x_1 = \\frac{22}{7}$,\n\tthen 3.14 < x_1 für alle 2025 Fälle. 😀 数学\n\nQ.E.D. = 100%"
-)
-MAX_LOST_FRACTION = 0.01
-DOCUMENT_SEPARATOR = "<|endoftext|>"
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +62,7 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     """
     for index, text in enumerate(texts):
         _check_text(text, f"texts[{index}]")
-    raw = _encode_raw(tokenizer, texts, _describe(tokenizer))
+    raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer))
     return [
         Encoding(ids, fill_gaps(spans, text)) for text, (ids, spans) in zip(texts, raw, strict=True)
     ]
@@ -129,96 +117,14 @@ def find_disorder(spans: Spans) -> int | None:
     return int(wrong.argmax())
 
 
-def load_tokenizer(
-    name: str, role: Role, *, revision: str | None = None, trust_remote_code: bool = False
-) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and test that it can be trusted with ids and offsets.
-
-    Args:
-        name: a directory or a name on the hub.
-        role: named in errors.
-        revision: branch, tag or commit on the hub.
-        trust_remote_code: allow code that comes with the tokenizer.
-
-    Returns:
-        The tokenizer of `AutoTokenizer`, tested by `check_tokenizer` and against its own files.
-
-    Raises:
-        ValueError: it cannot be loaded, or fails a test; the message says what to do.
-    """
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            name, revision=revision, trust_remote_code=trust_remote_code
-        )
-    except Exception as error:  # a broken file can raise anything, even a bare Exception
-        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        raise ValueError(
-            f"{role} tokenizer {name} cannot be loaded ({reason}): give a directory with a"
-            " tokenizer.json, or a name on the Hugging Face hub"
-        ) from error
-    check_tokenizer(tokenizer, role)
-    _check_against_files(tokenizer, name, role, revision)
-    return tokenizer
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
-    """Test on a probe text that a tokenizer gives offsets, in order, and loses no characters.
-
-    Raises:
-        ValueError: expected, found, which tokenizer, and what to do.
-    """
-    name = _describe(tokenizer, role)
-    if not getattr(tokenizer, "is_fast", False):
-        raise _no_offsets(name)
-    ((_, spans),) = _encode_raw(tokenizer, [PROBE], name)
-    covered = np.zeros(len(PROBE), dtype=bool)
-    for start, end in spans:
-        covered[start:end] = True
-    visible = np.array([not character.isspace() for character in PROBE])
-    lost = visible & ~covered
-    if lost.sum() > MAX_LOST_FRACTION * visible.sum():
-        examples = "".join(np.array(list(PROBE))[lost][:10])
-        raise ValueError(
-            f"{name} loses {lost.sum() / visible.sum():.1%} of a probe text (first characters lost:"
-            f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: use a tokenizer that"
-            " represents every character (byte-level, or with byte fallback), and check that its"
-            " directory holds all of its files"
-        )
-
-
-def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What changes when a tokenizer does: the hash of its serialised backend."""
-    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
-
-
-def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
-    """Id of the token to put before a text, so that the text's first token has a loss.
-
-    Not specified in the paper. The BOS token where there is one; else `<|endoftext|>`, which
-    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS.
-
-    Raises:
-        ValueError: the tokenizer has none of these.
-    """
-    separator = tokenizer.get_vocab().get(DOCUMENT_SEPARATOR)
-    for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
-        if candidate is not None:
-            return int(candidate)
-    raise ValueError(
-        f"{_describe(tokenizer, role)} has no BOS token, no {DOCUMENT_SEPARATOR} and no EOS"
-        " token, so that the first token of a text would have no loss: name the token that its"
-        " model saw between documents as bos_token in tokenizer_config.json"
-    )
-
-
-def _describe(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
+def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
+    """Name a tokenizer in an error: its role, where it comes from and its class."""
     where = getattr(tokenizer, "name_or_path", "") or "in memory"
     return f"{role} tokenizer {where} ({type(tokenizer).__name__})".lstrip()
 
 
-def _no_offsets(name: str) -> ValueError:
+def no_offsets(name: str) -> ValueError:
+    """Make the error for a tokenizer without character offsets."""
     return ValueError(
         f"{name} gives no character offsets, by which student and teacher tokens are aligned: use a"
         " fast tokenizer, that is a directory or hub name with a tokenizer.json"
@@ -249,7 +155,7 @@ def _tiles(spans: Spans, length: int) -> bool:
     )
 
 
-def _encode_raw(
+def encode_raw(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str
 ) -> list[tuple[npt.NDArray[np.int32], Spans]]:
     """Ids and spans as the tokenizer gives them, tested for order and limits."""
@@ -265,7 +171,7 @@ def _encode_raw(
         verbose=False,  # a text longer than the context is no news: it is cut into segments later
     )
     if "offset_mapping" not in output:
-        raise _no_offsets(name)
+        raise no_offsets(name)
     encodings = []
     for text, id_list, offsets in zip(
         texts, output["input_ids"], output["offset_mapping"], strict=True
@@ -289,92 +195,3 @@ def _encode_raw(
             )
         encodings.append((ids, spans))
     return encodings
-
-
-def _check_against_files(
-    tokenizer: PreTrainedTokenizerBase, name: str, role: Role, revision: str | None
-) -> None:
-    """Compare the tokenizer with the tokenizer.json that it should have come from.
-
-    transformers rebuilds some tokenizers from their class instead of reading the file, and may then
-    give other ids than the model was trained with.
-    """
-    from tokenizers import Tokenizer
-
-    described = _describe(tokenizer, role)
-    path = _find_file(name, "tokenizer.json", revision)
-    if path is None:
-        # Only a class of its own knows how to read a SentencePiece model: the generic one forgets
-        # the space before the text.
-        generic = type(tokenizer).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
-        if generic and _find_file(name, "tokenizer.model", revision) is not None:
-            raise ValueError(
-                f"{described} has a tokenizer.model but no tokenizer.json, and transformers builds"
-                " a generic tokenizer with wrong ids from that: convert it once with its own"
-                f" class, as in LlamaTokenizer.from_pretrained({name!r}).save_pretrained(DIR), and"
-                " give DIR"
-            )
-        return
-    reference = Tokenizer.from_file(path)
-    reference.no_truncation()
-    reference.no_padding()
-    for probe in (PROBE, " " + PROBE):
-        expected = reference.encode(probe, add_special_tokens=False).ids
-        found = encode(tokenizer, probe).ids.tolist()
-        if found == expected:
-            continue
-        if probe != PROBE:
-            logger.warning(
-                "%s encodes text that begins with a space differently from its tokenizer.json,"
-                " since transformers rebuilds it from its class; other text is not affected",
-                described,
-            )
-            continue
-        first = next(
-            (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
-            min(len(found), len(expected)),
-        )
-        raise ValueError(
-            f"{described} does not give the ids of its own tokenizer.json: token {first} of a probe"
-            f" text is {found[first : first + 3]}, expected {expected[first : first + 3]}: set"
-            ' "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
-        )
-
-
-def _find_file(name: str, filename: str, revision: str | None) -> str | None:
-    from transformers.utils.hub import cached_file
-
-    try:
-        path: str | None = cached_file(name, filename, revision=revision)
-    except OSError:  # transformers' one error for a missing file and for a hub out of reach
-        return None
-    return path
-
-
-def check_same_tokens(
-    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, method: str
-) -> None:
-    """Refuse a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
-
-    Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
-
-    Raises:
-        ValueError: with the first tokens that differ.
-    """
-    ours, theirs = student.get_vocab(), teacher.get_vocab()
-    differing = sorted(token for token, number in ours.items() if theirs.get(token) != number)
-    largest = max(ours.values())
-    between = sorted(t for t, number in theirs.items() if t not in ours and number <= largest)
-    if differing or between:
-        shown = ", ".join(map(repr, (differing or between)[:3]))
-        raise ValueError(
-            f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
-            f"tokens, found {len(differing or between):,} that are not the same in "
-            f"{teacher.name_or_path} ({shown}): use --method uld or vocagnolm, which take any"
-        )
-    if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
-        raise ValueError(
-            f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
-            "vocabulary, but cuts a text into other tokens: use --method uld or vocagnolm, which "
-            "take any tokenizer"
-        )

@@ -37,10 +37,10 @@ class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
     `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
-    `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is
-    the same for every split of a global batch into processes, accumulation steps and micro-batches
-    (with `Guidance.scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with
-    its last whole global batch.
+    `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is the same for every
+    split of a global batch into processes, accumulation steps and micro-batches (with
+    `Guidance.scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with its
+    last whole global batch.
 
     Args:
         teacher: a causal LM with any vocabulary, or several. They are frozen, moved to the

@@ -17,7 +17,8 @@ from vocagnolm.analysis.audit import Named, Settings, audit, main
 from vocagnolm.analysis.audit_report import labels, markdown
 from vocagnolm.analysis.overlap import chunk_overlaps, count_map
 from vocagnolm.corpus import load_sample
-from vocagnolm.spans import Encoding, encode, encode_batch, load_tokenizer
+from vocagnolm.spans import Encoding, encode, encode_batch
+from vocagnolm.tokenizers import load_tokenizer
 
 SMALL = Settings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).

@@ -15,7 +15,8 @@ from vocagnolm.demo import run as demo
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.worker import Plan
 from vocagnolm.evaluation.grading.extraction import extract
-from vocagnolm.spans import PROBE, encode, load_tokenizer
+from vocagnolm.spans import encode
+from vocagnolm.tokenizers import PROBE, load_tokenizer
 
 EXCLUDED = demo_world.held_out_questions()
 SOLUTION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.")

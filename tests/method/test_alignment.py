@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.spans import Encoding, Spans, encode, encode_batch, load_tokenizer
+from vocagnolm.spans import Encoding, Spans, encode, encode_batch
+from vocagnolm.tokenizers import load_tokenizer
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")

@@ -18,16 +18,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-from vocagnolm.spans import (
-    PROBE,
-    Spans,
-    check_tokenizer,
-    encode,
-    encode_batch,
-    fill_gaps,
-    load_tokenizer,
-    start_id,
-)
+from vocagnolm.spans import Spans, encode, encode_batch, fill_gaps
+from vocagnolm.tokenizers import PROBE, check_tokenizer, load_tokenizer, start_id
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 STAGED = {  # directory -> the token to put before a text
@@ -426,9 +418,9 @@ def test_load_tokenizer_only_warns_when_ids_differ_after_a_leading_space(
 ) -> None:
     directory = tokenizer_dir("prepend", tokenizer_class="LlamaTokenizer")
     (directory / "config.json").write_text('{"model_type": "llama"}')
-    with caplog.at_level(logging.WARNING, logger="vocagnolm.spans"):
+    with caplog.at_level(logging.WARNING, logger="vocagnolm.tokenizers"):
         load_tokenizer(str(directory), "student")
-    (message,) = [r.getMessage() for r in caplog.records if r.name == "vocagnolm.spans"]
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "vocagnolm.tokenizers"]
     assert message.startswith(f"student tokenizer {directory} (LlamaTokenizer) encodes text that")
 
 

@@ -29,8 +29,8 @@ from vocagnolm.models import sharding
 from vocagnolm.models import source as models
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
-from vocagnolm.spans import check_same_tokens
 from vocagnolm.store import score
+from vocagnolm.tokenizers import check_same_tokens
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,12 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus, student_reader
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.packing import Blocks
-from vocagnolm.spans import encode_batch, load_tokenizer, tokenizer_sha256
+from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.reselect import Setting
 from vocagnolm.store.store import Store, StoredSegment, document_key, finish, write_shard
+from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
 
 LENGTH, CONTEXT = 64, 96
 

@@ -23,9 +23,10 @@ from transformers import PreTrainedTokenizerFast
 import vocagnolm.host.files
 import vocagnolm.store.store
 from vocagnolm.host.manifest import MANIFEST_FILE, find_faults, manifest_sha256
-from vocagnolm.spans import encode_batch, load_tokenizer
+from vocagnolm.spans import encode_batch
 from vocagnolm.store import store
 from vocagnolm.store.store import Store, StoredSegment, decode_spans, document_key, encode_spans
+from vocagnolm.tokenizers import load_tokenizer
 
 TEXTS = ["first 😀", "b", "数学 2025", "first 😀", "another document", "x" * 300, "last"]
 TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i))[-1])

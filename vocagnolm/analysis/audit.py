@@ -35,7 +35,8 @@ from vocagnolm.analysis.overlap import (
 )
 from vocagnolm.corpus import TEXT, load_corpus, load_sample, unusable, values
 from vocagnolm.host.files import check_writable, write_file, write_json
-from vocagnolm.spans import Spans, encode, encode_batch, load_tokenizer, tokenizer_sha256
+from vocagnolm.spans import Spans, encode, encode_batch
+from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -133,7 +134,7 @@ def audit(
     Documents that are no text, or in which a tokenizer finds no token, are left out for all.
 
     Args:
-        student: as `spans.load_tokenizer` loads it.
+        student: as `tokenizers.load_tokenizer` loads it.
         teachers: likewise, at least one.
         corpus: documents in the column `text`.
         settings: of the sequences and the report.

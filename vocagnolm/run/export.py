@@ -36,7 +36,7 @@ from vocagnolm.models.adapters import (
 )
 from vocagnolm.models.identity import revision_of
 from vocagnolm.models.source import ModelSource, is_adapter
-from vocagnolm.spans import load_tokenizer
+from vocagnolm.tokenizers import load_tokenizer
 from vocagnolm.training import checkpoints, pieces
 
 _SHARD_SIZE = "5GB"  # safetensors holds a file twice while it is written

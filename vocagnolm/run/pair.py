@@ -20,10 +20,10 @@ from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.speed import quantization
 from vocagnolm.run import memory
 from vocagnolm.run import parse as config
-from vocagnolm.spans import check_same_tokens, load_tokenizer, tokenizer_sha256
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher, TeacherReduction
+from vocagnolm.tokenizers import check_same_tokens, load_tokenizer, tokenizer_sha256
 
 
 @dataclass(frozen=True)

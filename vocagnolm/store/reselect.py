@@ -37,10 +37,10 @@ from vocagnolm.guidance import (
     select_tokens,
 )
 from vocagnolm.packing import Blocks
-from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
+from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
 
 BATCH = 16  # blocks looked at together
 SHOWN = 8  # tokens that change most

@@ -38,7 +38,6 @@ from vocagnolm.host.processes import LONGEST_WAIT, SharedError, in_agreement, is
 from vocagnolm.host.versions import versions
 from vocagnolm.models import source as models
 from vocagnolm.models.identity import revision_of
-from vocagnolm.spans import load_tokenizer, tokenizer_sha256
 from vocagnolm.store import store
 from vocagnolm.store.job import (
     PACKAGES,
@@ -50,6 +49,7 @@ from vocagnolm.store.job import (
     tidy,
 )
 from vocagnolm.store.windows import HFScorer, Scorer
+from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
 
 MIN_CONTEXT = 512  # by default, in a context that has room for it
 LONGEST_CONTEXT = 4096  # by default: activations of longer ones are large

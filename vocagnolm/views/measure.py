@@ -42,9 +42,9 @@ from vocagnolm.host.files import check_writable
 from vocagnolm.host.processes import is_on_cpu
 from vocagnolm.models import source as models
 from vocagnolm.row_segments import student_segments
-from vocagnolm.spans import load_tokenizer
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
+from vocagnolm.tokenizers import load_tokenizer
 from vocagnolm.views.page import render_table, render_text, write_view
 from vocagnolm.views.view import GuidanceView, TextView, ViewSettings, read_segment, view_rows
 

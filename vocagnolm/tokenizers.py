@@ -1,0 +1,203 @@
+"""Load tokenizers, test that they can be trusted, compare them, and open a text with a token.
+
+A tokenizer that loses characters, gives no offsets or other ids than its own files is rejected
+here, before anything rests on it. transformers is imported by the functions that load.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from vocagnolm.spans import encode, encode_raw, no_offsets, tokenizer_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+Role = Literal["student", "teacher"]
+
+# What a tokenizer must get right in web mathematics. It does not begin with a space: transformers
+# rebuilds the Llama tokenizers in a way that differs there, which is worth no more than a warning.
+PROBE = (
+    "Let $x_1 = \\frac{22}{7}$,\n\tthen 3.14 < x_1 für alle 2025 Fälle. 😀 数学\n\nQ.E.D. = 100%"
+)
+MAX_LOST_FRACTION = 0.01
+DOCUMENT_SEPARATOR = "<|endoftext|>"
+
+
+def load_tokenizer(
+    name: str, role: Role, *, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer and test that it can be trusted with ids and offsets.
+
+    Args:
+        name: a directory or a name on the hub.
+        role: named in errors.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: allow code that comes with the tokenizer.
+
+    Returns:
+        The tokenizer of `AutoTokenizer`, tested by `check_tokenizer` and against its own files.
+
+    Raises:
+        ValueError: it cannot be loaded, or fails a test; the message says what to do.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # a broken file can raise anything, even a bare Exception
+        reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+        raise ValueError(
+            f"{role} tokenizer {name} cannot be loaded ({reason}): give a directory with a"
+            " tokenizer.json, or a name on the Hugging Face hub"
+        ) from error
+    check_tokenizer(tokenizer, role)
+    _check_against_files(tokenizer, name, role, revision)
+    return tokenizer
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
+    """Test on a probe text that a tokenizer gives offsets, in order, and loses no characters.
+
+    Raises:
+        ValueError: expected, found, which tokenizer, and what to do.
+    """
+    name = tokenizer_name(tokenizer, role)
+    if not getattr(tokenizer, "is_fast", False):
+        raise no_offsets(name)
+    ((_, spans),) = encode_raw(tokenizer, [PROBE], name)
+    covered = np.zeros(len(PROBE), dtype=bool)
+    for start, end in spans:
+        covered[start:end] = True
+    visible = np.array([not character.isspace() for character in PROBE])
+    lost = visible & ~covered
+    if lost.sum() > MAX_LOST_FRACTION * visible.sum():
+        examples = "".join(np.array(list(PROBE))[lost][:10])
+        raise ValueError(
+            f"{name} loses {lost.sum() / visible.sum():.1%} of a probe text (first characters lost:"
+            f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: use a tokenizer that"
+            " represents every character (byte-level, or with byte fallback), and check that its"
+            " directory holds all of its files"
+        )
+
+
+def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What changes when a tokenizer does: the hash of its serialised backend."""
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
+
+def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
+    """Id of the token to put before a text, so that the text's first token has a loss.
+
+    Not specified in the paper. The BOS token where there is one; else `<|endoftext|>`, which
+    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS.
+
+    Raises:
+        ValueError: the tokenizer has none of these.
+    """
+    separator = tokenizer.get_vocab().get(DOCUMENT_SEPARATOR)
+    for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
+        if candidate is not None:
+            return int(candidate)
+    raise ValueError(
+        f"{tokenizer_name(tokenizer, role)} has no BOS token, no {DOCUMENT_SEPARATOR} and no EOS"
+        " token, so that the first token of a text would have no loss: name the token that its"
+        " model saw between documents as bos_token in tokenizer_config.json"
+    )
+
+
+def _check_against_files(
+    tokenizer: PreTrainedTokenizerBase, name: str, role: Role, revision: str | None
+) -> None:
+    """Compare the tokenizer with the tokenizer.json that it should have come from.
+
+    transformers rebuilds some tokenizers from their class instead of reading the file, and may then
+    give other ids than the model was trained with.
+    """
+    from tokenizers import Tokenizer
+
+    described = tokenizer_name(tokenizer, role)
+    path = _find_file(name, "tokenizer.json", revision)
+    if path is None:
+        # Only a class of its own knows how to read a SentencePiece model: the generic one forgets
+        # the space before the text.
+        generic = type(tokenizer).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
+        if generic and _find_file(name, "tokenizer.model", revision) is not None:
+            raise ValueError(
+                f"{described} has a tokenizer.model but no tokenizer.json, and transformers builds"
+                " a generic tokenizer with wrong ids from that: convert it once with its own"
+                f" class, as in LlamaTokenizer.from_pretrained({name!r}).save_pretrained(DIR), and"
+                " give DIR"
+            )
+        return
+    reference = Tokenizer.from_file(path)
+    reference.no_truncation()
+    reference.no_padding()
+    for probe in (PROBE, " " + PROBE):
+        expected = reference.encode(probe, add_special_tokens=False).ids
+        found = encode(tokenizer, probe).ids.tolist()
+        if found == expected:
+            continue
+        if probe != PROBE:
+            logger.warning(
+                "%s encodes text that begins with a space differently from its tokenizer.json,"
+                " since transformers rebuilds it from its class; other text is not affected",
+                described,
+            )
+            continue
+        first = next(
+            (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
+            min(len(found), len(expected)),
+        )
+        raise ValueError(
+            f"{described} does not give the ids of its own tokenizer.json: token {first} of a probe"
+            f" text is {found[first : first + 3]}, expected {expected[first : first + 3]}: set"
+            ' "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
+        )
+
+
+def _find_file(name: str, filename: str, revision: str | None) -> str | None:
+    from transformers.utils.hub import cached_file
+
+    try:
+        path: str | None = cached_file(name, filename, revision=revision)
+    except OSError:  # transformers' one error for a missing file and for a hub out of reach
+        return None
+    return path
+
+
+def check_same_tokens(
+    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, method: str
+) -> None:
+    """Refuse a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
+
+    Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
+
+    Raises:
+        ValueError: with the first tokens that differ.
+    """
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    differing = sorted(token for token, number in ours.items() if theirs.get(token) != number)
+    largest = max(ours.values())
+    between = sorted(t for t, number in theirs.items() if t not in ours and number <= largest)
+    if differing or between:
+        shown = ", ".join(map(repr, (differing or between)[:3]))
+        raise ValueError(
+            f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
+            f"tokens, found {len(differing or between):,} that are not the same in "
+            f"{teacher.name_or_path} ({shown}): use --method uld or vocagnolm, which take any"
+        )
+    if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
+        raise ValueError(
+            f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
+            "vocabulary, but cuts a text into other tokens: use --method uld or vocagnolm, which "
+            "take any tokenizer"
+        )
