@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from importlib import resources
 
 import pytest
 from transformers import AutoTokenizer
@@ -54,6 +55,15 @@ def test_problem_is_solved_rightly_when_of_any_kind() -> None:
         assert extract("marked", wrong) != str(item.answer)
         assert prompt.startswith("Q: ")
         assert prompt.endswith("\nA:")
+
+
+def test_world_makes_the_items_of_the_evaluation() -> None:
+    rows = [
+        {"question": demo_world.render(problem)[0], "answer": str(problem.answer)}
+        for problem in demo_world.held_out_problems()
+    ]
+    packaged = resources.files("vocagnolm.evaluation.tasks") / "demo.jsonl"
+    assert packaged.read_text() == "".join(json.dumps(row) + "\n" for row in rows)
 
 
 @pytest.mark.parametrize("wrong_share", [0.0, 0.3])

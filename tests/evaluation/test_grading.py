@@ -285,7 +285,7 @@ def test_grader_says_what_to_run_when_a_worker_cannot_start(
     monkeypatch.setattr(grading.sys, "executable", "false")
     with (
         Grader(workers=1) as grader,
-        pytest.raises(ValueError, match=r"python -m vocagnolm\.evaluation\.worker"),
+        pytest.raises(ValueError, match=r"python -m vocagnolm\.evaluation\.grading\.worker"),
     ):
         next(grader.grade("free", [("The answer is 7.", "7")]))
 

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-import evaluate_math
+from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.tasks import tasks

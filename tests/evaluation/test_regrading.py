@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import evaluate_math
+from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation import regrading
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.regrading import regrade

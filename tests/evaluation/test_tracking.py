@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-import evaluate_math
+from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.tracking import Tracker, summary
 
 HOSTILE = ["lone \ud83d surrogate", "NUL \x00 and \x1b", "数学 😀", "", "x" * 10_000]

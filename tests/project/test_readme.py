@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-import evaluate_math
+from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
 from vocagnolm.run import parse as config
 from vocagnolm.store import score

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from fork_server import serve
 
-import evaluate_math
+from vocagnolm.evaluation import main as evaluate_math
 
 
 def run(request: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ COMMANDS = {
     "audit": ("vocagnolm.analysis.audit", "How well a teacher's tokens map to a student's"),
     "compare": ("vocagnolm.analysis.compare", "Tables and figures over finished runs"),
     "demo": ("vocagnolm.cli.demo", "Train and judge students in the embedded world, on a CPU"),
-    "evaluate": ("evaluate_math", "Accuracy on the paper's math benchmarks"),
+    "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
     "export": ("vocagnolm.run.export", "The student of a checkpoint, whole, for from_pretrained"),
     "inspect": ("vocagnolm.views.measure", "A text with its tokens kept, dropped and unmapped"),
     "reselect": ("vocagnolm.store.reselect", "Selections under other settings, from stores"),

@@ -11,10 +11,10 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.demo.world import held_out_problems, render
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, HubSource, Item
 
 HARNESS = "ZubinGou/math-evaluation-harness"
@@ -125,8 +125,9 @@ def _where_to_get(benchmark: Benchmark) -> str:
 
 
 def _demo_rows() -> Iterator[PlacedRow]:
-    for problem in held_out_problems():
-        yield "demo_world", {"question": render(problem)[0], "answer": str(problem.answer)}
+    """The rows of the package's own file, which `tests/demo` compares with the embedded world."""
+    for line in (resources.files(__package__) / "demo.jsonl").read_bytes().splitlines():
+        yield "demo_world", json.loads(line)
 
 
 def _file_rows(benchmark: Benchmark, data_dir: Path) -> Iterator[PlacedRow]:
