@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import vocagnolm.evaluation.answers
 import vocagnolm.evaluation.grading.equality
-from benchmarks.grading import grade_cases, read_cases
+from benchmarks.experiments.grading import grade_cases, read_cases
 from vocagnolm.evaluation.answers import answers_equal, extract_answer
 from vocagnolm.evaluation.grading.equality import decide, parse_number
 from vocagnolm.evaluation.grading.grading import Grader
@@ -253,7 +253,7 @@ def test_answers_agree_with_the_reference_when_algebra_is_sampled(
 ) -> None:
     """All 7,295 predictions; all verdicts but seven in eight of those that need algebra.
 
-    `benchmarks/grading.py --cases` compares every one.
+    `python -m benchmarks harness_parity` compares every one.
     """
     cases = read_cases(shared_dir / "data/grading/cases.jsonl.gz")
     assert len(cases) == 7295

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.grading import hostile_pairs, hostile_text
+from benchmarks.experiments.grading import hostile_pairs, hostile_text
 from vocagnolm.evaluation.grading import grading, worker
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.grading import Grader, Verdict

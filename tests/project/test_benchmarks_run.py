@@ -1,4 +1,4 @@
-"""The scripts of benchmarks/ that say what training costs: their arithmetic, and that they run."""
+"""The benchmarks: every claim at its tiniest size, the runner, and the arithmetic of estimates."""
 
 from __future__ import annotations
 
@@ -16,34 +16,99 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from benchmarks import __main__ as runner
+from benchmarks import claims, generated, harness
+from benchmarks.estimates import cost_model as cost
+from benchmarks.estimates import scaling
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.training.flops import model_work
 
 ROOT = Path(__file__).resolve().parents[2]
+CLAIMS = claims.load()
 
 
-@pytest.fixture(scope="module")
-def scripts() -> dict[str, ModuleType]:
-    """Modules of benchmarks/, which import each other as scripts do."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-        import cost_model
-        import random_blocks
-        import scaling
+@pytest.mark.parametrize("name", CLAIMS)
+def test_claim_is_measured_at_its_tiniest_size(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = runner.main([name, "--tiny"])
+    *_, line = capsys.readouterr().out.splitlines()
+    if line.startswith(f"{name} skipped: "):
+        assert status == 0
+        return
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    claim = CLAIMS[name].CLAIM
+    assert cells[:3] == [name, claim.says, claim.limit]
+    assert float(re.match(r"[\d.]+", cells[3])[0]) >= 0
+    assert (cells[4] == "yes") is (status == 0)
 
-        return {module.__name__: module for module in (cost_model, random_blocks, scaling)}
+
+@pytest.mark.parametrize(
+    ("found", "status", "verdict"),
+    [
+        (harness.Measured(0.05), 0, "yes"),
+        (harness.Measured(0.051), 1, "NO"),
+        (harness.Measured(float("nan")), 1, "NO"),
+        (harness.Measured(0.01, broken="(3 differ)"), 1, "NO (3 differ)"),
+    ],
+)
+def test_runner_fails_when_a_claim_does_not_hold(
+    found: harness.Measured,
+    status: int,
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(CLAIMS["alignment"], "measure", lambda size: found)
+    assert runner.main(["alignment"]) == status
+    assert capsys.readouterr().out.rstrip(" |\n").endswith(f"| {verdict}")
 
 
-def test_cost_doctests_run_when_read(scripts: dict[str, ModuleType]) -> None:
-    results = doctest.testmod(scripts["cost_model"])
-    assert results.attempted >= 8
+def test_claim_holds_only_within_both_limits() -> None:
+    claim = harness.Claim("", at_least=0.45)
+    assert [claim.holds(value) for value in (0.45, 0.44, float("nan"))] == [True, False, False]
+    assert claim.limit == "at least 0.45"
+
+
+def test_gpu_claim_is_skipped_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert runner.main(["student_mfu"]) == 0
+    assert capsys.readouterr().out == "student_mfu skipped: it needs a GPU, and there is none\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["speed"], "no claim speed among alignment, "),
+        (["alignment", "--set", "pages=3"], "--set of alignment: no pages among documents, "),
+        (["alignment", "--set", "documents=few"], "--set of alignment: invalid literal"),
+    ],
+)
+def test_runner_rejects_what_it_does_not_know(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        runner.main(argv)
+    assert message in capsys.readouterr().err
+
+
+def test_runner_lists_every_claim_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(CLAIMS)
+    assert "at most 5 % of the time of tokenizing" in lines[0]
+
+
+@pytest.mark.parametrize(("module", "examples"), [(cost, 8), (harness, 1)])
+def test_doctests_run_when_read(module: ModuleType, examples: int) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted >= examples
     assert not results.failed
 
 
-def test_costs_are_those_of_a_hand_count_when_setup_is_the_papers(
-    scripts: dict[str, ModuleType],
-) -> None:
-    cost = scripts["cost_model"]
+def test_costs_are_those_of_a_hand_count_when_setup_is_the_papers() -> None:
     setup = cost.Setup()
     # TinyLlama: 22 x (2 x 2048 x 2048 + 2 x 2048 x 256 + 3 x 2048 x 5632) + 2048 x 32000
     assert cost.matmul_parameters(cost.STUDENT) == 1_034_420_224
@@ -68,10 +133,7 @@ def test_costs_are_those_of_a_hand_count_when_setup_is_the_papers(
     assert cost.step_messages_s(slow, "DDP", 1) == 0
 
 
-def test_memory_is_that_of_a_hand_count_when_layouts_differ(
-    scripts: dict[str, ModuleType],
-) -> None:
-    cost = scripts["cost_model"]
+def test_memory_is_that_of_a_hand_count_when_layouts_differ() -> None:
     setup, student = cost.Setup(), 1_034_420_224 + 2048 * 32000
     layer, outside = 2 * 233_046_016, 2 * 2 * 3584 * 152064  # 2 bytes of 7.6 B
     teacher = 28 * layer + outside
@@ -93,10 +155,7 @@ def test_memory_is_that_of_a_hand_count_when_layouts_differ(
         assert cost.device_gib(setup, *layout) == pytest.approx(expected_gib, rel=5e-3), layout
 
 
-def test_sizes_are_those_of_the_models_when_their_configs_are_at_hand(
-    scripts: dict[str, ModuleType], shared_dir: Path
-) -> None:
-    cost = scripts["cost_model"]
+def test_sizes_are_those_of_the_models_when_their_configs_are_at_hand(shared_dir: Path) -> None:
     directories = dict(
         zip(
             cost.TEACHERS,
@@ -126,11 +185,8 @@ def test_sizes_are_those_of_the_models_when_their_configs_are_at_hand(
         )
 
 
-def test_estimated_flops_are_those_of_a_run_when_contexts_are_full(
-    scripts: dict[str, ModuleType],
-) -> None:
+def test_estimated_flops_are_those_of_a_run_when_contexts_are_full() -> None:
     """The page's formula and the one that runs log agree on the same model."""
-    cost = scripts["cost_model"]
     sizes = (64, 160, 3, 4, 2, 16, 120)
     config = LlamaConfig(
         hidden_size=64,
@@ -149,10 +205,8 @@ def test_estimated_flops_are_those_of_a_run_when_contexts_are_full(
     assert logged == tokens * cost.forward_flops(model, context)
 
 
-def test_page_holds_the_scripts_tables_when_it_is_read(
-    scripts: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
-) -> None:
-    scripts["scaling"].main([])
+def test_page_holds_the_scripts_tables_when_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    scaling.main([])
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     printed = [line for line in capsys.readouterr().out.splitlines() if line[:2] in ("| ", "- ")]
     assert len(printed) > 80
@@ -160,19 +214,19 @@ def test_page_holds_the_scripts_tables_when_it_is_read(
 
 
 def test_options_change_the_estimate_when_they_are_given(
-    scripts: dict[str, ModuleType], capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cost = scripts["cost_model"]
-    scripts["scaling"].main(["--training_mfu", "0.2", "--nics", "1", "--price", "10"])
+    scaling.main(["--training_mfu", "0.2", "--nics", "1", "--price", "10"])
     assert "share of the peak in the student's step: 0.2" in capsys.readouterr().out
     halved = replace(cost.Setup(), training_mfu=0.2)
     assert cost.training_hours(halved) == pytest.approx(2 * cost.training_hours(cost.Setup()))
 
 
-def test_random_blocks_are_packed_and_aligned_when_made(scripts: dict[str, ModuleType]) -> None:
-    make = scripts["random_blocks"]
-    blocks = make.make_blocks(6, 256, (100, 200))
-    online, stored = (make.make_batches(blocks, 256, 3, is_stored) for is_stored in (False, True))
+def test_random_blocks_are_packed_and_aligned_when_made() -> None:
+    blocks = generated.make_blocks(6, 256, (100, 200))
+    online, stored = (
+        generated.make_batches(blocks, 256, 3, is_stored) for is_stored in (False, True)
+    )
     assert [batch["input_ids"].shape for batch in online] == [(3, 256)] * 2
     filled = sum(len(ids) for block in blocks for ids in block["student_ids"]) / (6 * 256)
     assert filled > 0.9
@@ -190,8 +244,9 @@ def test_random_blocks_are_packed_and_aligned_when_made(scripts: dict[str, Modul
 def test_step_benchmark_measures_and_says_what_it_cannot_when_there_is_no_gpu() -> None:
     options = ["--scale", "tiny", "--device", "cpu", "--repetitions", "2", "--peak_tflops", "0.1"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "benchmarks" / "gpu_step.py"), *options],
+        [sys.executable, "-m", "benchmarks.experiments.gpu_step", *options],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,8 +1,10 @@
-"""All methods of `train.py` side by side, through `train.py`: equal students, text and order.
+r"""All methods of `train.py` side by side, through `train.py`: equal students, text and order.
 
-    python -m benchmarks.methods --output_dir runs/methods
-    python -m benchmarks.methods --output_dir runs/methods --runs vocagnolm top_k-0.6 --seeds 0
-    python -m benchmarks.methods --output_dir runs/methods --world noisy --corpora A.jsonl B.jsonl
+    python -m benchmarks.experiments.methods --output_dir runs/methods
+    python -m benchmarks.experiments.methods --output_dir runs/methods \
+        --runs vocagnolm top_k-0.6 --seeds 0
+    python -m benchmarks.experiments.methods --output_dir runs/methods \
+        --world noisy --corpora A.jsonl B.jsonl
 
 Run in the repository's root, with OMP_NUM_THREADS=1. Worlds (`method_worlds`): `demo` is the
 embedded one with 40 % wrong pages; `clean` and `noisy` go on with real documents, as they are or
@@ -27,7 +29,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.method_worlds import DemoWorld, TextWorld, World
+from benchmarks.experiments.method_worlds import DemoWorld, TextWorld, World
 from vocagnolm.demo.worker import train
 
 RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"

@@ -1,13 +1,11 @@
-"""The graders: whether they agree with the reference, how fast they are, and what they survive.
+"""Speed of the graders, and the inputs of the claims about them: hostile outputs, stored cases.
 
-    python benchmarks/grading.py --cases ../shared/data/grading/cases.jsonl.gz
-    python benchmarks/grading.py --outputs 20000 --data_dir ../shared/data/benchmarks
-    python benchmarks/grading.py --fuzz 50000 --seed 0
+    python -m benchmarks.experiments.grading --data_dir ../shared/data/benchmarks
 
---cases: predictions and verdicts of the reference, field by field (7,295; two minutes on two
-cores). --outputs: outputs per second on worked solutions of GSM8K and MATH as a model spoils them:
-numbers changed, the end repeated, one in ten with a formula to compare. --fuzz: outputs and golds
-made of LaTeX, code, digits, Unicode and nesting; the time of each from its request to its verdict.
+Outputs per second on worked solutions of GSM8K and MATH as a model spoils them: numbers changed,
+the end repeated, one in ten with a formula to compare. `python -m benchmarks harness_parity
+hostile_outputs` grades the reference's cases, and outputs made of LaTeX, code, digits, Unicode and
+nesting.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import os
 import random
 import re
 import sys
@@ -23,10 +20,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from heapq import nlargest
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
@@ -34,7 +30,17 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 REFERENCE_IDS = {"minerva_math": "math", "sat_math": "sat"}
 Pair = tuple[str, str]
-Graded = tuple[AnswerKind, Pair, Verdict, float]
+
+
+class Graded(NamedTuple):
+    """A hostile output with its verdict, and the seconds from its request."""
+
+    kind: AnswerKind
+    output: str
+    gold: str
+    verdict: Verdict
+    seconds: float
+
 
 _OPENINGS = (
     *("(", "[", "{", "|", r"\frac{", r"\sqrt{", r"\sqrt[3]{", r"\text{", r"\mbox{", r"\left("),
@@ -134,29 +140,20 @@ def grade_cases(grader: Grader, cases: list[dict[str, Any]]) -> Iterator[tuple[A
         yield from zip(chosen, grader.grade(kind, answers), strict=True)
 
 
-def fuzz(shard: int, shards: int, count: int, seed: int) -> list[Graded]:
-    """Verdicts on every n-th hostile output with their seconds, one by one through one worker."""
-    graded: list[Graded] = []
-    with Grader(1) as grader:
-        for kind, pair in islice(hostile_pairs(count, seed), shard, None, shards):
-            start = time.monotonic()
-            verdict = next(grader.grade(kind, [pair]))
-            graded.append((kind, pair, verdict, time.monotonic() - start))
-    return graded
+def fuzz(count: int, seed: int, shards: int) -> list[Graded]:
+    """Grade hostile outputs one by one, through a worker for each of some threads."""
 
+    def grade(shard: int) -> list[Graded]:
+        graded = []
+        with Grader(1) as grader:
+            for kind, pair in islice(hostile_pairs(count, seed), shard, None, shards):
+                start = time.monotonic()
+                verdict = next(grader.grade(kind, [pair]))
+                graded.append(Graded(kind, *pair, verdict, time.monotonic() - start))
+        return graded
 
-def report_cases(path: Path, workers: int | None) -> str:
-    """How many of the reference's cases agree, and the ids of those that do not."""
-    start = time.monotonic()
-    with Grader(workers) as grader:
-        graded = list(grade_cases(grader, read_cases(path)))
-    differ = [
-        case["id"]
-        for case, verdict in graded
-        if (verdict.prediction, verdict.correct) != (case["prediction"], case["correct"])
-    ]
-    seconds = time.monotonic() - start
-    return f"{len(graded)} cases, {len(differ)} differ, {seconds:.0f} s {' '.join(differ)}\n"
+    with ThreadPoolExecutor(shards) as threads:
+        return list(chain.from_iterable(threads.map(grade, range(shards))))
 
 
 def report_speed(data_dir: Path, count: int, seed: int, workers: int | None) -> str:
@@ -169,48 +166,15 @@ def report_speed(data_dir: Path, count: int, seed: int, workers: int | None) -> 
     return f"{count} outputs, {seconds:.0f} s, {count / seconds:.0f} per second, {dict(decided)}\n"
 
 
-def report_fuzz(count: int, seed: int, workers: int | None) -> str:
-    """What decided the verdicts, the opinions that failed, and the slowest outputs."""
-    shards = workers or min(8, os.cpu_count() or 1)
-    start = time.monotonic()
-    with ThreadPoolExecutor(shards) as threads:
-        jobs = [threads.submit(fuzz, shard, shards, count, seed) for shard in range(shards)]
-        graded = [one for job in jobs for one in job.result()]
-    decided = Counter(verdict.decided_by for _, _, verdict, _ in graded)
-    no_opinion = sum(
-        kind == "free" and verdict.prediction is not None and verdict.math_verify is None
-        for kind, _, verdict, _ in graded
-    )
-    slowest = "".join(
-        f"{seconds:6.2f} s {output[:90]!r} {gold[:40]!r}\n"
-        for _, (output, gold), _, seconds in nlargest(8, graded, key=lambda one: one[3])
-    )
-    return (
-        f"{len(graded)} hostile outputs, {time.monotonic() - start:.0f} s, "
-        f"{sum(verdict.correct for _, _, verdict, _ in graded)} right\n"
-        f"decided by {dict(decided)}; without a second opinion: {no_opinion}\n{slowest}"
-    )
-
-
 def main() -> None:
-    """Do what is asked for and print the numbers."""
+    """Measure the speed and print it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--cases", type=Path, help="the reference's cases, .jsonl.gz")
-    parser.add_argument("--outputs", type=int, default=0, help="measure the speed on so many")
-    parser.add_argument("--data_dir", type=Path, help="benchmarks in the harness's layout")
-    parser.add_argument("--fuzz", type=int, default=0, help="grade so many hostile outputs")
+    parser.add_argument("--data_dir", type=Path, required=True, help="in the harness's layout")
+    parser.add_argument("--outputs", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, help="default: one per core, at most 8")
     args = parser.parse_args()
-
-    if args.outputs and not args.data_dir:
-        parser.error("--outputs needs --data_dir")
-    if args.cases:
-        sys.stdout.write(report_cases(args.cases, args.workers))
-    if args.outputs:
-        sys.stdout.write(report_speed(args.data_dir, args.outputs, args.seed, args.workers))
-    if args.fuzz:
-        sys.stdout.write(report_fuzz(args.fuzz, args.seed, args.workers))
+    sys.stdout.write(report_speed(args.data_dir, args.outputs, args.seed, args.workers))
 
 
 if __name__ == "__main__":

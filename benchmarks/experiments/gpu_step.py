@@ -1,20 +1,18 @@
 """Training steps of the paper's models on one device: tokens per second, MFU, memory, a profile.
 
-    python benchmarks/gpu_step.py                               # TinyLlama 1.1B, Qwen2.5-Math-7B
-    python benchmarks/gpu_step.py --attn_implementation torch_varlen --compile
-    python benchmarks/gpu_step.py --scale tiny --device cpu     # the same code, nothing to learn
+    python -m benchmarks.experiments.gpu_step           # TinyLlama 1.1B, Qwen2.5-Math-7B
+    python -m benchmarks.experiments.gpu_step --attn_implementation torch_varlen --compile
+    python -m benchmarks.experiments.gpu_step --scale tiny --device cpu
 
 Two targets: 45 % MFU for the student's step (forward, backward, clipping, AdamW) and 60 % for the
 teacher's forward pass; MFU as in `vocagnolm.training.flops`, FP8's too of the bfloat16 peak. The
 ways are steps of plain continual pretraining (CPT), with a store's losses, and with the teacher
 co-resident in bfloat16 and in FP8, and each teacher's forward pass alone. They take turns in one
-process, in an order that is drawn anew for each turn, so ratios hold better than times.
-All models stay on the
-GPU: on one of 80 GB give --batch_size 4. Steps run through `VocAgnoTrainer`. Weights and ids are
-random; documents have the lengths of OpenWebMath's, cut and packed as in training. Batches are made
-beforehand and moved within a step. A profile of a CPT step and of a forward pass of the teacher
-shows where the time goes that is missing to the targets. What could not be measured, and why,
-stands at the end.
+process. All models stay on the GPU: on one of 80 GB give --batch_size 4. Steps run through
+`VocAgnoTrainer`. Weights and ids are random; documents have the lengths of OpenWebMath's, cut and
+packed as in training. Batches are made beforehand and moved within a step. A profile of a CPT step
+and of a forward pass of the teacher shows where the time goes that is missing to the targets. The
+last lines say what could not be measured, and why.
 """
 
 from __future__ import annotations
@@ -22,19 +20,15 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib.util
-import random
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from random_blocks import make_batches, make_blocks
 from torch import nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -48,6 +42,8 @@ from transformers import (
     TrainingArguments,
 )
 
+from benchmarks.generated import make_batches, make_blocks
+from benchmarks.harness import Skipped, Way, take_turns
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import Guidance
@@ -70,8 +66,6 @@ SIZES = {
     ("teacher", "full"): (3584, 18944, 28, 28, 4, 152064),
     ("teacher", "tiny"): (128, 512, 2, 4, 2, 1024),
 }
-SHAPES = {"max_length": (2048, 128), "batch_size": (8, 2), "accumulation": (4, 2)}
-WARM_UP_TURNS = 2
 PARTS = {  # of a profile: words in the names of PyTorch's operators, the first part that has one
     "attention": ("attention", "flash", "varlen"),
     "matrix products": ("::mm", "addmm", "bmm", "scaled_mm", "linear"),
@@ -81,24 +75,61 @@ PARTS = {  # of a profile: words in the names of PyTorch's operators, the first 
 }
 
 
-@dataclass
-class Way:
-    """One of the ways.
+@dataclass(frozen=True)
+class Size:
+    """Models, batches and how both are computed; each is an option of the command.
 
     Attributes:
-        run: what is measured.
-        flops: of one run, as far as the losses need them.
-        tokens: of the student in one run, or of the teacher if it is alone; those with a loss.
-        held_bytes: weights and optimizer state.
-        seconds, added_bytes: of every turn.
+        scale: "full" is TinyLlama 1.1B and Qwen2.5-Math-7B, "tiny" their architectures.
+        student_config: directory with another student's config.json.
+        teacher_config: directory with another teacher's config.json.
+        max_length: tokens of a block.
+        batch_size: blocks of a micro-batch.
+        accumulation: micro-batches of a step.
+        top_k: 1 trains all tokens, as CPT does.
+        compile: every layer of both models.
+        peak_tflops: of the GPU in dense bfloat16; 0 looks it up by the GPU's name.
     """
 
-    run: Callable[[], None]
+    device: str = "cuda"
+    scale: str = "full"
+    student_config: str = ""
+    teacher_config: str = ""
+    max_length: int = 2048
+    batch_size: int = 8
+    accumulation: int = 4
+    top_k: float = 0.4
+    attn_implementation: str = "sdpa"
+    compile: bool = False
+    peak_tflops: float = 0.0
+    repetitions: int = 10
+
+    @staticmethod
+    def tiny() -> Size:
+        """The same code with nothing to learn from it."""
+        return Size(scale="tiny", max_length=128, batch_size=2, accumulation=2, repetitions=2)
+
+    @property
+    def peak(self) -> float | None:
+        """FLOP/s that the device could reach, if known."""
+        name = torch.cuda.get_device_name() if self.device == "cuda" else "CPU"
+        tflops = self.peak_tflops or peak_tflops(name)
+        return tflops * 1e12 if tflops else None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one run of a way computes and holds.
+
+    Attributes:
+        flops: as far as the losses need them.
+        tokens: the student's, or the teacher's if it is alone; those with a loss.
+        held_bytes: weights and optimizer state.
+    """
+
     flops: float
     tokens: int
     held_bytes: int
-    seconds: list[float] = field(default_factory=list)
-    added_bytes: list[int] = field(default_factory=list)
 
 
 def make_config(role: str, scale: str) -> PreTrainedConfig:
@@ -109,15 +140,13 @@ def make_config(role: str, scale: str) -> PreTrainedConfig:
     return Qwen2Config(**sizes, max_position_embeddings=4096)
 
 
-def make_model(
-    config: PreTrainedConfig, dtype: torch.dtype, args: argparse.Namespace
-) -> PreTrainedModel:
+def make_model(config: PreTrainedConfig, dtype: torch.dtype, size: Size) -> PreTrainedModel:
     """A model with random weights on the device; its layers compiled one by one, if asked for."""
-    with torch.device(args.device):
+    with torch.device(size.device):
         model: Any = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=args.attn_implementation
+            config, dtype=dtype, attn_implementation=size.attn_implementation
         )
-    if args.compile:
+    if size.compile:
         compile_layers(model)
     return model
 
@@ -143,22 +172,20 @@ def in_fp8(teacher: Any) -> tuple[Any, int]:
     return model, torch.cuda.memory_allocated() - before  # such weights do not tell their size
 
 
-def make_trainer(
-    args: argparse.Namespace, directory: Path, student: Any, teacher: Any
-) -> VocAgnoTrainer:
+def make_trainer(size: Size, directory: Path, student: Any, teacher: Any) -> VocAgnoTrainer:
     """A trainer with its optimizer, prepared as for a run on one device."""
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
-        guidance=Guidance(args.top_k),
+        guidance=Guidance(size.top_k),
         args=TrainingArguments(
             output_dir=str(directory),
-            use_cpu=args.device == "cpu",
-            bf16=args.device == "cuda",
-            per_device_train_batch_size=args.batch_size,
+            use_cpu=size.device == "cpu",
+            bf16=size.device == "cuda",
+            per_device_train_batch_size=size.batch_size,
             report_to="none",
         ),
-        data_collator=PackedCollator(args.max_length),
+        data_collator=PackedCollator(size.max_length),
     )
     trainer.create_optimizer()
     model, optimizer = trainer.accelerator.prepare(trainer.model, trainer.optimizer)
@@ -194,85 +221,93 @@ def count(batches: Sequence[dict[str, Any]], prefix: str = "") -> tuple[int, int
     return sum(int(mask.sum()) for mask in valid), keys
 
 
-def make_ways(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Way], list[str]]:
-    """The ways, and what cannot be measured."""
-    given = {"student": args.student_config, "teacher": args.teacher_config}
+def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, Work], list[str]]:
+    """The ways, what each computes, and what cannot be measured."""
+    given = {"student": size.student_config, "teacher": size.teacher_config}
     configs = [
-        AutoConfig.from_pretrained(path) if path else make_config(role, args.scale)
+        AutoConfig.from_pretrained(path) if path else make_config(role, size.scale)
         for role, path in given.items()
     ]
     torch.manual_seed(0)
-    student = make_model(configs[0], torch.float32, args)
-    teacher = make_model(configs[1], torch.bfloat16, args)
+    student = make_model(configs[0], torch.float32, size)
+    teacher = make_model(configs[1], torch.bfloat16, size)
     teachers, missing = {"": (teacher, _bytes(teacher))}, []
     try:
-        if args.device != "cuda":
-            raise ValueError(f"--device {args.device} computes in no float8")
+        if size.device != "cuda":
+            raise ValueError(f"--device {size.device} computes in no float8")
         teachers[FP8] = in_fp8(teacher)
     except (ValueError, RuntimeError) as error:  # or out of memory
         missing.append(f"the teacher in FP8: {error}")
-    work = model_work(student), model_work(teacher)
-    trainer = make_trainer(args, directory, student, teacher)
+    models = model_work(student), model_work(teacher)
+    trainer = make_trainer(size, directory, student, teacher)
     vocabularies = (configs[0].vocab_size, configs[1].vocab_size)
-    blocks = make_blocks(args.batch_size * args.accumulation, args.max_length, vocabularies)
+    blocks = make_blocks(size.batch_size * size.accumulation, size.max_length, vocabularies)
     online, stored = (
-        make_batches(blocks, args.max_length, args.batch_size, is_stored)
+        make_batches(blocks, size.max_length, size.batch_size, is_stored)
         for is_stored in (False, True)
     )
     guided, ours, theirs = trainer.objective, count(online), count(online, "teacher_")
     held = 3 * _bytes(student)  # AdamW keeps two more of each weight
+    ways: dict[str, Way] = {}
+    work: dict[str, Work] = {}
 
     def add_step(name: str, objective: Any, batches: Any, flops: float, teacher_bytes: int) -> None:
-        flops += work[0].training_flops(*ours, sum(map(objective.weighted_tokens, batches)))
-        run = partial(step, trainer, objective, batches)
-        ways[name] = Way(run, flops, ours[0], held + teacher_bytes)
+        flops += models[0].training_flops(*ours, sum(map(objective.weighted_tokens, batches)))
+        ways[name] = Way(lambda _: step(trainer, objective, batches))
+        work[name] = Work(flops, ours[0], held + teacher_bytes)
 
-    ways: dict[str, Way] = {}
+    def add_forward(name: str, resident: ResidentTeacher, flops: float, bytes_: int) -> None:
+        ways[name] = Way(lambda _: forward(trainer, resident, online))
+        work[name] = Work(flops, theirs[0], bytes_)
+
     add_step(CPT, replace(guided, method="cpt", teacher=None), online, 0.0, 0)
     add_step(STORED, replace(guided, teacher=StoredTeacher()), stored, 0.0, 0)
-    teacher_flops = work[1].forward_flops(*theirs, theirs[0])
-    for suffix, (model, size) in teachers.items():
+    flops = models[1].forward_flops(*theirs, theirs[0])
+    for suffix, (model, bytes_) in teachers.items():
         resident = ResidentTeacher([model], trainer.args.device)
-        add_step(ONLINE + suffix, replace(guided, teacher=resident), online, teacher_flops, size)
-        run = partial(forward, trainer, resident, online)
-        ways[TEACHER + suffix] = Way(run, teacher_flops, theirs[0], size)
-    return ways, missing
+        add_step(ONLINE + suffix, replace(guided, teacher=resident), online, flops, bytes_)
+        add_forward(TEACHER + suffix, resident, flops, bytes_)
+    return ways, work, missing
+
+
+@cache
+def measured(size: Size) -> tuple[dict[str, Way], dict[str, Work], list[str]]:
+    """Measure all ways; once for each size."""
+    with tempfile.TemporaryDirectory() as directory:
+        ways, work, missing = make_ways(size, Path(directory))
+        take_turns(ways, size.repetitions, size.device, memory=size.device == "cuda")
+    return ways, work, missing
+
+
+def mfu(size: Size, name: str) -> tuple[float, tuple[str, ...]]:
+    """Return a way's share of the peak, and the table of all ways.
+
+    Raises:
+        Skipped: the GPU's peak is not known.
+    """
+    ways, work, _ = measured(size)
+    if size.peak is None:
+        raise Skipped("no known peak: give it with --set peak_tflops=TFLOPS")
+    share = work[name].flops / ways[name].median_s / size.peak
+    return share, tuple(table(ways, work, size.peak))
 
 
 def _bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
-def measure(way: Way, device: str) -> None:
-    """Run a way once."""
-    before = 0
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-    start = time.perf_counter()
-    way.run()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    way.seconds.append(time.perf_counter() - start)
-    if device == "cuda":
-        way.added_bytes.append(torch.cuda.max_memory_allocated() - before)
-
-
-def table(ways: dict[str, Way], peak: float | None) -> list[str]:
+def table(ways: dict[str, Way], work: dict[str, Work], peak: float | None) -> list[str]:
     """Times, rates and memory of the ways, and their ratios."""
-    median = {name: statistics.median(way.seconds) for name, way in ways.items()}
+    median = {name: way.median_s for name, way in ways.items()}
     columns = (("median", 10), ("quartiles", 22), ("tokens/s", 12), ("MFU", 8), ("memory", 12))
     lines = [" " * 22 + "".join(name.rjust(width) for name, width in columns)]
     for name, way in ways.items():
-        low, _, high = statistics.quantiles(way.seconds, n=4)
-        mfu = f"{way.flops / median[name] / peak:8.1%}" if peak else f"{'-':>8}"
-        size = way.held_bytes + max(way.added_bytes, default=0)
-        memory = f"{size / 2**30:8.1f} GiB" if way.added_bytes else f"{'-':>12}"
-        lines.append(
-            f"{name:22}{median[name]:8.3f} s{f'{low:.3f} to {high:.3f} s':>22}"
-            f"{way.tokens / median[name]:12,.0f}{mfu}{memory}"
-        )
+        does = work[name]
+        share = f"{does.flops / median[name] / peak:8.1%}" if peak else f"{'-':>8}"
+        bytes_ = does.held_bytes + max(way.added_bytes, default=0)
+        memory = f"{bytes_ / 2**30:8.1f} GiB" if way.added_bytes else f"{'-':>12}"
+        rate = does.tokens / median[name]
+        lines.append(f"{name:22}{way.spread}{rate:12,.0f}{share}{memory}")
     ratios = {"stored step / CPT step": median[STORED] / median[CPT]}
     for suffix in ("", FP8):
         if TEACHER + suffix in ways:
@@ -289,7 +324,7 @@ def profiled(way: Way, device: str) -> tuple[dict[str, float], list[str]]:
     on_gpu = device == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
-        way.run()
+        way.run(None)
         if on_gpu:
             torch.cuda.synchronize()
     averages: Any = profiler.key_averages()
@@ -303,10 +338,10 @@ def profiled(way: Way, device: str) -> tuple[dict[str, float], list[str]]:
     return seconds, averages.table(sort_by=kind, row_limit=12).splitlines()
 
 
-def missing_time(name: str, way: Way, device: str, peak: float | None) -> list[str]:
+def missing_time(name: str, way: Way, flops: float, device: str, peak: float | None) -> list[str]:
     """Where a way's time goes, and how much is too much for its target."""
     seconds, operators = profiled(way, device)
-    took = statistics.median(way.seconds)
+    took = way.median_s
     lines = ["", f"Profile of one {name}, {took:.3f} s without the profiler:"]
     if device == "cuda":
         seconds["idle"] = max(took - sum(seconds.values()), 0.0)
@@ -314,7 +349,7 @@ def missing_time(name: str, way: Way, device: str, peak: float | None) -> list[s
     lines += [f"  {part:18}{s:9.4f} s{s / total:8.1%}" for part, s in seconds.items()]
     if peak:
         products = seconds["matrix products"] + seconds["attention"]
-        allowed, at = way.flops / (TARGETS[name] * peak), way.flops / peak / products
+        allowed, at = flops / (TARGETS[name] * peak), flops / peak / products
         lines += [
             f"  {TARGETS[name]:.0%} MFU allows {allowed:.3f} s: "
             + (f"{took - allowed:.3f} s too many" if took > allowed else "the target holds"),
@@ -323,12 +358,12 @@ def missing_time(name: str, way: Way, device: str, peak: float | None) -> list[s
     return [*lines, *operators]
 
 
-def not_measured(args: argparse.Namespace, peak: float | None) -> list[str]:
+def not_measured(size: Size, peak: float | None) -> list[str]:
     """What the device and the packages at hand leave open."""
     found = []
-    if args.device == "cpu":
+    if size.device == "cpu":
         found.append("memory and everything else about GPUs: there is none, or --device cpu")
-    if args.scale == "tiny":
+    if size.scale == "tiny":
         found.append("the paper's models: --scale tiny")
     if peak is None:
         found.append("MFU, and whether its targets hold: no known peak; give it with --peak_tflops")
@@ -337,56 +372,39 @@ def not_measured(args: argparse.Namespace, peak: float | None) -> list[str]:
     return found
 
 
-def parse_arguments() -> argparse.Namespace:
-    """The options; blocks, batches and attention are those of `--scale` if not given."""
+def parse_arguments() -> Size:
+    """The options; blocks and batches are those of `--scale` if not given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add = parser.add_argument
-    has_gpu = torch.cuda.is_available()
-    add("--device", choices=("cpu", "cuda"), default="cuda" if has_gpu else "cpu")
-    add("--scale", choices=("full", "tiny"), default="full")
-    add("--student_config", type=Path, help="directory with another student's config.json")
-    add("--teacher_config", type=Path, help="directory with another teacher's config.json")
-    add("--max_length", type=int, help="tokens of a block; 2048, or 128 of a tiny one")
-    add("--batch_size", type=int, help="blocks of a micro-batch; 8, or 2 tiny ones")
-    add("--accumulation", type=int, help="micro-batches of a step; 4, or 2 tiny ones")
-    add("--top_k", type=float, default=0.4, help="1 trains all tokens, as CPT does")
-    add("--attn_implementation", default="sdpa", help="of both models")
-    add("--compile", action="store_true", help="every layer of both models")
-    add("--peak_tflops", type=float, help="of the GPU in dense bfloat16, if it is not known")
-    add("--repetitions", type=int, default=10)
-    args = parser.parse_args()
-    if args.device == "cpu" and args.scale == "full":
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full")
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--compile", action="store_true", help="every layer of both models")
+    for option in fields(Size):
+        if option.name not in ("scale", "device", "compile"):
+            parser.add_argument(f"--{option.name}", type=type(option.default))
+    given = {name: value for name, value in vars(parser.parse_args()).items() if value is not None}
+    given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    if given["device"] == "cpu" and given["scale"] == "full":
         parser.error("--scale full is for a GPU: add --scale tiny")
-    for name, (full, tiny) in SHAPES.items():
-        if getattr(args, name) is None:
-            setattr(args, name, full if args.scale == "full" else tiny)
-    return args
+    return replace(Size.tiny() if given["scale"] == "tiny" else Size(), **given)
 
 
 def main() -> None:
     """Measure and print."""
-    args = parse_arguments()
-    name = torch.cuda.get_device_name() if args.device == "cuda" else "CPU"
-    tflops = args.peak_tflops or peak_tflops(name)
-    peak = tflops and tflops * 1e12
-    with tempfile.TemporaryDirectory() as directory:
-        ways, missing = make_ways(args, Path(directory))
-        rng = random.Random(0)
-        for _ in range(args.repetitions + WARM_UP_TURNS):
-            for way in rng.sample(list(ways.values()), len(ways)):
-                measure(way, args.device)
-    for way in ways.values():  # the first turns allocate what stays, and compile
-        del way.seconds[:WARM_UP_TURNS], way.added_bytes[:WARM_UP_TURNS]
-    shape = f"{args.accumulation} x {args.batch_size} blocks of {args.max_length}"
+    size = parse_arguments()
+    name = torch.cuda.get_device_name() if size.device == "cuda" else "CPU"
+    peak = size.peak
+    ways, work, missing = measured(size)
+    shape = f"{size.accumulation} x {size.batch_size} blocks of {size.max_length}"
+    how = f"{size.attn_implementation}, compiled" if size.compile else size.attn_implementation
+    shown = f"{peak / 1e12:g} TFLOP/s" if peak else "unknown"
     lines = [
-        f"{name}, torch {torch.__version__}, {args.scale}, {shape}, {args.attn_implementation}"
-        f"{', compiled' if args.compile else ''}, peak {tflops or 'unknown'} TFLOP/s",
+        f"{name}, torch {torch.__version__}, {size.scale}, {shape}, {how}, peak {shown}",
         "",
-        *table(ways, peak),
+        *table(ways, work, peak),
     ]
-    for profiled_name in TARGETS:
-        lines += missing_time(profiled_name, ways[profiled_name], args.device, peak)
-    lines += ["", *(f"Not measured: {what}" for what in missing + not_measured(args, peak))]
+    for target in TARGETS:
+        lines += missing_time(target, ways[target], work[target].flops, size.device, peak)
+    lines += ["", *(f"Not measured: {what}" for what in missing + not_measured(size, peak))]
     sys.stdout.write("\n".join(lines) + "\n")
 
 

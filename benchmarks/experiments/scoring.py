@@ -1,6 +1,6 @@
 """Scoring a corpus with windows sorted by length, beside corpus order and packed rows.
 
-    python benchmarks/scoring.py --tokenizer DIR --dataset data.jsonl
+    python -m benchmarks.experiments.scoring --tokenizer DIR --dataset data.jsonl
 
 `HFScorer` is given all windows at once and sorts them; or batch after batch as the corpus has them,
 each of as many windows as fit `--batch_tokens` when padded to their longest. The model is the same,
@@ -14,22 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import random
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.harness import Way, one_thread, take_turns
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.packing import pack
 from vocagnolm.spans import encode_batch
@@ -141,7 +136,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--repetitions", type=int, default=3)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    one_thread()
 
     found = read_windows(args)
     tokens = sum(len(window.ids) for window in found)
@@ -154,23 +149,16 @@ def main() -> None:
         PACKED: lambda: packed_losses(model, found, args),
     }
     measured = {name: measure_padding(model, tokens, way) for name, way in ways.items()}  # warms up
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    rng = random.Random(0)
-    for _ in range(args.repetitions):
-        for name in rng.sample(list(ways), len(ways)):
-            start = time.process_time()
-            ways[name]()
-            seconds[name].append(time.process_time() - start)
-
-    medians = {name: statistics.median(turns) for name, turns in seconds.items()}
+    turns = {name: Way(lambda _, way=way: way()) for name, way in ways.items()}
+    take_turns(turns, args.repetitions, warm_up=0)
+    medians = {name: way.median_s for name, way in turns.items()}
     flat = [np.concatenate(losses) for _, losses in measured.values()]
     difference = max(float(np.abs(flat[0] - other).max()) for other in flat[1:])
     out = sys.stdout
     out.write(f"{args.documents} documents, {len(found)} windows, {tokens:,} tokens\n")
     for name, (padding, _) in measured.items():
-        turns = seconds[name]
         out.write(
-            f"{name:17} {medians[name]:7.3f} s ({min(turns):.3f} to {max(turns):.3f}), "
+            f"{name:17}{turns[name].spread}, "
             f"{tokens / medians[name]:,.0f} tokens/s, {padding:.2%} padding\n"
         )
     for name in (CORPUS_ORDER, PACKED):

@@ -1,4 +1,4 @@
-"""Packed blocks of random ids, as long and as cut as those of a real corpus."""
+"""Generated inputs: word problems, two tokenizers that learn them, and packed blocks of ids."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.packing import pack
@@ -14,6 +16,50 @@ from vocagnolm.packing import pack
 TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (docs/results.md)
 DOCUMENT_TOKENS = 2333  # 14.7 B tokens in 6.3 M documents (OpenWebMath, arXiv 2310.06786)
 DOCUMENT_SIGMA = 1.0  # of the lengths' logarithm: an assumption
+
+
+def generate_texts(count: int) -> list[str]:
+    """Word problems with numbers and formulas, about 1,000 characters each."""
+    rng = random.Random(0)
+    texts = []
+    for _ in range(count):
+        lines = []
+        for _ in range(10):
+            a, b = rng.randint(2, 999), rng.randint(2, 999)
+            lines.append(f"Anna has {a} apples and buys {b} more. Now there are {a + b} apples.")
+            lines.append(f"$\\frac{{{a}}}{{{b}}} + x_{{{a % 7}}} = {a * b}$")
+        texts.append("\n".join(lines))
+    return texts
+
+
+def train_student(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A Metaspace BPE, like TinyLlama's."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000, special_tokens=["<unk>", "<s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>")
+
+
+def train_teacher(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with NFC and single digits, like Qwen's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=2000,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def make_segment(

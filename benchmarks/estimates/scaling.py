@@ -1,7 +1,7 @@
 """What the paper's runs cost on 1 to 256 GPUs, with a teacher at hand and from a store: estimates.
 
-    python benchmarks/scaling.py
-    python benchmarks/scaling.py --peak_tflops 312 --memory_tb_s 2.0 --price 1.5
+    python -m benchmarks.estimates.scaling
+    python -m benchmarks.estimates.scaling --peak_tflops 312 --memory_tb_s 2.0 --price 1.5
 
 Nothing is run, no weights are read: FLOPs, bytes and messages are counted from the sizes of the
 models (`cost_model.py`), hours follow from an assumed share of a GPU's peak (MFU), dollars from an
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from cost_model import (
+from benchmarks.estimates.cost_model import (
     LARGEST,
     NODE,
     SHARDINGS,

@@ -1,6 +1,6 @@
 """Which tokens are selected otherwise when student or teacher compute with fewer bits.
 
-    PYTHONPATH=. python benchmarks/selection_under_precision.py --seeds 3
+    python -m benchmarks.experiments.selection_under_precision --seeds 3
 
 The reference is float32 for both models. Of the tokens that it selects (40 % of each block), the
 share that is not selected any more is shown, over several seeds, and beside it by how much the

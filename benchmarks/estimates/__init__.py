@@ -1,0 +1,1 @@
+"""Numbers that are computed from sizes and assumptions; nothing is run."""

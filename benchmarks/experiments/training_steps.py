@@ -1,0 +1,198 @@
+"""Training steps with stored losses, with a co-resident teacher, and without one, side by side.
+
+A step is all of it: reading and collating blocks, forward, backward, AdamW. The ways take turns on
+the same blocks. Memory is what a way holds (weights, optimizer) and the most that a step adds to
+it. Models and losses are random. The claims `stored_step_time`, `stored_step_memory` and
+`online_step_time` are ratios of one measurement.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+
+from benchmarks.generated import generate_texts, train_student, train_teacher
+from benchmarks.harness import Way, take_turns
+from vocagnolm.collator import PackedCollator
+from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
+from vocagnolm.guidance import Guidance
+from vocagnolm.packing import Blocks
+from vocagnolm.spans import encode
+from vocagnolm.store import store
+from vocagnolm.store.reader import StoredReader
+from vocagnolm.teacher import StoredTeacher
+from vocagnolm.trainer import VocAgnoTrainer
+
+CPT, STORED, TEACHER, ONLINE = "CPT step", "stored step", "teacher forward", "online step"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Models and blocks.
+
+    Attributes:
+        vocabulary: the student's; the teacher's is twice that.
+        teacher_scale: how much wider the teacher is.
+        top_k: 1 trains all tokens, as CPT does.
+    """
+
+    documents: int = 200
+    max_length: int = 512
+    batch_size: int = 2
+    hidden: int = 128
+    layers: int = 2
+    vocabulary: int = 8192
+    teacher_scale: int = 2
+    top_k: float = 0.4
+    repetitions: int = 15
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Ratios of the ways, and a table of them."""
+
+    stored_time: float
+    stored_memory: float
+    online_time: float
+    table: tuple[str, ...]
+
+
+def make_store(directory: Path, texts: list[str], teacher: Reader) -> store.Store:
+    """A store with random losses."""
+    rng = np.random.default_rng(0)
+    segments = []
+    for text in texts:
+        spans = encode(teacher.tokenizer, text).spans
+        losses = rng.exponential(2, len(spans)).astype(np.float32)
+        segments.append(
+            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
+        )
+    store.write_shard(directory, 0, segments, "float16", "generated")
+    store.finish(directory, [0], {"teacher": "random", "context": teacher.limit})
+    return store.Store(directory)
+
+
+def make_model(size: Size, vocabulary: int, scale: int) -> LlamaForCausalLM:
+    """A random model, `scale` times as wide."""
+    hidden = size.hidden * scale
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=size.layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        max_position_embeddings=2 * size.max_length,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_trainer(size: Size, directory: Path, blocks: Blocks, teacher: Any) -> VocAgnoTrainer:
+    """A trainer with a student of its own; without a teacher it is CPT."""
+    torch.manual_seed(0)
+    trainer = VocAgnoTrainer(
+        model=make_model(size, size.vocabulary, 1),
+        teacher=teacher,
+        method="vocagnolm" if teacher else "cpt",
+        guidance=Guidance(size.top_k) if teacher else None,
+        args=TrainingArguments(
+            output_dir=str(directory),
+            use_cpu=size.device == "cpu",
+            bf16=size.device == "cuda",
+            per_device_train_batch_size=size.batch_size,
+            report_to="none",
+        ),
+        train_dataset=blocks,
+        data_collator=PackedCollator(size.max_length, teacher_max_length=2 * size.max_length),
+    )
+    trainer.model.to(trainer.args.device)
+    trainer.create_optimizer()
+    return trainer
+
+
+def step(trainer: VocAgnoTrainer, numbers: list[int]) -> None:
+    """Everything that a training step does."""
+    assert trainer.train_dataset is not None
+    assert trainer.optimizer is not None
+    batch = trainer.data_collator([trainer.train_dataset[number] for number in numbers])
+    tokens = sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
+    trainer.training_step(trainer.model, batch, torch.tensor(tokens, device=trainer.args.device))
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+
+
+def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, int]]:
+    """The four ways, and the bytes of weights and optimizer state that each holds."""
+    texts = list(dict.fromkeys(generate_texts(size.documents)))
+    student = student_reader(_with_end(train_student(texts)), size.max_length)
+    teacher = teacher_reader(_with_end(train_teacher(texts)), 2 * size.max_length)
+    corpus = datasets.Dataset.from_dict({"text": texts})
+    (directory / "store").mkdir()
+    stored = StoredReader([make_store(directory / "store", texts, teacher)])
+    online_blocks, stored_blocks = (
+        Blocks(align_corpus(corpus, student, reader).rows, size.max_length, teacher.limit)
+        for reader in (teacher, stored)
+    )
+    cpt = make_trainer(size, directory, online_blocks, None)
+    guided = make_trainer(size, directory, stored_blocks, StoredTeacher())
+    teacher_model = make_model(size, 2 * size.vocabulary, size.teacher_scale)
+    if size.device == "cuda":
+        teacher_model.to(torch.bfloat16)
+    online = make_trainer(size, directory, online_blocks, teacher_model)
+    weights, frozen = (sum(p.nbytes for p in m.parameters()) for m in (cpt.model, teacher_model))
+
+    def blocks_of(turn: int) -> list[int]:
+        first = turn * size.batch_size
+        return [(first + row) % len(online_blocks) for row in range(size.batch_size)]
+
+    def collate(turn: int) -> Any:
+        batch = online.data_collator([online_blocks[number] for number in blocks_of(turn)])
+        return online._prepare_inputs(batch)
+
+    def forward(batch: Any) -> None:
+        assert online.teacher is not None
+        online.teacher.losses(batch)
+
+    trainers = {CPT: cpt, STORED: guided, ONLINE: online}
+    ways = {
+        name: Way(lambda numbers, t=trainer: step(t, numbers), blocks_of)
+        for name, trainer in trainers.items()
+    }
+    trained = 3 * weights  # AdamW keeps two more of each
+    held = {CPT: trained, STORED: trained, TEACHER: frozen, ONLINE: trained + frozen}
+    return ways | {TEACHER: Way(forward, collate)}, held
+
+
+def _with_end(tokenizer: Any) -> Any:
+    tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+    return tokenizer
+
+
+@cache
+def ratios(size: Size) -> Ratios:
+    """Measure all ways; once for each size, whatever claims ask."""
+    with tempfile.TemporaryDirectory() as directory:
+        ways, held = make_ways(size, Path(directory))
+        take_turns(ways, size.repetitions, size.device, memory=True)
+    total = {name: held[name] + max(way.added_bytes) for name, way in ways.items()}
+    table = [f"{'':16}{'median':>10}{'quartiles':>22}{'memory':>12}"]
+    table += [
+        f"{name:16}{ways[name].spread}{total[name] / 2**20:8,.0f} MiB"
+        for name in (CPT, STORED, TEACHER, ONLINE)
+    ]
+    seconds = {name: way.median_s for name, way in ways.items()}
+    return Ratios(
+        stored_time=seconds[STORED] / seconds[CPT],
+        stored_memory=total[STORED] / total[CPT],
+        online_time=seconds[ONLINE] / (seconds[TEACHER] + seconds[CPT]),
+        table=tuple(table),
+    )

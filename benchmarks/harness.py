@@ -1,0 +1,185 @@
+"""The harness of every benchmark: claims, ways that take turns, and the memory of a process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import resource
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+import torch
+
+WARM_UP_TURNS = 2  # they allocate what stays, and compile
+PRELOADED = ["benchmarks.harness", "vocagnolm.token_loss", "vocagnolm.distillation"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Skipped(Exception):  # noqa: N818
+    """A claim that cannot be measured here; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence with a number that a measurement can contradict.
+
+    Attributes:
+        says: the claim, in a short sentence.
+        at_most: the largest value with which it holds.
+        at_least: the smallest one, where more is better.
+        unit: printed behind the numbers; "%" prints a share as per cent.
+        needs_gpu: it is about a GPU, and says nothing elsewhere.
+    """
+
+    says: str
+    at_most: float | None = None
+    at_least: float | None = None
+    unit: str = ""
+    needs_gpu: bool = False
+
+    @property
+    def limit(self) -> str:
+        """The limit, as it is printed."""
+        if self.at_most is not None:
+            return f"at most {self.show(self.at_most)}"
+        assert self.at_least is not None, "a claim has a limit"
+        return f"at least {self.show(self.at_least)}"
+
+    def show(self, value: float) -> str:
+        """Format a value in the claim's unit.
+
+        >>> Claim("", unit="%").show(0.0512), Claim("", unit="cases").show(3.0)
+        ('5.1%', '3 cases')
+        """
+        if self.unit == "%":
+            return f"{value:.1%}"
+        return f"{value:.4g} {self.unit}".strip()
+
+    def holds(self, value: float) -> bool:
+        """Compare a measured value with the limits; NaN holds none."""
+        if self.at_most is not None and not value <= self.at_most:
+            return False
+        return self.at_least is None or value >= self.at_least
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The value that a claim is about.
+
+    Attributes:
+        value: in the claim's unit.
+        details: lines that explain it.
+        broken: why the claim does not hold whatever the value is; empty where nothing is wrong.
+    """
+
+    value: float
+    details: tuple[str, ...] = ()
+    broken: str = ""
+
+
+@dataclass
+class Way:
+    """One of several ways to do the same, and what its turns took.
+
+    Attributes:
+        run: what is measured; receives what `prepare` returns.
+        prepare: makes it from the number of the turn; its time does not count.
+        seconds: processor time on a CPU, wall time on a GPU.
+        added_bytes: the most that a turn added to the memory; empty where it is not tracked.
+    """
+
+    run: Callable[[object], object]
+    prepare: Callable[[int], object] = lambda turn: turn
+    seconds: list[float] = field(default_factory=list)
+    added_bytes: list[int] = field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        """The median of the turns."""
+        return statistics.median(self.seconds)
+
+    @property
+    def spread(self) -> str:
+        """Median and quartiles, or the extremes of two turns or one."""
+        low, high = min(self.seconds), max(self.seconds)
+        if len(self.seconds) > 2:
+            low, _, high = statistics.quantiles(self.seconds, n=4)
+        return f"{self.median_s:8.3f} s{f'{low:.3f} to {high:.3f} s':>22}"
+
+
+def take_turns(
+    ways: Mapping[str, Way],
+    repetitions: int,
+    device: str = "cpu",
+    warm_up: int = WARM_UP_TURNS,
+    memory: bool = False,
+) -> None:
+    """Run the ways in turns, in an order that is drawn anew for each turn, with one thread.
+
+    Other work on the machine then disturbs all of them alike: ratios hold better than times.
+    """
+    one_thread()
+    rng = random.Random(0)
+    for turn in range(warm_up + repetitions):
+        for name in rng.sample(list(ways), len(ways)):
+            way = ways[name]
+            given = way.prepare(turn)
+            seconds, added_bytes = _turn(way, given, device, memory)
+            if turn >= warm_up:
+                way.seconds.append(seconds)
+                if memory:
+                    way.added_bytes.append(added_bytes)
+
+
+def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, int]:
+    """Run a way once: its seconds, and the most that it added to the memory."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before, start_s = torch.cuda.memory_allocated(), time.perf_counter()
+        way.run(given)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start_s
+        return seconds, torch.cuda.max_memory_allocated() - before
+    before = 0
+    if memory:
+        # The kernel forgets the maximum.
+        Path("/proc/self/clear_refs").write_text("5")
+        before = resident_bytes("VmRSS")
+    start_s = time.process_time()
+    way.run(given)
+    seconds = time.process_time() - start_s
+    return seconds, resident_bytes("VmHWM") - before if memory else 0
+
+
+def one_thread() -> None:
+    """Let PyTorch and the tokenizers compute with one thread."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    torch.set_num_threads(1)
+
+
+def alone(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function in a process of its own, which has computed nothing before."""
+    # Forked from a process that has imported and done nothing else.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with ProcessPoolExecutor(1, mp_context=context, initializer=one_thread) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+def resident_bytes(name: str) -> int:
+    """Return this process's memory: `VmRSS` is what it holds, `VmHWM` the most it has held."""
+    status = Path("/proc/self/status")
+    if not status.exists():  # not Linux: only the maximum is known, in bytes on macOS
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Not ru_maxrss: Linux lets a process inherit it from the one that started it.
+    lines = (line.split() for line in status.read_text().splitlines())
+    return next(int(line[1]) * 1024 for line in lines if line[0] == f"{name}:")
