@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from vocagnolm.collator import student_segments, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import Distillation, Pairs, first_tokens
 from vocagnolm.guidance import (
@@ -22,7 +23,6 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.row_segments import student_segments, teacher_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 
 Method = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]

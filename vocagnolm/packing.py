@@ -7,7 +7,7 @@ is an index. Knows neither tokenizers nor models.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict, cast
 
 import datasets
 import numpy as np
@@ -16,6 +16,26 @@ import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+class Block(TypedDict):
+    """One item of `Blocks`: its number, and one array for each of its segments.
+
+    `first`, `last`, `teacher_ids` and `teacher_losses` hold the teachers one after the other
+    (`vocagnolm.data.Segments`).
+    """
+
+    block: int
+    student_ids: Sequence[IntArray]
+    teacher_ids: Sequence[IntArray]
+    teacher_losses: Sequence[FloatArray]
+    first: Sequence[IntArray]
+    last: Sequence[IntArray]
+    teacher_counts: Sequence[IntArray]
+
+
+_COLUMNS = [name for name in Block.__annotations__ if name != "block"]
 
 
 def pack(
@@ -45,18 +65,21 @@ def pack(
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
-    sizes = np.column_stack([np.asarray(student_tokens), np.asarray(teacher_tokens)]).astype(
-        np.int64
-    )
+    sizes = np.column_stack([np.asarray(student_tokens), np.asarray(teacher_tokens)])
+    sizes = sizes.astype(np.int64)
     limits = [max_length, *limits_of_teachers(teacher_max_length)][: sizes.shape[1]]
+    # Rounded up: a segment never needs less than it says.
     by_model = zip(sizes.T, limits, strict=True)
-    needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)  # rounded up
+    needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)
     blocks: list[list[int]] = []
-    left: list[list[int]] = []  # by block, the room of each model's row
-    open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]  # by room left
-    rooms = 0  # bit r is set where a block with room r is open
+    # For each block, the room in each model's row.
+    left: list[list[int]] = []
+    # For each room, the blocks that have it; bit r of `rooms` is set where there are any.
+    open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
+    rooms = 0
     for segment in np.argsort(-needs, kind="stable").tolist():
         need = int(needs[segment])
+        # Rooms of at least `need`; the lowest bit that is left belongs to the fullest block.
         fitting = rooms >> need << need
         if fitting:
             room = (fitting & -fitting).bit_length() - 1
@@ -76,7 +99,11 @@ def pack(
 
 
 def padded_width(longest: int, limit: int) -> int:
-    """Columns of a teacher's rows: few different numbers, and none beyond its context."""
+    """Columns of a teacher's rows: few different numbers, and none beyond its context.
+
+    >>> padded_width(65, 4096), padded_width(65, 100)
+    (128, 100)
+    """
     return min(-(-longest // 64) * 64, limit)
 
 
@@ -85,7 +112,7 @@ def limits_of_teachers(teacher_max_length: int | Sequence[int]) -> Sequence[int]
     return [teacher_max_length] if isinstance(teacher_max_length, int) else teacher_max_length
 
 
-class Blocks(Dataset[dict[str, Any]]):
+class Blocks(Dataset[Block]):
     """Blocks of segments, by number; `blocks[i]` reads only its own rows.
 
     Args:
@@ -109,6 +136,7 @@ class Blocks(Dataset[dict[str, Any]]):
         self.max_length = max_length
         self._teacher_max_length = teacher_max_length
         self.student_tokens = int(tokens.sum())
+        # Block b holds the segments order[ends[b - 1] : ends[b]].
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._ends = np.cumsum([len(block) for block in packed])
         sizes = np.column_stack([tokens, by_teacher])
@@ -116,30 +144,22 @@ class Blocks(Dataset[dict[str, Any]]):
         starts = np.r_[0, self._ends[:-1]].astype(np.int64)
         rows = np.add.reduceat(sizes[self._order], starts) if packed else sizes
         self._widest: list[int] = rows[:, 1:].max(0, initial=0).tolist()
-        columns = [
-            "student_ids",
-            "teacher_ids",
-            "teacher_losses",
-            "first",
-            "last",
-            "teacher_counts",
-        ]
-        self._rows = segments.select_columns(columns).with_format("numpy")
+        self._rows = segments.select_columns(_COLUMNS).with_format("numpy")
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, block: int) -> dict[str, Any]:
-        return {"block": block, **self._rows[self.segments(block)]}
+    def __getitem__(self, block: int) -> Block:
+        return cast(Block, {"block": block, **self._rows[self.segments(block)]})
 
     def segments(self, block: int) -> IntArray:
-        """The numbers of a block's segments."""
+        """Return the numbers of a block's segments."""
         start = self._ends[block - 1] if block else 0
         numbers: IntArray = self._order[start : self._ends[block]]
         return numbers
 
     def longest_segments(self, attend_across_documents: bool = False) -> list[int]:
-        """Tokens of the longest segment that the student, and each teacher, will be given."""
+        """Return the tokens of the longest segment that the student, and each teacher, reads."""
         if not attend_across_documents:
             return self._longest
         limits = limits_of_teachers(self._teacher_max_length)

@@ -43,21 +43,6 @@ def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> R
     return RowSegments(edges, max(lengths, default=0))
 
 
-def student_segments(batch: Mapping[str, Any]) -> RowSegments | None:
-    """Segments of the student's rows, if a batch says."""
-    if "segment_edges" not in batch:
-        return None
-    return RowSegments(batch["segment_edges"], batch["longest_segment"])
-
-
-def teacher_segments(batch: Mapping[str, Any]) -> list[RowSegments | None]:
-    """Segments of every teacher's rows, if a batch says."""
-    if "teacher_segment_edges" not in batch:
-        return [None] * len(batch["teacher_widths"])
-    found = (batch["teacher_segment_edges"], batch["teacher_longest_segment"])
-    return [RowSegments(*segments) for segments in zip(*found, strict=True)]
-
-
 def takes_segments(model: Any) -> bool:
     """Whether a model's attention is told of segments; others see them in the position ids."""
     return is_told_of_segments(getattr(model.config, "_attn_implementation", None))

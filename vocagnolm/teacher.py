@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vocagnolm.collator import teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import HeadStates, entropies
 from vocagnolm.guidance import Reduction, reduce_teachers
 from vocagnolm.output_head import last_hidden_state, read_head
-from vocagnolm.row_segments import RowSegments, teacher_segments
+from vocagnolm.row_segments import RowSegments
 from vocagnolm.token_loss import add_token_losses, by_predicted_token
 
 

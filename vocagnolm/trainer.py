@@ -18,11 +18,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel
 
+from vocagnolm.collator import Batch, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance, TokenGuidance
 from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
-from vocagnolm.row_segments import student_segments
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.bad_batch import StepBatches
@@ -258,7 +258,7 @@ class VocAgnoTrainer(ResumableTrainer):
         return total
 
     @torch.no_grad()
-    def token_guidance(self, batch: dict[str, Any]) -> TokenGuidance:
+    def token_guidance(self, batch: Batch) -> TokenGuidance:
         """What decides over every token of a batch, as the student is now; trains nothing.
 
         Every process has to call it, with a batch of its own or the same.
@@ -269,7 +269,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if self.objective.choice != "guided":
             method = self.objective.method
             raise ValueError(f"--method {method} chooses no token by a teacher's losses")
-        inputs = self._prepare_inputs(batch)
+        inputs = self._prepare_inputs(dict(batch))
         scores = self.objective.scores(inputs)
         was_training = self.model.training
         self.model.train(False)

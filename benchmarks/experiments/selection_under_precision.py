@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.collator import PackedCollator
+from vocagnolm.collator import PackedCollator, student_segments
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
@@ -38,7 +38,6 @@ from vocagnolm.guidance import Guidance
 from vocagnolm.models.speed import compile_layers
 from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
-from vocagnolm.row_segments import student_segments
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 

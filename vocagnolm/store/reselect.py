@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vocagnolm.collator import PackedCollator
+from vocagnolm.collator import Batch, PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.corpus import TEXT, load_corpus
 from vocagnolm.data import align_corpus, student_reader
@@ -117,14 +117,12 @@ def reselect(
     return Selections(list(settings), tokens, together, gained, lost)
 
 
-def _batches(blocks: Blocks, collator: PackedCollator) -> Iterator[dict[str, Any]]:
+def _batches(blocks: Blocks, collator: PackedCollator) -> Iterator[Batch]:
     for first in range(0, len(blocks), BATCH):
         yield collator([blocks[n] for n in range(first, min(first + BATCH, len(blocks)))])
 
 
-def _selections(
-    batch: dict[str, Any], valid_BS: Tensor, settings: Sequence[Setting]
-) -> Iterator[Tensor]:
+def _selections(batch: Batch, valid_BS: Tensor, settings: Sequence[Setting]) -> Iterator[Tensor]:
     """The tokens of a batch that each setting chooses, flat."""
     stores = batch["teacher_ranges"].shape[1] // valid_BS.shape[1]
     loss_BT, has_loss_BT = StoredTeacher(stores).losses(batch)
@@ -152,7 +150,7 @@ def _selections(
         yield weight_BS.flatten().bool()
 
 
-def _own_losses(batch: dict[str, Any], loss_BT: Tensor, positions: int) -> Tensor:
+def _own_losses(batch: Batch, loss_BT: Tensor, positions: int) -> Tensor:
     """The student's losses on its own tokens [B, S], from the first store.
 
     Tokens that share a character, as the bytes of an emoji do, are all mapped to all of them; the

@@ -19,14 +19,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import datasets
 import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from vocagnolm.collator import PackedCollator
+from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.corpus import TEXT, load_sample
 from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
@@ -41,7 +41,7 @@ from vocagnolm.guidance import (
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.processes import is_on_cpu
 from vocagnolm.models import source as models
-from vocagnolm.row_segments import student_segments
+from vocagnolm.packing import Block
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.tokenizers import load_tokenizer
@@ -288,11 +288,12 @@ def view_documents(
         collate = PackedCollator(
             row["student_tokens"], teacher_max_length=pair.teacher_reader.limit
         )
-        batch = collate([{"block": number, **arrays[number : number + 1]}])
-        batch = {
+        block = cast(Block, {"block": number, **arrays[number : number + 1]})
+        moved = {
             name: value.to(pair.device) if isinstance(value, torch.Tensor) else value
-            for name, value in batch.items()
+            for name, value in collate([block]).items()
         }
+        batch = cast(Batch, moved)
         document = corpus[row["document"]][TEXT]
         segment = read_segment(row, document, pair.student_reader, pair.teacher_reader)
         segment = replace(segment, document=first + segment.document)
@@ -301,7 +302,7 @@ def view_documents(
 
 
 @torch.no_grad()
-def measure(batch: dict[str, Any], pair: Pair, guidance: Guidance) -> TokenGuidance:
+def measure(batch: Batch, pair: Pair, guidance: Guidance) -> TokenGuidance:
     """What decides over the tokens of a batch, as in training but without a step.
 
     Raises:

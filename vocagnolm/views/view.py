@@ -22,9 +22,10 @@ from vocagnolm.spans import Spans, encode
 if TYPE_CHECKING:
     import datasets
 
+    from vocagnolm.collator import Batch
     from vocagnolm.data import Reader
     from vocagnolm.guidance import TokenGuidance
-    from vocagnolm.packing import Blocks
+    from vocagnolm.packing import Block, Blocks
 
 FORMAT = 1
 
@@ -214,14 +215,14 @@ class Sample:
         rows: for each row of the batch its segments.
     """
 
-    batch: dict[str, Any]
+    batch: Batch
     rows: tuple[tuple[SegmentText, ...], ...]
 
 
 def load_sample(
     blocks: Blocks,
     numbers: Sequence[int],
-    collate: Callable[[Sequence[dict[str, Any]]], dict[str, Any]],
+    collate: Callable[[Sequence[Block]], Batch],
     segments: datasets.Dataset,
     corpus: datasets.Dataset,
     readers: tuple[Reader, Reader | None],
@@ -300,7 +301,7 @@ class _Verdict(NamedTuple):
 
 
 def view_rows(
-    batch: Mapping[str, Any], guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
+    batch: Batch, guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
 ) -> tuple[TextView, ...]:
     """The views of all segments of a batch.
 
