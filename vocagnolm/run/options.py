@@ -1,0 +1,60 @@
+"""The page of all options of training, made from the dataclasses that hold them.
+
+python -m vocagnolm.run.options > docs/options.md
+"""
+
+from __future__ import annotations
+
+import sys
+
+from transformers import HfArgumentParser
+
+from vocagnolm.host.tables import markdown_table
+from vocagnolm.models.adapters import AdapterArguments
+from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
+from vocagnolm.run.training_arguments import RunArguments
+
+_HEAD = """# Options of training
+
+Every option of `train.py` and `vocagnolm train`, made by `python -m vocagnolm.run.options`. Every
+field of `transformers.TrainingArguments` is an option too; the last table has those that are new or
+have another default here. `--config FILE.yaml` reads options from a file, and flags override it."""
+_SECTIONS = {
+    "Models": ModelArguments,
+    "Adapters": AdapterArguments,
+    "Data": DataArguments,
+    "Method": GuidanceArguments,
+    "Run": RunArguments,
+}
+
+
+def page() -> str:
+    """Return the page as Markdown, with a table for each dataclass."""
+    parts = [_HEAD]
+    for title, arguments in _SECTIONS.items():
+        parts += [f"## {title}", markdown_table(_rows(arguments), padded=False)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(arguments: type) -> list[list[str]]:
+    """Return an option a row: those that the class itself declares, in its order."""
+    actions = {action.dest: action for action in reversed(HfArgumentParser(arguments)._actions)}
+    rows = [["option", "default", "meaning"]]
+    for name in vars(arguments)["__annotations__"]:
+        action = actions[name]
+        meaning = " ".join((action.help or "As in `TrainingArguments`.").split())
+        if action.choices:
+            meaning += " One of " + ", ".join(f"`{choice}`" for choice in action.choices) + "."
+        rows.append([f"`--{name}`", _shown(action.default), meaning])
+    return rows
+
+
+def _shown(default: object) -> str:
+    if default is None or default == "":
+        return "none"
+    text = str(default).lower() if isinstance(default, bool) else str(default)
+    return f"`{text}`"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
