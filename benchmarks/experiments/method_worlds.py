@@ -18,6 +18,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from vocagnolm.cli import score
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
@@ -30,7 +31,6 @@ from vocagnolm.demo.worker import (
     train,
 )
 from vocagnolm.spans import encode
-from vocagnolm.store import score
 from vocagnolm.tokenizers import start_id
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from vocagnolm.cli import score
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
 from vocagnolm.run import parse as config
-from vocagnolm.store import score
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,13 +17,13 @@ from manifests import change_manifest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from vocagnolm.cli import score
 from vocagnolm.host.manifest import read_manifest
 from vocagnolm.models.source import ModelSource
 from vocagnolm.run import export
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import load_pair, student_sizes
-from vocagnolm.store import score
 from vocagnolm.training.checkpoints import checkpoint_fault
 
 pytest.importorskip("peft")

@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from vocagnolm import token_loss, trainer
+from vocagnolm.cli import score
 from vocagnolm.data import Teachers, teacher_reader
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
@@ -29,7 +30,6 @@ from vocagnolm.models import sharding
 from vocagnolm.models import source as models
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
-from vocagnolm.store import score
 from vocagnolm.tokenizers import check_same_tokens
 
 

@@ -26,14 +26,14 @@ from score_worker import Processes, kill
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
+from vocagnolm.cli import score
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus, student_reader, teacher_reader
-from vocagnolm.models import source as models
 from vocagnolm.run import main as train
 from vocagnolm.spans import encode
 from vocagnolm.store import job as scoring_job
-from vocagnolm.store import score, store
-from vocagnolm.store.job import Job
+from vocagnolm.store import scoring, store
+from vocagnolm.store.job import ScoringJob
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
@@ -245,9 +245,11 @@ def make_job(
     texts: list[str],
     tokenizer: PreTrainedTokenizerBase,
     loss_dtype: store.LossDtype = "float16",
-) -> Job:
+) -> ScoringJob:
     corpus = datasets.Dataset.from_dict({"text": texts})
-    return Job(directory, corpus, teacher_reader(tokenizer, CONTEXT), MIN_CONTEXT, 2, loss_dtype)
+    return ScoringJob(
+        directory, corpus, teacher_reader(tokenizer, CONTEXT), MIN_CONTEXT, 2, loss_dtype
+    )
 
 
 @pytest.mark.parametrize(
@@ -444,9 +446,9 @@ def test_score_refuses_a_directory_when_its_shards_are_of_unknown_origin(
 
 def test_context_leaves_room_for_a_token_when_the_engine_is_vllm(teacher: Path) -> None:
     words = ["--teacher", str(teacher), "--dataset", "D", "--output_dir", "S", "--engine", "vllm"]
-    source = models.ModelSource(str(teacher), "teacher")
-    config = source.config()
-    reader = score.load_reader(score.parse(words), source, config)
+    options = score.options_of(score.parse(words))
+    config = options.source.config()
+    reader = scoring.load_reader(options, config)
     assert reader.limit == config.max_position_embeddings - 1
 
 

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.host.files
-import vocagnolm.store.store
 from vocagnolm.host.manifest import MANIFEST_FILE, find_faults, manifest_sha256
 from vocagnolm.spans import encode_batch
-from vocagnolm.store import store
-from vocagnolm.store.store import Store, StoredSegment, decode_spans, document_key, encode_spans
+from vocagnolm.store import codec, store
+from vocagnolm.store.codec import decode_spans, encode_spans
+from vocagnolm.store.store import Store, StoredSegment, document_key
 from vocagnolm.tokenizers import load_tokenizer
 
 TEXTS = ["first 😀", "b", "数学 2025", "first 😀", "another document", "x" * 300, "last"]
@@ -33,7 +33,7 @@ TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i
 
 
 def test_store_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.store.store)
+    results = doctest.testmod(codec)
     assert results.attempted > 0
     assert results.failed == 0
 

@@ -20,6 +20,7 @@ from stored_world import in_memory, random_store, segment_store, write_store
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
+from vocagnolm.cli import score
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
@@ -31,7 +32,6 @@ from vocagnolm.run import job
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.spans import encode
-from vocagnolm.store import score
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher

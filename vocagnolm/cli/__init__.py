@@ -17,7 +17,7 @@ COMMANDS = {
     "export": ("vocagnolm.run.export", "The student of a checkpoint, whole, for from_pretrained"),
     "inspect": ("vocagnolm.views.measure", "A text with its tokens kept, dropped and unmapped"),
     "reselect": ("vocagnolm.store.reselect", "Selections under other settings, from stores"),
-    "score": ("vocagnolm.store.score", "Write, verify or repair a teacher-loss store"),
+    "score": ("vocagnolm.cli.score", "Write, verify or repair a teacher-loss store"),
     "train": ("vocagnolm.run.main", "Continually pretrain a student"),
 }
 

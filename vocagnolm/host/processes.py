@@ -1,4 +1,4 @@
-"""What several processes of one job have to agree on, and how they wait for one another."""
+"""Agreement between the processes of one job, and waiting for one another."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 from torch import distributed
 
-LONGEST_WAIT = timedelta(days=7)  # of a process for the others
-_LOOK_S = 0.05  # how often one that waits looks up
+LONGEST_WAIT = timedelta(days=7)
+_LOOK_S = 0.05  # between two looks of a process that waits
 T = TypeVar("T")
 
 
 class SharedError(ValueError):
-    """An error in all processes, of which one tells it."""
+    """An error that all processes raise and one reports."""
 
 
 @contextmanager
 def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
-    """What one process refuses, all refuse in its words, so that none is left waiting for it.
+    """Raise the error of one process in all of them, so that none is left waiting for it.
 
     Args:
-        takes_long: one process may need longer than the others' time-out.
+        takes_long: one process may need longer than the time-out of the others.
     """
     why = None
     wait = _patience() if takes_long else None
@@ -45,7 +45,7 @@ def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
 
 
 def decided_by_one(decide: Callable[[], T]) -> T:
-    """What the first process decides, in all of them; what it refuses, all refuse."""
+    """Decide in the first process, and return its answer or raise its error in all of them."""
     answer: list[T | None] = [None]
     with in_agreement(takes_long=True):
         if PartialState().is_main_process:
@@ -58,8 +58,8 @@ def decided_by_one(decide: Callable[[], T]) -> T:
 def first_of_machine_first() -> Iterator[None]:
     """Let one process of each machine do the work, and the others find it done.
 
-    However long it takes: a process that waits looks up all the time, so that signals reach it, and
-    it learns at once when another one has ended.
+    There is no time-out. A process that waits looks up all the time, so that signals reach it and
+    it notices at once when another one has ended.
     """
     wait, is_first = _patience(), PartialState().is_local_main_process
     if not is_first:
@@ -72,7 +72,7 @@ def first_of_machine_first() -> Iterator[None]:
 
 
 def _patience() -> Callable[[], None]:
-    """A function that waits until all processes have called it; all have to ask for one at once."""
+    """Return a barrier without time-out; all processes have to ask for it at once."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return lambda: None
     group = _patient_group(distributed.group.WORLD)
@@ -88,15 +88,15 @@ def _patience() -> Callable[[], None]:
 
 @lru_cache(maxsize=1)
 def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """All processes, of `world`, made once: one that has gone by then is waited for as long."""
+    """Make a group of all processes once per world: another one would wait for those that left."""
     group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     return group
 
 
 def is_on_cpu() -> bool:
-    """Whether there is nothing else, or `accelerate launch --cpu` says so.
+    """Return True without an accelerator, and under `accelerate launch --cpu`.
 
-    Without being told, Accelerate takes processes on a CPU for so many runs of one process.
+    Accelerate has to be told, or it takes processes on a CPU for separate runs.
     """
     return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 

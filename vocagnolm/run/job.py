@@ -23,10 +23,10 @@ from vocagnolm.packing import Blocks
 from vocagnolm.run import describe as plan
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import Pair, teacher_dtype, teacher_quantization
-from vocagnolm.store.job import PACKAGES, PLAN_FILE, check_plan
+from vocagnolm.store.job import PACKAGES, check_plan
 from vocagnolm.store.reader import MISSING, StoredReader
 from vocagnolm.store.recorder import LossRecorder
-from vocagnolm.store.store import manifest_of
+from vocagnolm.store.store import PLAN_FILE, manifest_of
 from vocagnolm.tokenizers import tokenizer_sha256
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints

@@ -1,6 +1,6 @@
-"""The work of `vocagnolm score`: which shards are left, and what goes into one.
+"""The shards of a store: which are left to score, what goes into one, and whose they are.
 
-Enters: a corpus, how the teacher reads it, and a scorer. Leaves: a finished store.
+A corpus, a reader of the teacher and a scorer enter; a finished store leaves.
 """
 
 from __future__ import annotations
@@ -12,40 +12,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
+from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.data import Reader
-from vocagnolm.host.files import read_json
-from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.host.files import read_json, write_json
+from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
 from vocagnolm.spans import Spans, encode_batch
 from vocagnolm.store import store
+from vocagnolm.store.store import PLAN_FILE
 from vocagnolm.store.windows import Scorer, windows
 
 logger = logging.getLogger(__name__)
-PLAN_FILE = "plan.json"  # of an unfinished store: what a job must have in common with the first one
-_LOG_S = 30.0
+
 PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"  # whose versions a manifest names
+_LOG_S = 30.0
 
 
 @dataclass(frozen=True)
-class Job:
-    """What every process knows of a scoring job.
+class ScoringJob:
+    """The part of a scoring job that every process knows.
 
     Attributes:
-        directory: of the store.
-        corpus: the documents.
-        reader: how the teacher reads.
+        directory: store.
+        corpus: documents.
+        reader: tokenizer and limits of the teacher.
         min_context: tokens of context before what a further window of a document scores.
         shard_documents: documents of the corpus per shard.
-        loss_dtype: of the losses in the store.
+        loss_dtype: precision of the losses in the store.
     """
 
     directory: Path
@@ -57,38 +58,97 @@ class Job:
 
     @property
     def shards(self) -> int:
-        """How many shards the store has."""
+        """Number of shards; the last one may be smaller."""
         return -(-len(self.corpus) // self.shard_documents)
 
     def source(self, shard: int) -> str:
-        """A name of the documents of a shard."""
+        """Return a name of the documents of a shard."""
         keys = map(store.document_key, self.documents(shard))
         return hashlib.sha256(b"".join(keys)).hexdigest()
 
     def documents(self, shard: int) -> list[str]:
-        """The usable documents of a shard."""
+        """Read the usable documents of a shard."""
         first = shard * self.shard_documents
         part = self.corpus.with_format("arrow")[first : first + self.shard_documents]
         return [text for text in values(part[TEXT]) if not unusable(text)]
 
+    def is_written(self, shard: int) -> bool:
+        """Return True if a shard exists; see `store.is_written`."""
+        return store.is_written(self.directory, shard, self.source(shard))
 
-def score_shard(job: Job, shard: int, scorer: Scorer) -> int:
+
+# -- Scoring -----------------------------------------------------------------------------------
+
+
+def run(
+    job: ScoringJob, scorer: Scorer, description: Mapping[str, object], state: PartialState
+) -> None:
+    """Score the shards that are not written, and finish the store.
+
+    Another job may do the same at the same time.
+
+    Args:
+        job: the same in every process.
+        scorer: on this process's device.
+        description: for the manifest.
+        state: processes of this job.
+
+    Raises:
+        ValueError: the corpus has no usable document, or another one than what is written.
+        NonFiniteLoss: see `score_shard`.
+    """
+    with in_agreement():
+        # One process looks for all: another job may write a shard between the looks of two.
+        found = [_left(job) if state.is_main_process else []]
+    (left,) = broadcast_object_list(found)
+    mine = left[state.process_index :: state.num_processes]
+    progress = _Progress(len(mine), state.num_processes)
+    for shard in mine:
+        # Another job may have written it meanwhile.
+        tokens = 0 if job.is_written(shard) else score_shard(job, shard, scorer)
+        if state.is_main_process:
+            progress.add(tokens)
+    with in_agreement():
+        state.wait_for_everyone()
+        if state.is_main_process:
+            store.finish(job.directory, range(job.shards), description)
+
+
+def _left(job: ScoringJob) -> list[int]:
+    """List the shards that are not written."""
+    if not any(job.documents(shard) for shard in range(job.shards)):
+        raise ValueError(
+            f"--dataset has no usable document: {len(job.corpus):,} read, all of them empty or not "
+            "text; give another one, or another --text_column"
+        )
+    left = []
+    for shard in range(job.shards):
+        # Documents are read only where there is a shard to compare them with.
+        exists = (job.directory / store.shard_name(shard)).exists()
+        if not (exists and job.is_written(shard)):
+            left.append(shard)
+    if len(left) < job.shards:
+        logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
+    return left
+
+
+def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     """Score the documents of a shard and write it.
 
     Returns:
-        The number of tokens that were scored.
+        Number of tokens that were scored.
 
     Raises:
         NonFiniteLoss: a loss is NaN or infinite; nothing is written.
     """
     documents = list(_encode(job, job.documents(shard)))
+    reader = job.reader
     asked = [
         window
         for number, document in enumerate(documents)
-        for window in windows(
-            number, document.ids, job.reader.start, job.reader.limit, job.min_context
-        )
+        for window in windows(number, document.ids, reader.start, reader.limit, job.min_context)
     ]
+    # Windows of a document score its tokens in order, each of them once.
     losses: list[list[store.FloatArray]] = [[] for _ in documents]
     for window, row in zip(asked, scorer.losses(asked), strict=True):
         losses[window.document].append(row)
@@ -104,35 +164,37 @@ def score_shard(job: Job, shard: int, scorer: Scorer) -> int:
 
 
 def _check_finite(losses: store.FloatArray, text: str, loss_dtype: store.LossDtype) -> None:
+    where = f"in the document that begins {text[:60]!r}"
     if not np.isfinite(losses).all():
         raise NonFiniteLoss(
-            f"the teacher's losses are NaN or infinite in the document that begins {text[:60]!r}: "
-            "use --dtype float32, or another teacher"
+            f"the teacher's losses are NaN or infinite {where}: use --dtype float32, or another "
+            "teacher"
         )
     largest = losses.max(initial=0.0)
     if largest > np.finfo(loss_dtype).max:
         raise NonFiniteLoss(
-            f"a loss of {largest:g} is too large for {loss_dtype}, in the document that begins "
-            f"{text[:60]!r}: use --loss_dtype float32"
+            f"a loss of {largest:g} is too large for {loss_dtype}, {where}: use --loss_dtype "
+            "float32"
         )
 
 
 @dataclass(frozen=True)
 class _Document:
-    """A document with the teacher's tokens; it has none where the tokenizer finds none."""
+    """A document with the teacher's tokens; none where the tokenizer finds none."""
 
     text: str
     ids: list[int]
     spans: Spans
 
 
-def _encode(job: Job, texts: Sequence[str]) -> Iterator[_Document]:
+def _encode(job: ScoringJob, texts: Sequence[str]) -> Iterator[_Document]:
     try:
         encodings = encode_batch(job.reader.tokenizer, texts)
     except ValueError:
         if len(texts) == 1:
             yield _Document(texts[0], [], np.empty((0, 2), np.int64))
-        else:  # which one is it?
+        else:
+            # One of them cannot be read: find it.
             for text in texts:
                 yield from _encode(job, [text])
         return
@@ -140,58 +202,8 @@ def _encode(job: Job, texts: Sequence[str]) -> Iterator[_Document]:
         yield _Document(text, encoding.ids.tolist(), encoding.spans)
 
 
-def run(job: Job, scorer: Scorer, description: Mapping[str, Any], state: Any) -> None:
-    """Score the shards that are not written, and finish the store.
-
-    Another job may do the same at the same time.
-
-    Args:
-        job: the same in every process.
-        scorer: on this process's device.
-        description: of the manifest.
-        state: Accelerate's `PartialState`.
-
-    Raises:
-        ValueError: the corpus has no usable document, or another one than what is written.
-        NonFiniteLoss: see `score_shard`.
-    """
-    with in_agreement():
-        # One looks for all: another job may write a shard between the looks of two.
-        found = [_left(job) if state.is_main_process else []]
-    (left,) = broadcast_object_list(found)
-    mine = left[state.process_index :: state.num_processes]
-    progress = _Progress(len(mine), state.num_processes)
-    for shard in mine:
-        written = store.is_written(job.directory, shard, job.source(shard))  # by another job
-        tokens = 0 if written else score_shard(job, shard, scorer)
-        if state.is_main_process:
-            progress.add(tokens)
-    with in_agreement():
-        state.wait_for_everyone()
-        if state.is_main_process:
-            store.finish(job.directory, range(job.shards), description)
-            tidy(job.directory)
-
-
-def _left(job: Job) -> list[int]:
-    """Shards that are not written."""
-    if not any(job.documents(shard) for shard in range(job.shards)):
-        raise ValueError(
-            f"--dataset has no usable document: {len(job.corpus):,} read, all of them empty or not "
-            "text; give another one, or another --text_column"
-        )
-    left = []
-    for shard in range(job.shards):
-        exists = (job.directory / store.shard_name(shard)).exists()  # spares reading the documents
-        if not (exists and store.is_written(job.directory, shard, job.source(shard))):
-            left.append(shard)
-    if len(left) < job.shards:
-        logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
-    return left
-
-
 class _Progress:
-    """Tells from time to time how fast a process is, and when it will be done."""
+    """Tells from time to time the speed of a process and the time that is left."""
 
     def __init__(self, shards: int, processes: int):
         self._shards, self._processes = shards, processes
@@ -199,7 +211,7 @@ class _Progress:
         self._started = self._told = time.monotonic()
 
     def add(self, tokens: int) -> None:
-        """One shard more is done."""
+        """Count a shard."""
         self._done, self._tokens = self._done + 1, self._tokens + tokens
         now = time.monotonic()
         if now - self._told < _LOG_S and self._done < self._shards:
@@ -216,13 +228,64 @@ class _Progress:
         )
 
 
-def check_corpus(job: Job, manifest: Mapping[str, Any]) -> None:
+# -- Whose store a directory is ----------------------------------------------------------------
+
+
+def begin(directory: Path, plan: Mapping[str, object]) -> None:
+    """Claim a directory for a store, unless another job has just claimed it for another one."""
+    write_json(directory / PLAN_FILE, plan, replace=False)
+    check_plan(directory, plan)
+
+
+def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
+    """Refuse to continue a store under other settings than it was begun with.
+
+    Args:
+        directory: store; it need not exist.
+        plan: all that decides the content of a store.
+
+    Raises:
+        ValueError: the directory holds another store, finished or not; the message lists every
+            difference.
+    """
+    before = _begun_with(directory)
+    if before is None:
+        return
+    # The corpus is known by its texts, and a teacher with a revision by that: names do not matter.
+    names = {"dataset"}
+    if plan.get("teacher_revision") not in (None, "unknown"):
+        names.add("teacher")
+    compared = {name: value for name, value in plan.items() if name not in names}
+    check_same(
+        differences(before, compared),
+        f"--output_dir {directory} holds another store",
+        "give another directory, or delete this one",
+    )
+
+
+def _begun_with(directory: Path) -> Manifest | None:
+    """Read the settings of a store, finished or not; None if there is none."""
+    try:
+        return read_json(directory / PLAN_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    if (directory / MANIFEST_FILE).exists():
+        return store.manifest_of(directory)
+    if any(directory.glob("shard-*")):
+        raise ValueError(
+            f"--output_dir {directory} holds shards, but neither {PLAN_FILE} nor {MANIFEST_FILE}, "
+            "which would say of what: give another directory"
+        )
+    return None
+
+
+def check_corpus(job: ScoringJob, manifest: Manifest) -> None:
     """Compare a finished store with the corpus.
 
     Raises:
-        ValueError: shards are made of other documents; the message says how many.
+        ValueError: shards are made of other documents; the message counts them.
     """
-    sources = [entry["source"] for entry in manifest["shards"]]
+    sources = [entry["source"] for entry in manifest[SHARDS]]
     changed = sum(source != job.source(shard) for shard, source in enumerate(sources))
     if changed:
         raise ValueError(
@@ -232,48 +295,12 @@ def check_corpus(job: Job, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def tidy(directory: Path) -> None:
-    """Remove what a finished store needs no more."""
-    store.tidy(directory)
-    (directory / PLAN_FILE).unlink(missing_ok=True)
-
-
-def check_plan(directory: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse to go on with a store under other settings than it was begun with.
-
-    Args:
-        directory: of the store; it need not exist.
-        plan: what decides the content of a store.
-
-    Raises:
-        ValueError: the directory holds another store, finished or not; the message says what
-            differs.
-    """
-    if (before := _begun_with(directory)) is not None:
-        compared = {name: value for name, value in plan.items() if name not in _names(plan)}
-        check_same(
-            differences(before, compared),
-            f"--output_dir {directory} holds another store",
-            "give another directory, or delete this one",
-        )
-
-
-def _names(plan: Mapping[str, Any]) -> set[str]:
-    """What may be called otherwise, since its content is known: the texts, and mostly the model."""
-    is_known = plan.get("teacher_revision") not in (None, "unknown")
-    return {"dataset", "teacher"} if is_known else {"dataset"}
-
-
-def _begun_with(directory: Path) -> dict[str, Any] | None:
-    try:
-        return read_json(directory / PLAN_FILE)
-    except (FileNotFoundError, NotADirectoryError):  # never begun, or finished
-        pass
-    if (directory / MANIFEST_FILE).exists():
-        return store.manifest_of(directory)
-    if any(directory.glob("shard-*")):
-        raise ValueError(
-            f"--output_dir {directory} holds shards, but neither {PLAN_FILE} nor "
-            f"{MANIFEST_FILE}, which would say of what: give another directory"
-        )
-    return None
+def find_missing(opened: store.Store, corpus: datasets.Dataset) -> list[int]:
+    """List the numbers of the usable documents of a corpus that a store lacks."""
+    missing = []
+    for first in range(0, len(corpus), 1000):
+        part = corpus.with_format("arrow")[first : first + 1000]
+        for number, text in enumerate(values(part[TEXT]), first):
+            if not unusable(text) and opened.segments(text) is None:
+                missing.append(number)
+    return missing

@@ -22,7 +22,6 @@ from vocagnolm.data import Reader
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import store
-from vocagnolm.store.job import PLAN_FILE
 from vocagnolm.training.guard import Recorder
 
 MOST_HELD = 2**25  # losses in memory, padding counted
@@ -88,7 +87,6 @@ class LossRecorder(Recorder):
         process.wait_for_everyone()
         if process.is_main_process and state.global_step >= state.max_steps:
             store.finish(self._directory, store.written(self._directory), self._description)
-            (self._directory / PLAN_FILE).unlink()
         process.wait_for_everyone()
 
     def write(self, step: int) -> None:

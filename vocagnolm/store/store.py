@@ -1,11 +1,11 @@
-"""The teacher-loss store: what a teacher thinks of every token of a corpus, tied to characters.
+"""The teacher-loss store: a teacher's loss on every token of a corpus, tied to characters.
 
 A store is a directory of Arrow files (`shard-00000.arrow`, ...), a row per segment of a document,
-and `manifest.json`, which names the teacher, says how documents were read, and holds the checksum
-of every shard and of itself. A token takes about three bytes: its loss as float16, and one byte for
-the characters it covers. Any student with any tokenizer is guided by it (`vocagnolm.data`).
+and `manifest.json` (`vocagnolm.host.manifest`), which names the teacher, says how documents were
+read and holds the checksum of every shard. A token takes about three bytes: its loss as float16,
+and one byte for the characters it covers. Any student with any tokenizer can be guided by it.
 
-Enters and leaves: character spans and losses. Knows neither tokenizers nor models.
+Knows neither tokenizers nor models: character spans and losses enter and leave.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from vocagnolm.host.files import ASIDE, file_sha256, read_json, write_file, writ
 from vocagnolm.host.manifest import (
     MANIFEST_FILE,
     SHARDS,
+    FileEntry,
     Manifest,
     find_faults,
     manifest_sha256,
@@ -33,22 +34,32 @@ from vocagnolm.host.manifest import (
     seal,
 )
 from vocagnolm.spans import Spans
+from vocagnolm.store.codec import decode_spans, encode_spans
 
+PLAN_FILE = "plan.json"  # of an unfinished store: what a job must have in common with the first one
 LossDtype = Literal["float16", "float32"]
 FloatArray = npt.NDArray[np.float32]
 _KEY_BYTES = 16
-# A code is 2 x length + overlap; what does not fit is listed, and this stands in its place.
-_ESCAPE = 255
-_PROVISIONAL = ".entry.json"  # a shard's checksum, until the manifest has it
+_ROWS = 1024  # of a record batch
+_PROVISIONAL = ".entry.json"  # a shard's description, until the manifest has it
+
+
+class ShardEntry(FileEntry):
+    """A shard in the manifest."""
+
+    source: str
+    documents: int
+    segments: int
+    tokens: int
 
 
 @dataclass(frozen=True)
 class StoredSegment:
-    """What a teacher thinks of a run of characters of a document.
+    """The teacher's tokens in a run of characters of a document.
 
     Attributes:
-        start, end: of the run in the document, in characters, half-open.
-        spans: [N, 2] of the teacher's tokens, in characters of the document; they leave no gap.
+        start, end: the run in the document, in characters, half-open.
+        spans: [N, 2] of the tokens, in characters of the document, without a gap.
         losses: [N] float32, nats.
     """
 
@@ -59,48 +70,15 @@ class StoredSegment:
 
 
 def document_key(text: str) -> bytes:
-    """What a document is found by: the first 16 bytes of the SHA-256 of its UTF-8 text."""
+    """Return the key of a document: the first 16 bytes of the SHA-256 of its UTF-8 text."""
     return hashlib.sha256(text.encode()).digest()[:_KEY_BYTES]
 
 
-def encode_spans(spans: Spans, start: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Spans that leave no gap, as a byte per token and a list of the few that need more.
-
-    Args:
-        spans: [N, 2] half-open, starts and ends non-decreasing, no character between two tokens.
-        start: the first character.
-
-    Returns:
-        codes: uint8 [N], 2 x (characters beyond the token before) + (characters shared with it).
-        exceptions: int32 [3 M], for every code 255 its number, length and overlap.
-
-    >>> codes, exceptions = encode_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 400]]), 0)
-    >>> codes.tolist(), exceptions.tolist()
-    ([4, 2, 1, 255], [3, 397, 0])
-    """
-    before = np.concatenate([[start], spans[:-1, 1]])
-    length, overlap = spans[:, 1] - before, before - spans[:, 0]
-    assert min(length.min(initial=0), overlap.min(initial=0)) >= 0, "spans leave a gap, or go back"
-    codes = 2 * length + overlap
-    is_exception = (overlap > 1) | (codes >= _ESCAPE)
-    where = np.flatnonzero(is_exception)
-    exceptions = np.stack([where, length[where], overlap[where]], axis=-1)
-    return np.where(is_exception, _ESCAPE, codes).astype(np.uint8), exceptions.ravel().astype(
-        np.int32
-    )
-
-
-def decode_spans(codes: npt.NDArray[Any], exceptions: npt.NDArray[Any], start: int) -> Spans:
-    """The spans that `encode_spans` was given, as int64."""
-    length, overlap = (codes >> 1).astype(np.int64), (codes & 1).astype(np.int64)
-    where, lengths, overlaps = exceptions.astype(np.int64).reshape(-1, 3).T
-    length[where], overlap[where] = lengths, overlaps
-    ends = start + np.cumsum(length)
-    return np.stack([ends - length - overlap, ends], axis=-1)
+# -- Writing -----------------------------------------------------------------------------------
 
 
 def schema(loss_dtype: LossDtype) -> pa.Schema:
-    """The columns of a shard."""
+    """Return the columns of a shard."""
     losses = {"float16": pa.float16(), "float32": pa.float32()}[loss_dtype]
     return pa.schema(
         [
@@ -123,16 +101,16 @@ def write_shard(
     *,
     is_shared: bool = False,
 ) -> None:
-    """Write a shard completely or not at all, and its checksum for `finish`.
+    """Write a shard completely or not at all, and its description for `finish`.
 
     Args:
-        directory: of the store.
-        number: of the shard.
-        segments: key of a document and a segment of it, in the order of the corpus.
-        loss_dtype: of the losses in the file.
-        source: a name of the texts that the shard is made of, for `is_written`.
-        is_shared: other jobs may write it too: a shard that is there stays as it is, because
-            another job may have read its checksum. Otherwise it is replaced.
+        directory: store.
+        number: shard.
+        segments: keys of documents with their segments, in the order of the corpus.
+        loss_dtype: precision in the file.
+        source: name of the texts that the shard is made of, for `is_written`.
+        is_shared: keep a shard that exists, because other jobs write the store too and one may have
+            read its checksum already; otherwise replace it.
     """
     keys, found = [], []
     for key, segment in segments:
@@ -156,15 +134,17 @@ def write_shard(
 
     def write(sink: BinaryIO) -> None:
         with pa.ipc.new_stream(sink, fields) as writer:
-            writer.write_table(table, max_chunksize=1024)
+            writer.write_table(table, max_chunksize=_ROWS)
 
     if not is_shared:
-        _entry_path(path).unlink(missing_ok=True)  # it is about what is replaced
+        # The description of a shard must not outlive it.
+        _entry_path(path).unlink(missing_ok=True)
     try:
         write_file(path, write, replace=not is_shared)
         write_json(_entry_path(path), _describe(path))
     except FileNotFoundError:
-        if not (directory / MANIFEST_FILE).exists():  # else another job has finished and tidied
+        # Another job may have finished the store, and tidied away the file that was being written.
+        if not (directory / MANIFEST_FILE).exists():
             raise
 
 
@@ -172,15 +152,16 @@ def _entry_path(path: Path) -> Path:
     return path.with_name(path.name + _PROVISIONAL)
 
 
-def _entry(path: Path) -> dict[str, Any]:
-    """What the manifest says of a shard."""
+def _entry(path: Path) -> ShardEntry:
+    """Read the description of a shard, or make it."""
     try:
-        return read_json(_entry_path(path))
-    except FileNotFoundError:  # cut off just before it was written, or gone with another's `finish`
+        return cast(ShardEntry, read_json(_entry_path(path)))
+    except FileNotFoundError:
+        # A kill came before it was written, or another job's `finish` has removed it.
         return _describe(path)
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> ShardEntry:
     try:
         with pa.memory_map(str(path)) as file:
             table = pa.ipc.open_stream(file).read_all()
@@ -200,12 +181,12 @@ def _describe(path: Path) -> dict[str, Any]:
 
 
 def shard_name(number: int) -> str:
-    """The file of a shard."""
+    """Return the name of a shard's file."""
     return f"shard-{number:05}.arrow"
 
 
 def is_written(directory: Path, number: int, source: str) -> bool:
-    """Whether a shard is there, from a job that was cut off or from another one.
+    """Return True if a shard exists, from a job that was killed or from another one.
 
     Raises:
         ValueError: it is made of other texts, or cannot be read.
@@ -225,41 +206,41 @@ def is_written(directory: Path, number: int, source: str) -> bool:
 
 
 def written(directory: Path) -> list[int]:
-    """The shards of an unfinished store that are written completely, in order."""
+    """List the shards of an unfinished store, in order."""
     names = (path.name.removesuffix(_PROVISIONAL) for path in directory.glob(f"*{_PROVISIONAL}"))
     return sorted(int(re.sub(r"\D", "", name)) for name in names)
 
 
-def finish(directory: Path, numbers: Sequence[int], description: Mapping[str, Any]) -> None:
+def finish(directory: Path, numbers: Sequence[int], description: Mapping[str, object]) -> None:
     """Write the manifest, which makes a directory of shards a store.
 
     Args:
-        directory: of the store, with all shards written.
-        numbers: of its shards.
+        directory: store.
+        numbers: all of its shards, which are written.
         description: what a reader has to know: teacher, tokenizer, segmentation, versions.
     """
     entries = [_entry(directory / shard_name(number)) for number in numbers]
-    totals = {name: sum(e[name] for e in entries) for name in ("documents", "segments", "tokens")}
     sources = "".join(entry["source"] for entry in entries)
-    corpus = {"corpus_sha256": hashlib.sha256(sources.encode()).hexdigest()}
-    seal(directory, {**description, **corpus, **totals}, SHARDS, entries)
+    about = {
+        **description,
+        "corpus_sha256": hashlib.sha256(sources.encode()).hexdigest(),
+        "documents": sum(entry["documents"] for entry in entries),
+        "segments": sum(entry["segments"] for entry in entries),
+        "tokens": sum(entry["tokens"] for entry in entries),
+    }
+    seal(directory, about, SHARDS, entries)
     tidy(directory)
 
 
 def tidy(directory: Path) -> None:
-    """Remove what a finished store needs no more, also what jobs that were cut off left."""
-    for pattern in (f"*{_PROVISIONAL}", f".*{ASIDE}"):
+    """Remove all that a finished store no longer needs, and what killed jobs left."""
+    for pattern in (f"*{_PROVISIONAL}", f".*{ASIDE}", PLAN_FILE):
         for path in directory.glob(pattern):
             path.unlink(missing_ok=True)
 
 
 def reopen(directory: Path, bad: Sequence[str]) -> None:
-    """Turn a store into an unfinished one again, without its bad shards.
-
-    Args:
-        directory: of the store.
-        bad: names of shards that are to be written again.
-    """
+    """Turn a store into an unfinished one, without its bad shards."""
     for entry in manifest_of(directory)[SHARDS]:
         path = directory / entry["file"]
         if entry["file"] in bad:
@@ -267,7 +248,11 @@ def reopen(directory: Path, bad: Sequence[str]) -> None:
             _entry_path(path).unlink(missing_ok=True)
         else:
             write_json(_entry_path(path), entry)
+    # Last, so that a kill leaves a store that is found bad again.
     (directory / MANIFEST_FILE).unlink(missing_ok=True)
+
+
+# -- Reading -----------------------------------------------------------------------------------
 
 
 def manifest_of(directory: Path) -> Manifest:
@@ -288,8 +273,13 @@ def manifest_of(directory: Path) -> Manifest:
     return manifest
 
 
-def remedy(manifest: Mapping[str, Any]) -> str:
-    """What to do about bad shards."""
+def bad_shards(directory: Path, manifest: Manifest) -> dict[str, str]:
+    """Compare every byte with the checksums; returns reasons by file."""
+    return dict(sorted(find_faults(directory, manifest[SHARDS])))
+
+
+def remedy(manifest: Manifest) -> str:
+    """Return advice about bad shards."""
     if manifest.get("engine") == "training":
         return "make it again with the training run that saved it, or score the corpus"
     return "run the `vocagnolm score` that made it again, with --repair"
@@ -297,9 +287,6 @@ def remedy(manifest: Mapping[str, Any]) -> str:
 
 class Store:
     """A finished store, memory-mapped, by document.
-
-    Args:
-        directory: of the store.
 
     Raises:
         ValueError: it is not finished, of another format, or damaged; the message says what to do.
@@ -311,7 +298,7 @@ class Store:
         self._batches: list[pa.RecordBatch] = []
 
     def fingerprint(self) -> str:
-        """Another one for any other content."""
+        """Return a name of the content."""
         return manifest_sha256(self.manifest)
 
     def check(self) -> None:
@@ -320,16 +307,16 @@ class Store:
         Raises:
             ValueError: a shard is bad; the message names the first ones.
         """
-        if faults := dict(find_faults(self.directory, self.manifest[SHARDS])):
+        if faults := bad_shards(self.directory, self.manifest):
             shown = "; ".join(f"{file} {fault}" for file, fault in list(faults.items())[:10])
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged, {len(faults)} of "
-                f"{len(self.manifest['shards'])} shards: {shown}; get it again, or "
+                f"{len(self.manifest[SHARDS])} shards: {shown}; get it again, or "
                 f"{remedy(self.manifest)}"
             )
 
     def segments(self, text: str) -> list[StoredSegment] | None:
-        """The segments of a document, in order and without a gap; None if it is not all there."""
+        """Return the segments of a document, in order; None if some of it is missing."""
         if not self._batches:
             self._map()
         key = document_key(text)
@@ -337,14 +324,23 @@ class Store:
         found = sorted(map(self._segment, self._rows[first:last]), key=lambda part: part.start)
         whole, at = [], 0
         for segment in found:
-            if segment.start == at:  # a document that the corpus has twice is stored twice
+            # A document that the corpus has twice is stored twice: take each segment once.
+            if segment.start == at:
                 whole.append(segment)
                 at = segment.end
         return whole if at == len(text) and whole else None
 
     def _map(self) -> None:
-        """Open the shards and sort the keys: 24 bytes of memory per segment."""
-        for entry in self.manifest["shards"]:
+        """Open the shards and sort the keys: 24 bytes of memory per segment.
+
+        Rows are numbered through all batches of all shards:
+
+            batch    |     0     |    1    |  2  |
+            row      | 0 1 2 3 4 | 5 6 7 8 | 9 10|
+            _ends              5         9     11
+            _keys    sorted; `_rows` has the row of each
+        """
+        for entry in self.manifest[SHARDS]:
             file = pa.memory_map(str(self.directory / entry["file"]))
             self._batches.extend(pa.ipc.open_stream(file))
         keys = [np.frombuffer(b.column("document").buffers()[1], "S16") for b in self._batches]
@@ -354,9 +350,10 @@ class Store:
         self._keys = unsorted[self._rows]
 
     def _segment(self, row: int) -> StoredSegment:
+        """Read a row: of the first batch that ends behind it, counted from that batch's start."""
         number = int(np.searchsorted(self._ends, row, side="right"))
         batch = self._batches[number]
-        at = row - int(self._ends[number]) + len(batch)
+        at = row - (int(self._ends[number]) - len(batch))
         start, end = (batch.column(name)[at].as_py() for name in ("start", "end"))
         codes, exceptions, losses = (
             batch.column(name)[at].values.to_numpy() for name in ("codes", "exceptions", "losses")
@@ -365,4 +362,5 @@ class Store:
         return StoredSegment(start, end, spans, losses.astype(np.float32))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
-        return Store, (self.directory,)  # another process maps the files itself
+        # Another process maps the files itself.
+        return Store, (self.directory,)

@@ -1,0 +1,130 @@
+"""Score a corpus with a teacher, once, for any student: writes a teacher-loss store.
+
+    vocagnolm score --teacher T --dataset D --output_dir S
+    accelerate launch -m vocagnolm.cli score --teacher T --dataset D --output_dir S
+    vocagnolm score --verify S         # compare every byte with the checksums
+    vocagnolm score --verify S --dataset D    # and look for every document
+    vocagnolm score --repair --teacher T --dataset D --output_dir S    # score again what is bad
+
+Killed at any moment, the same command continues at the shards that are not written. Any number of
+processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3
+losses that are not finite, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from vocagnolm.corpus import load_corpus
+from vocagnolm.host.command import (
+    DATASET_OPTIONS,
+    Exit,
+    Parser,
+    check_at_least,
+    corpus_options,
+    json_object,
+    refuse_idle,
+    run_command,
+    say,
+)
+from vocagnolm.store.job import find_missing
+from vocagnolm.store.scoring import Scoring, score
+from vocagnolm.store.store import Store, bad_shards, remedy
+
+NAME = "vocagnolm score"
+_SHOWN = 10  # documents that are missing, of how many there may be
+_REQUIRED = ("teacher", "dataset", "output_dir")
+_HF_ONLY = ("attn_implementation", "quantization", "batch_tokens")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Score, verify or repair, and return the exit status."""
+    logging.getLogger("vocagnolm").setLevel(logging.INFO)
+    advice = "lower --batch_tokens, --context or --dtype"
+    return run_command(NAME, lambda: _main(argv), out_of_memory=advice, resumable=True)
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = parse(argv)
+    if arguments.verify:
+        return verify(arguments)
+    score(options_of(arguments))
+    return Exit.DONE
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; refuse missing options, and those without effect."""
+    parser = Parser(NAME, __doc__)
+    add = parser.add_argument
+    add("--teacher", help="Causal LM that scores: a hub name or a directory.")
+    add("--teacher_revision", help="Branch, tag or commit on the hub.")
+    add("--teacher_tokenizer", help="Its tokenizer, if it is not with its weights.")
+    parser.add_dataset()
+    add("--output_dir", type=Path, help="The store.")
+    add("--context", type=int, help="Most tokens that the teacher reads at once; default: all.")
+    add("--min_context", type=int, help="Before any token of a longer document; default: 512.")
+    add("--shard_documents", type=int, default=1000, help="Documents per shard.")
+    add("--batch_tokens", type=int, default=16384, help="Tokens of a forward pass.")
+    add("--loss_dtype", choices=("float16", "float32"), default="float16", help="In the store.")
+    parser.add_dtype()
+    add("--quantization", type=json_object, help="JSON: a quantization config of transformers.")
+    add("--engine", choices=("hf", "vllm"), default="hf")
+    add("--attn_implementation", help="As in transformers. hf only.")
+    add("--trust_remote_code", action="store_true")
+    add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
+    add("--repair", action="store_true", help="Verify --output_dir first, and score what is bad.")
+    arguments = parser.parse_args(argv)
+    given = parser.given(arguments)
+    if arguments.verify:
+        read = {"verify", *DATASET_OPTIONS} if arguments.dataset else {"verify"}
+        refuse_idle(given, given - read, "with --verify")
+        return arguments
+    for name in _REQUIRED:
+        if name not in given:
+            raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
+    if arguments.engine == "vllm":
+        refuse_idle(given, _HF_ONLY, "with --engine vllm")
+    check_at_least(arguments, 1, "shard_documents", "batch_tokens", "min_context", "context")
+    return arguments
+
+
+def options_of(arguments: argparse.Namespace) -> Scoring:
+    """Return the options of a command line that scores."""
+    values = {name: value for name, value in vars(arguments).items() if name in _NAMES}
+    return Scoring(**values, corpus=corpus_options(arguments))
+
+
+_NAMES = {option.name for option in fields(Scoring)}
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """Tell the faults of a store, and return the exit status."""
+    directory: Path = arguments.verify
+    opened = Store(directory)
+    shards = len(opened.manifest["shards"])
+    faults = bad_shards(directory, opened.manifest)
+    for file, fault in faults.items():
+        say(f"{directory / file} {fault}")
+    if faults:
+        say(f"{len(faults)} of {shards} shards are bad: {remedy(opened.manifest)}")
+        return Exit.FAULTS
+    missing = []
+    if arguments.dataset:
+        corpus = load_corpus(arguments.dataset, **corpus_options(arguments))
+        missing = find_missing(opened, corpus)
+    if missing:
+        shown = [str(number) for number in missing[:_SHOWN]]
+        if len(missing) > _SHOWN:
+            shown.append("...")
+        say(
+            f"{len(missing):,} documents of {arguments.dataset} are not in {directory}, or have "
+            f"another text there (numbers from 0: {', '.join(shown)}): score this corpus into "
+            "another directory, or train without them with --missing_losses skip"
+        )
+        return Exit.FAULTS
+    say(f"{directory}: {shards} shards, {opened.manifest['tokens']:,} tokens, all good")
+    return Exit.DONE

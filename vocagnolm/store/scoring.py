@@ -1,0 +1,200 @@
+"""From the options of `vocagnolm score` to a finished store."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedConfig
+
+from vocagnolm.corpus import load_corpus
+from vocagnolm.data import Reader, teacher_reader
+from vocagnolm.host.command import CorpusOptions, resolve_dtype, say
+from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
+from vocagnolm.host.versions import versions
+from vocagnolm.models.identity import revision_of
+from vocagnolm.models.source import ModelSource, check_vocabulary, context_length
+from vocagnolm.store import store
+from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, run
+from vocagnolm.store.windows import HFScorer, Scorer
+from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
+
+_MIN_CONTEXT = 512  # by default, in a context that has room for it
+_LONGEST_CONTEXT = 4096  # by default: activations of longer ones are large
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Options of `vocagnolm score`, under their names there; `corpus` has the other --dataset_*."""
+
+    teacher: str
+    dataset: str
+    output_dir: Path
+    corpus: CorpusOptions
+    teacher_revision: str | None = None
+    teacher_tokenizer: str | None = None
+    context: int | None = None
+    min_context: int | None = None
+    shard_documents: int = 1000
+    batch_tokens: int = 16384
+    loss_dtype: store.LossDtype = "float16"
+    dtype: str = "auto"
+    quantization: dict[str, object] | None = None
+    engine: Literal["hf", "vllm"] = "hf"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    repair: bool = False
+
+    @property
+    def source(self) -> ModelSource:
+        """The teacher."""
+        return ModelSource(
+            self.teacher,
+            "teacher",
+            self.teacher_revision,
+            self.attn_implementation,
+            self.trust_remote_code,
+        )
+
+
+def score(options: Scoring) -> None:
+    """Score a corpus, or what is left of it.
+
+    Raises:
+        ValueError: an option, a model or a file is wrong; in all processes.
+        NonFiniteLoss: the teacher gives a loss that no store holds.
+    """
+    state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
+    dtype = resolve_dtype(options.dtype, state.device)
+    with in_agreement():
+        config = options.source.config()
+        reader = load_reader(options, config)
+        min_context = _min_context(options, reader.limit)
+        job = ScoringJob(
+            options.output_dir,
+            load_corpus(options.dataset, **options.corpus),
+            reader,
+            min_context,
+            options.shard_documents,
+            options.loss_dtype,
+        )
+        plan = _plan(options, config, job, dtype)
+    with in_agreement():
+        is_finished = [state.is_main_process and _prepare(job, plan, options.repair)]
+    if all(broadcast_object_list(is_finished)):
+        return
+    with in_agreement():
+        scorer = _load_scorer(options, reader, dtype, state)
+    with in_agreement():
+        if state.is_main_process:
+            begin(job.directory, plan)
+    run(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
+    if state.is_main_process:
+        say(f"{job.directory}: {store.manifest_of(job.directory)['tokens']:,} tokens")
+
+
+def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
+    """Load the teacher's tokenizer, with the context that the options leave it."""
+    tokenizer = load_tokenizer(
+        options.teacher_tokenizer or options.teacher,
+        "teacher",
+        revision=None if options.teacher_tokenizer else options.teacher_revision,
+        trust_remote_code=options.trust_remote_code,
+    )
+    check_vocabulary(config, tokenizer, "teacher")
+    limit = context_length(config)
+    if options.engine == "vllm":
+        limit -= 1  # it generates one token behind every window
+    context = options.context or min(limit, _LONGEST_CONTEXT)
+    if context > limit:
+        raise ValueError(
+            f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
+        )
+    return teacher_reader(tokenizer, context)
+
+
+def _min_context(options: Scoring, context: int) -> int:
+    least = options.min_context or min(_MIN_CONTEXT, context // 4)
+    # A window has a start token, and has to score a token of its own.
+    if least > context - 2:
+        raise ValueError(
+            f"--min_context {least} leaves no room in a context of {context}: lower it to at most "
+            f"{context - 2}"
+        )
+    return least
+
+
+def _plan(
+    options: Scoring, config: PreTrainedConfig, job: ScoringJob, dtype: str
+) -> dict[str, object]:
+    """Describe all that decides the content of a store."""
+    return {
+        "teacher": options.teacher,
+        "teacher_revision": revision_of(options.teacher, config),
+        "tokenizer_sha256": tokenizer_sha256(job.reader.tokenizer),
+        "special_tokens": {"before": job.reader.start, "behind": None},
+        "segmentation": "windows of whole documents",
+        "context": job.reader.limit,
+        "min_context": job.min_context,
+        "engine": options.engine,
+        "dtype": dtype,
+        "quantization": options.quantization,
+        "loss_dtype": options.loss_dtype,
+        "dataset": options.dataset,
+        "dataset_documents": len(job.corpus),
+        "shard_documents": options.shard_documents,
+    }
+
+
+def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
+    """Look at the directory, and open a bad store again; returns True if nothing is left to do.
+
+    Raises:
+        ValueError: the directory cannot be written, or holds another store.
+    """
+    directory = job.directory
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"--output_dir {directory} cannot be made ({error.strerror}): give another directory"
+        ) from error
+    if not os.access(directory, os.W_OK):
+        raise ValueError(f"--output_dir {directory} cannot be written: give another directory")
+    check_plan(directory, plan)
+    if not (directory / MANIFEST_FILE).exists():
+        return False
+    manifest = store.manifest_of(directory)
+    check_corpus(job, manifest)
+    if repair and (faults := store.bad_shards(directory, manifest)):
+        say(f"to be scored again: {', '.join(faults)}")
+        # First, so that a kill leaves no shards without a plan.
+        begin(directory, plan)
+        store.reopen(directory, list(faults))
+        return False
+    store.tidy(directory)
+    say(f"{directory} is finished: nothing to do")
+    return True
+
+
+def _load_scorer(options: Scoring, reader: Reader, dtype: str, state: PartialState) -> Scorer:
+    """Load the teacher, ready to score, on this process's device."""
+    source = options.source
+    if options.engine == "vllm":
+        from vocagnolm.store.vllm import VLLMScorer
+
+        if state.num_processes > 1:
+            raise ValueError("--engine vllm spreads a model over the GPUs itself: start it alone")
+        return VLLMScorer(
+            source.name, reader.limit, dtype, source.revision, source.trust_remote_code
+        )
+    model = source.load(getattr(torch, dtype), options.quantization, state.device)
+    if not options.quantization:
+        model.to(state.device)
+    return HFScorer(model, options.batch_tokens)
