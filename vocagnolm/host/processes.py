@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,6 +102,7 @@ def is_on_cpu() -> bool:
 
 def cores() -> int:
     """Return the cores that this process may use, which on a shared machine are not all."""
-    if sys.platform == "linux":
+    try:
         return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    except AttributeError:  # only Linux has it
+        return os.cpu_count() or 1

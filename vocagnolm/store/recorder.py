@@ -1,7 +1,7 @@
-"""Keeps what a resident teacher computes during training, as a teacher-loss store.
+"""Record the losses of a resident teacher during training, as a teacher-loss store.
 
 Every process writes the losses of its own blocks as a shard before a checkpoint is saved, so that a
-run that is cut off loses none that it will not compute again.
+run that is killed loses only those that it computes again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -25,20 +24,20 @@ from vocagnolm.store import store
 from vocagnolm.training.guard import Recorder
 
 MOST_HELD = 2**25  # losses in memory, padding counted
-PROCESSES = 10_000  # more than there ever are: shards of a step are numbered by process
+PROCESSES = 10_000  # more than a job ever has: shards of a step are numbered by process
 
 
 class LossRecorder(Recorder):
-    """Collects losses and writes them; `VocAgnoTrainer(recorder=...)` hands them in.
+    """Collects losses and writes them; see `VocAgnoTrainer(recorder=...)`.
 
     Args:
-        directory: of the store.
-        corpus: the documents.
-        segments: of the documents, the rows that the blocks are packed from.
-        blocks: what is trained on.
-        reader: how the teacher reads.
-        loss_dtype: of the losses in the store.
-        description: of the manifest.
+        directory: store.
+        corpus: documents.
+        segments: rows that the blocks are packed from.
+        blocks: training data.
+        reader: tokenizer and limits of the teacher.
+        loss_dtype: precision in the store.
+        description: for the manifest.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class LossRecorder(Recorder):
         blocks: Blocks,
         reader: Reader,
         loss_dtype: store.LossDtype,
-        description: Mapping[str, Any],
+        description: Mapping[str, object],
     ):
         self._directory, self._corpus, self._blocks = directory, corpus, blocks
         self._segments = segments.select_columns(["document", "start", "end", "teacher_tokens"])
@@ -66,9 +65,9 @@ class LossRecorder(Recorder):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
-        """Take the losses off the device, and write them before they fill the memory."""
+        """Move the losses off the device, and write them before they fill the memory."""
         self._recorded = [(blocks.cpu(), losses.cpu()) for blocks, losses in self._recorded]
         held = sum(losses.numel() for _, losses in self._recorded)
         if held > MOST_HELD:
@@ -79,7 +78,7 @@ class LossRecorder(Recorder):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Write the rest and, unless the run was stopped before its end, the manifest."""
         process = PartialState()
@@ -103,14 +102,20 @@ class LossRecorder(Recorder):
         for block_B, loss_BT in self._recorded:
             rows = loss_BT.float().cpu().numpy()
             for block, row in zip(block_B.tolist(), rows, strict=True):
-                if block in self._written:  # in an epoch before
+                # An earlier epoch may have shown the block already.
+                if block in self._written:
                     continue
                 self._written.add(block)
+                # A row holds the segments of a block, one behind the other, each after its start
+                # token, which has no loss:
+                #
+                #     row       s a b c s d e f g s h . .
+                #     segment   |--0---||---1----||-2|
                 at = 0
                 for number in self._blocks.segments(block):
                     segment = self._segments[int(number)]
                     end = at + segment["teacher_tokens"]
-                    yield self._stored(segment, row[at + 1 : end])  # after the start token
+                    yield self._stored(segment, row[at + 1 : end])
                     at = end
 
     def _stored(

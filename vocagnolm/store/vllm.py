@@ -1,4 +1,4 @@
-"""Scores windows with vLLM, an optional package: the log-probabilities of a prompt's tokens."""
+"""Score windows with vLLM, an optional package: log-probabilities of a prompt's tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vocagnolm.store.windows import Window
 
 
 class VLLMScorer:
-    """Gives the losses of windows, from the log-probabilities that vLLM has of its prompts.
+    """Computes losses of windows, from the log-probabilities that vLLM has of its prompts.
 
     Args:
-        model_name: a directory or a name on the hub.
-        context: the most tokens of a window.
+        model_name: directory or hub name.
+        context: most tokens of a window.
         dtype: "bfloat16", "float16" or "float32".
-        revision: of the model on the hub.
-        trust_remote_code: run the code that comes with the model.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: run code that comes with the model.
 
     Raises:
         ValueError: vLLM is not installed.
@@ -49,12 +49,14 @@ class VLLMScorer:
             skip_tokenizer_init=True,
             dtype=dtype,
             tensor_parallel_size=max(1, torch.cuda.device_count()),
-            max_model_len=context + 1,  # it generates one token that nobody needs
-            enable_prefix_caching=False,  # a cached prompt has no log-probabilities
+            # It generates one token, which nobody needs.
+            max_model_len=context + 1,
+            # A cached prompt has no log-probabilities.
+            enable_prefix_caching=False,
         )
 
     def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
-        """Losses of the scored tokens of each window."""
+        """Return the losses of the scored tokens of each window, in nats."""
         params = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False
         )

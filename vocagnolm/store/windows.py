@@ -27,8 +27,8 @@ class Window:
 
     Attributes:
         document: number of the document.
-        ids: the start token, and tokens of the document.
-        scored: how many of the last ones are scored here; those before are context.
+        ids: start token, and tokens of the document.
+        scored: tokens at the end that are scored; those before are context.
     """
 
     document: int
@@ -37,28 +37,35 @@ class Window:
 
 
 class Scorer(Protocol):
-    """Anything that gives the losses of windows."""
+    """A model that scores windows."""
 
     def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
-        """Losses of the scored tokens of each window, in nats."""
+        """Return the losses of the scored tokens of each window, in nats."""
         ...
 
 
 def windows(
     document: int, ids: Sequence[int], start: int, context: int, min_context: int
 ) -> Iterator[Window]:
-    """The windows of a document: the first scores all it holds, each further one what is new.
+    """Cut a document into windows: each scores the tokens that the ones before did not.
 
     Args:
-        document: number of the document.
+        document: its number.
         ids: its tokens.
-        start: the start token, which every window begins with.
-        context: the most tokens of a window.
-        min_context: tokens of context before what a further window scores, below `context` - 1.
+        start: start token, which every window begins with.
+        context: most tokens of a window.
+        min_context: tokens of context before those that a further window scores, below
+            `context` - 1.
 
     >>> [(w.ids, w.scored) for w in windows(0, [1, 2, 3, 4, 5], start=9, context=4, min_context=1)]
     [([9, 1, 2, 3], 3), ([9, 3, 4, 5], 2)]
     """
+    # With a context of 6 and at least 2 tokens of it before what is scored (in capitals):
+    #
+    #     tokens      a b c d e f g h i j k
+    #     window 0  s A B C D E
+    #     window 1        s d e F G H
+    #     window 2              s g h I J K
     at = 0
     while at < len(ids):
         first = max(0, at - min_context) if at else 0
@@ -71,7 +78,7 @@ class HFScorer:
     """Scores windows with a causal LM of `transformers`.
 
     Args:
-        model: on the device where it runs; it is put into eval mode and frozen.
+        model: on its device; it is put into eval mode and frozen.
         batch_tokens: positions of a batch, padding counted; a single window may exceed it.
 
     Raises:
@@ -84,8 +91,9 @@ class HFScorer:
         self._batch_tokens = batch_tokens
 
     def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
-        """Losses of the scored tokens of each window; windows of like length share a batch."""
+        """Return the losses of the scored tokens of each window, in nats."""
         losses: list[FloatArray] = [np.empty(0, np.float32)] * len(windows)
+        # Windows of similar length share a batch, the longest first.
         order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
         while order:
             rows = max(1, self._batch_tokens // len(windows[order[0]].ids))
@@ -97,7 +105,7 @@ class HFScorer:
 
     @torch.no_grad()
     def _batch_losses(self, windows: Sequence[Window]) -> list[FloatArray]:
-        """Losses of a batch; padding stands behind the tokens, which do not see it."""
+        """Score a batch; padding stands behind the tokens, which do not see it."""
         length = max(len(window.ids) for window in windows)
         ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
         labels_BT = torch.full_like(ids_BT, IGNORED_LABEL)
