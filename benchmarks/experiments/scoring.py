@@ -28,7 +28,7 @@ from benchmarks.harness import Way, one_thread, take_turns
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.packing import pack
 from vocagnolm.spans import encode_batch
-from vocagnolm.store.store import FloatArray
+from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import HFScorer, Window, windows
 from vocagnolm.tokenizers import load_tokenizer
 
@@ -108,8 +108,8 @@ def make_model(args: argparse.Namespace) -> LlamaForCausalLM:
 
 
 def measure_padding(
-    model: LlamaForCausalLM, tokens: int, score: Callable[[], list[FloatArray]]
-) -> tuple[float, list[FloatArray]]:
+    model: LlamaForCausalLM, tokens: int, score: Callable[[], list[LossArray]]
+) -> tuple[float, list[LossArray]]:
     """Score once: the share of the positions computed that are padding, and the losses."""
     positions = 0
 
@@ -143,7 +143,7 @@ def main() -> None:
     model = make_model(args)
     scorer = HFScorer(model, args.batch_tokens)
     batches = corpus_batches(found, args.batch_tokens)
-    ways: dict[str, Callable[[], list[FloatArray]]] = {
+    ways: dict[str, Callable[[], list[LossArray]]] = {
         SORTED: lambda: scorer.losses(found),
         CORPUS_ORDER: lambda: [loss for batch in batches for loss in scorer.losses(batch)],
         PACKED: lambda: packed_losses(model, found, args),

@@ -77,7 +77,7 @@ def make_store(directory: Path, texts: list[str], teacher: Reader) -> store.Stor
             (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
         )
     store.write_shard(directory, 0, segments, "float16", "generated")
-    store.finish(directory, [0], {"teacher": "random", "context": teacher.limit})
+    store.finish_store(directory, [0], {"teacher": "random", "context": teacher.limit})
     return store.Store(directory)
 
 

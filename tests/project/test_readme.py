@@ -51,7 +51,7 @@ def test_evaluation_command_of_the_readme_parses(
 
 def test_scoring_command_of_the_readme_parses() -> None:
     (words,) = commands("vocagnolm.cli score")
-    assert score.parse(words[words.index("score") + 1 :]).output_dir == Path("stores/qwen")
+    assert score.parse_score(words[words.index("score") + 1 :]).output_dir == Path("stores/qwen")
 
 
 @pytest.mark.parametrize("words", train_commands(), ids=" ".join)

@@ -20,7 +20,7 @@ from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.reselect import Setting
-from vocagnolm.store.store import Store, StoredSegment, document_key, finish, write_shard
+from vocagnolm.store.store import Store, StoredSegment, document_key, finish_store, write_shard
 from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
 
 LENGTH, CONTEXT = 64, 96
@@ -36,7 +36,7 @@ def make_store(directory: Path, tokenizer: Any, texts: list[str], seed: int) -> 
     directory.mkdir()
     write_shard(directory, 0, segments, "float32", "")
     sha256 = tokenizer_sha256(tokenizer)
-    finish(directory, [0], {"teacher": "T", "context": CONTEXT, "tokenizer_sha256": sha256})
+    finish_store(directory, [0], {"teacher": "T", "context": CONTEXT, "tokenizer_sha256": sha256})
     return directory
 
 

@@ -211,7 +211,7 @@ def test_document_has_no_tokens_when_the_tokenizer_cannot_read_it(
 
     monkeypatch.setattr(scoring_job, "encode_batch", some)
     job = make_job(tmp_path, ["first", "bad", "last"], teacher_tokenizer)
-    scoring_job.run(job, FakeScorer(), {"context": CONTEXT}, PartialState())
+    scoring_job.score_corpus(job, FakeScorer(), {"context": CONTEXT}, PartialState())
     opened = Store(tmp_path)
     for text in ("first", "last"):
         (segment,) = opened.segments(text) or []
@@ -271,9 +271,9 @@ def test_nothing_is_written_of_a_shard_when_a_loss_is_not_finite(
     bad = int(encode(teacher_tokenizer, texts[2]).ids[-1])
     job = make_job(tmp_path, texts, teacher_tokenizer, loss_dtype)
     with pytest.raises(NonFiniteLoss, match=f"'the bad ∑': use {advice}"):
-        scoring_job.run(job, FakeScorer({bad: loss}), {}, PartialState())
+        scoring_job.score_corpus(job, FakeScorer({bad: loss}), {}, PartialState())
     assert list(contents(tmp_path)) == ["shard-00000.arrow", "shard-00000.arrow.entry.json"]
-    scoring_job.run(job, FakeScorer(), {}, PartialState())
+    scoring_job.score_corpus(job, FakeScorer(), {}, PartialState())
     Store(tmp_path).check()
 
 
@@ -314,7 +314,7 @@ def test_progress_tells_speed_and_time_left_when_a_job_was_resumed(
             return super().losses(windows)
 
     with caplog.at_level(logging.INFO, logger="vocagnolm"):
-        scoring_job.run(job, SlowScorer(), {}, PartialState())
+        scoring_job.score_corpus(job, SlowScorer(), {}, PartialState())
     rate = f"{per_shard / 20:,.0f} tokens per second"
     assert caplog.messages == [
         "4 of 10 shards are written already",
@@ -446,7 +446,7 @@ def test_score_refuses_a_directory_when_its_shards_are_of_unknown_origin(
 
 def test_context_leaves_room_for_a_token_when_the_engine_is_vllm(teacher: Path) -> None:
     words = ["--teacher", str(teacher), "--dataset", "D", "--output_dir", "S", "--engine", "vllm"]
-    options = score.options_of(score.parse(words))
+    options = score.options_of(score.parse_score(words))
     config = options.source.config()
     reader = scoring.load_reader(options, config)
     assert reader.limit == config.max_position_embeddings - 1

@@ -141,7 +141,7 @@ def make_store(
             segment for text in shard for segment in segments_of(text, [5] * (len(text) > 5), seed)
         ]
         store.write_shard(directory, number, segments, "float16", f"source {number}")
-    store.finish(directory, range(len(shards)), {"teacher": f"teacher {seed}", **description})
+    store.finish_store(directory, range(len(shards)), {"teacher": f"teacher {seed}", **description})
     return directory
 
 
@@ -186,7 +186,7 @@ def test_document_is_found_when_its_key_ends_in_zero(tmp_path: Path) -> None:
 def test_document_is_absent_when_a_segment_of_it_is(tmp_path: Path) -> None:
     tail = segments_of("a whole document", [4, 9], 0)[1:]
     store.write_shard(tmp_path, 0, tail, "float16", "")
-    store.finish(tmp_path, [0], {})
+    store.finish_store(tmp_path, [0], {})
     assert Store(tmp_path).segments("a whole document") is None
 
 
@@ -194,7 +194,7 @@ def test_document_is_absent_when_a_segment_of_it_is(tmp_path: Path) -> None:
 def test_store_has_no_documents_when_its_shards_are_empty(tmp_path: Path, shards: int) -> None:
     for number in range(shards):
         store.write_shard(tmp_path, number, [], "float16", "")
-    store.finish(tmp_path, range(shards), {})
+    store.finish_store(tmp_path, range(shards), {})
     opened = Store(tmp_path)
     opened.check()
     assert opened.manifest["tokens"] == 0
@@ -204,7 +204,7 @@ def test_store_has_no_documents_when_its_shards_are_empty(tmp_path: Path, shards
 def test_document_without_tokens_is_there_when_it_was_stored(tmp_path: Path) -> None:
     empty = StoredSegment(0, 4, np.empty((0, 2), np.int64), np.empty(0, np.float32))
     store.write_shard(tmp_path, 0, [(document_key("text"), empty)], "float16", "")
-    store.finish(tmp_path, [0], {})
+    store.finish_store(tmp_path, [0], {})
     assert as_lists(Store(tmp_path).segments("text")) == [(0, 4, [], [])]
 
 
@@ -229,7 +229,7 @@ def test_shard_stays_when_another_job_was_first(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     store.write_shard(tmp_path, 0, second, "float32", "source")
     assert path.read_bytes() != before
-    store.finish(tmp_path, [0], {})
+    store.finish_store(tmp_path, [0], {})
     Store(tmp_path).check()
 
 
@@ -249,7 +249,7 @@ def test_finished_store_stays_when_another_job_is_late(tmp_path: Path) -> None:
     before = contents(tmp_path)
     late = segments_of(TEXTS[0], [], seed=9)
     store.write_shard(tmp_path, 0, late, "float16", "source 0", is_shared=True)
-    store.finish(tmp_path, range(3), {"teacher": "teacher 0"})
+    store.finish_store(tmp_path, range(3), {"teacher": "teacher 0"})
     assert contents(tmp_path) == before
 
 
@@ -344,7 +344,7 @@ def score_all(directory: Path) -> list[int]:
             store.write_shard(
                 directory, number, segments, "float16", f"source {number}", is_shared=True
             )
-    store.finish(directory, range(3), {})
+    store.finish_store(directory, range(3), {})
     return wrote
 
 

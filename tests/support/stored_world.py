@@ -32,7 +32,7 @@ def write_store(
     half = len(keyed) // 2
     for number, part in enumerate((keyed[:half], keyed[half:])):
         store.write_shard(directory, number, part, loss_dtype, f"part {number}")
-    store.finish(directory, [0, 1], {"teacher": teacher, "context": context})
+    store.finish_store(directory, [0, 1], {"teacher": teacher, "context": context})
     return Store(directory)
 
 

@@ -35,7 +35,7 @@ from vocagnolm.store.job import find_missing
 from vocagnolm.store.scoring import Scoring, score
 from vocagnolm.store.store import Store, bad_shards, remedy
 
-NAME = "vocagnolm score"
+_NAME = "vocagnolm score"
 _SHOWN = 10  # documents that are missing, of how many there may be
 _REQUIRED = ("teacher", "dataset", "output_dir")
 _HF_ONLY = ("attn_implementation", "quantization", "batch_tokens")
@@ -45,20 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Score, verify or repair, and return the exit status."""
     logging.getLogger("vocagnolm").setLevel(logging.INFO)
     advice = "lower --batch_tokens, --context or --dtype"
-    return run_command(NAME, lambda: _main(argv), out_of_memory=advice, resumable=True)
+    return run_command(_NAME, lambda: _main(argv), out_of_memory=advice, resumable=True)
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    arguments = parse(argv)
+    arguments = parse_score(argv)
     if arguments.verify:
-        return verify(arguments)
+        return _verify(arguments)
     score(options_of(arguments))
     return Exit.DONE
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; refuse missing options, and those without effect."""
-    parser = Parser(NAME, __doc__)
+    parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")
@@ -101,7 +101,7 @@ def options_of(arguments: argparse.Namespace) -> Scoring:
 _NAMES = {option.name for option in fields(Scoring)}
 
 
-def verify(arguments: argparse.Namespace) -> int:
+def _verify(arguments: argparse.Namespace) -> int:
     """Tell the faults of a store, and return the exit status."""
     directory: Path = arguments.verify
     opened = Store(directory)

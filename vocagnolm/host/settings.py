@@ -14,10 +14,10 @@ from vocagnolm.host.manifest import MANIFEST_FILE
 
 SETTINGS_FILE = "run.json"
 TRACKER_FILE = "wandb_run.json"
-Settings = Mapping[str, object]
+_Settings = Mapping[str, object]
 
 
-def differences(before: Settings, now: Settings, *, prefix: str = "") -> list[str]:
+def differences(before: _Settings, now: _Settings, *, prefix: str = "") -> list[str]:
     """List the settings of `now` that were others before, as "NAME was X, now Y".
 
     Both are compared as JSON, where a tuple is a list. What `now` leaves out is not compared.
@@ -51,7 +51,7 @@ def run_of(path: str | Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def origin_fault(path: str | Path, settings: Settings, defaults: Settings) -> str | None:
+def origin_fault(path: str | Path, settings: _Settings, defaults: _Settings) -> str | None:
     """Compare a checkpoint's run with this one; None if they fit or its run is unknown.
 
     Args:
@@ -66,8 +66,8 @@ def origin_fault(path: str | Path, settings: Settings, defaults: Settings) -> st
 
 def check_settings(
     output_dir: str | Path,
-    settings: Settings,
-    defaults: Settings | None = None,
+    settings: _Settings,
+    defaults: _Settings | None = None,
     checkpoint: str | None = None,
 ) -> None:
     """Refuse to continue a run under other settings than it was started with.
@@ -99,7 +99,7 @@ def check_settings(
         raise ValueError(f"{checkpoint}: {fault}")
 
 
-def write_settings(output_dir: str | Path, settings: Settings) -> None:
+def write_settings(output_dir: str | Path, settings: _Settings) -> None:
     """Record the settings of a run, for `check_settings`."""
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     write_json(Path(output_dir) / SETTINGS_FILE, settings)

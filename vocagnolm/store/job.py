@@ -80,7 +80,7 @@ class ScoringJob:
 # -- Scoring -----------------------------------------------------------------------------------
 
 
-def run(
+def score_corpus(
     job: ScoringJob, scorer: Scorer, description: Mapping[str, object], state: PartialState
 ) -> None:
     """Score the shards that are not written, and finish the store.
@@ -111,7 +111,7 @@ def run(
     with in_agreement():
         state.wait_for_everyone()
         if state.is_main_process:
-            store.finish(job.directory, range(job.shards), description)
+            store.finish_store(job.directory, range(job.shards), description)
 
 
 def _left(job: ScoringJob) -> list[int]:
@@ -149,7 +149,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
         for window in windows(number, document.ids, reader.start, reader.limit, job.min_context)
     ]
     # Windows of a document score its tokens in order, each of them once.
-    losses: list[list[store.FloatArray]] = [[] for _ in documents]
+    losses: list[list[store.LossArray]] = [[] for _ in documents]
     for window, row in zip(asked, scorer.losses(asked), strict=True):
         losses[window.document].append(row)
     segments = []
@@ -163,7 +163,7 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     return sum(len(document.ids) for document in documents)
 
 
-def _check_finite(losses: store.FloatArray, text: str, loss_dtype: store.LossDtype) -> None:
+def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtype) -> None:
     where = f"in the document that begins {text[:60]!r}"
     if not np.isfinite(losses).all():
         raise NonFiniteLoss(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vocagnolm.spans import Spans
-from vocagnolm.store.store import FloatArray, Store
+from vocagnolm.store.store import LossArray, Store
 
 MISSING = "not in the teacher-loss store, or another text there"
 
@@ -23,7 +23,7 @@ class TeacherTokens:
     """
 
     spans: Spans
-    losses: FloatArray
+    losses: LossArray
 
 
 @dataclass(frozen=True)

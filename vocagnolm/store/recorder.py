@@ -85,7 +85,7 @@ class LossRecorder(Recorder):
         self.write(state.global_step)
         process.wait_for_everyone()
         if process.is_main_process and state.global_step >= state.max_steps:
-            store.finish(self._directory, store.written(self._directory), self._description)
+            store.finish_store(self._directory, store.written(self._directory), self._description)
         process.wait_for_everyone()
 
     def write(self, step: int) -> None:
@@ -119,7 +119,7 @@ class LossRecorder(Recorder):
                     at = end
 
     def _stored(
-        self, segment: Mapping[str, int], losses: store.FloatArray
+        self, segment: Mapping[str, int], losses: store.LossArray
     ) -> tuple[bytes, store.StoredSegment]:
         text = self._corpus[segment["document"]][TEXT]
         start, end = segment["start"], segment["end"]

@@ -21,7 +21,7 @@ from vocagnolm.host.versions import versions
 from vocagnolm.models.identity import revision_of
 from vocagnolm.models.source import ModelSource, check_vocabulary, context_length
 from vocagnolm.store import store
-from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, run
+from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
 from vocagnolm.store.windows import HFScorer, Scorer
 from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
 
@@ -94,7 +94,7 @@ def score(options: Scoring) -> None:
     with in_agreement():
         if state.is_main_process:
             begin(job.directory, plan)
-    run(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
+    score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
         say(f"{job.directory}: {store.manifest_of(job.directory)['tokens']:,} tokens")
 

@@ -38,7 +38,7 @@ from vocagnolm.store.codec import decode_spans, encode_spans
 
 PLAN_FILE = "plan.json"  # of an unfinished store: what a job must have in common with the first one
 LossDtype = Literal["float16", "float32"]
-FloatArray = npt.NDArray[np.float32]
+LossArray = npt.NDArray[np.float32]
 _KEY_BYTES = 16
 _ROWS = 1024  # of a record batch
 _PROVISIONAL = ".entry.json"  # a shard's description, until the manifest has it
@@ -66,7 +66,7 @@ class StoredSegment:
     start: int
     end: int
     spans: Spans
-    losses: FloatArray
+    losses: LossArray
 
 
 def document_key(text: str) -> bytes:
@@ -101,7 +101,7 @@ def write_shard(
     *,
     is_shared: bool = False,
 ) -> None:
-    """Write a shard completely or not at all, and its description for `finish`.
+    """Write a shard completely or not at all, and its description for `finish_store`.
 
     Args:
         directory: store.
@@ -157,7 +157,7 @@ def _entry(path: Path) -> ShardEntry:
     try:
         return cast(ShardEntry, read_json(_entry_path(path)))
     except FileNotFoundError:
-        # A kill came before it was written, or another job's `finish` has removed it.
+        # A kill came before it was written, or another job's `finish_store` has removed it.
         return _describe(path)
 
 
@@ -211,7 +211,9 @@ def written(directory: Path) -> list[int]:
     return sorted(int(re.sub(r"\D", "", name)) for name in names)
 
 
-def finish(directory: Path, numbers: Sequence[int], description: Mapping[str, object]) -> None:
+def finish_store(
+    directory: Path, numbers: Sequence[int], description: Mapping[str, object]
+) -> None:
     """Write the manifest, which makes a directory of shards a store.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vocagnolm.store.store import FloatArray
+from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Window
 
 
@@ -55,7 +55,7 @@ class VLLMScorer:
             enable_prefix_caching=False,
         )
 
-    def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+    def losses(self, windows: Sequence[Window]) -> list[LossArray]:
         """Return the losses of the scored tokens of each window, in nats."""
         params = self._vllm.SamplingParams(
             temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False
@@ -69,6 +69,6 @@ class VLLMScorer:
         ]
 
 
-def _losses(window: Window, logprobs: Sequence[Any]) -> FloatArray:
+def _losses(window: Window, logprobs: Sequence[Any]) -> LossArray:
     scored = zip(window.ids[-window.scored :], logprobs[-window.scored :], strict=True)
     return np.array([-here[token].logprob for token, here in scored], np.float32)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.row_segments import segments_of
-from vocagnolm.store.store import FloatArray
+from vocagnolm.store.store import LossArray
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -39,7 +39,7 @@ class Window:
 class Scorer(Protocol):
     """A model that scores windows."""
 
-    def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+    def losses(self, windows: Sequence[Window]) -> list[LossArray]:
         """Return the losses of the scored tokens of each window, in nats."""
         ...
 
@@ -90,9 +90,9 @@ class HFScorer:
         self._device = model.device
         self._batch_tokens = batch_tokens
 
-    def losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+    def losses(self, windows: Sequence[Window]) -> list[LossArray]:
         """Return the losses of the scored tokens of each window, in nats."""
-        losses: list[FloatArray] = [np.empty(0, np.float32)] * len(windows)
+        losses: list[LossArray] = [np.empty(0, np.float32)] * len(windows)
         # Windows of similar length share a batch, the longest first.
         order = sorted(range(len(windows)), key=lambda number: -len(windows[number].ids))
         while order:
@@ -104,7 +104,7 @@ class HFScorer:
         return losses
 
     @torch.no_grad()
-    def _batch_losses(self, windows: Sequence[Window]) -> list[FloatArray]:
+    def _batch_losses(self, windows: Sequence[Window]) -> list[LossArray]:
         """Score a batch; padding stands behind the tokens, which do not see it."""
         length = max(len(window.ids) for window in windows)
         ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
