@@ -10,11 +10,11 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import datasets
 import numpy as np
@@ -24,11 +24,14 @@ from vocagnolm.alignment import align_positions, align_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.spans import Encoding, Spans, encode_batch
-from vocagnolm.store.reader import MISSING, StoredDocument, StoredReader
-from vocagnolm.tokenizers import start_id
+from vocagnolm.tokenizers import Reader
 
-FORMAT = 3  # raise when the columns or the segmentation change: old caches must not be read
-_FILL = 0.95  # aim below the limit: parts of one text are not equally dense in tokens
+# Raise it when the columns or the segmentation change: old caches must not be read.
+FORMAT = 3
+# Why a document is skipped that a guide does not know.
+MISSING = "not in the teacher-loss store, or another text there"
+# Aim below the limit: parts of one text are not equally dense in tokens.
+_FILL = 0.95
 _SEPARATORS = ("\n\n", "\n", " ")
 _NUMBERS = datasets.List(datasets.Value("int32"))
 _FEATURES = datasets.Features(
@@ -45,56 +48,75 @@ _FEATURES = datasets.Features(
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How one model reads a segment: its tokenizer, the special tokens around it and its limit.
+class Piece:
+    """A run of characters of a document, before it is known to fit."""
 
-    Attributes:
-        tokenizer: a fast tokenizer that passed `tokenizers.check_tokenizer`.
-        start: id put before the text, so that the first real token has a loss.
-        end: id put after the last segment of a document, or None for none.
-        limit: the most tokens of a segment, specials counted.
-    """
-
-    tokenizer: Any
+    document: int
     start: int
-    end: int | None
-    limit: int
+    text: str
+    is_last: bool
 
     @property
-    def text_limit(self) -> int:
-        """The most text tokens of a segment."""
-        return self.limit - 1 - (self.end is not None)
+    def end(self) -> int:
+        """The character behind it."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class TeacherTokens:
+    """One teacher's tokens of a piece: ids if it is co-resident, losses if they are stored.
+
+    Attributes:
+        spans: int64 [N, 2], in characters of the piece.
+        ids: [N + 1], the start token first; or none.
+        losses: [N + 1] nats, NaN for the start token first; or none.
+    """
+
+    spans: Spans
+    ids: Sequence[int] = ()
+    losses: Sequence[float] = ()
+
+
+class Guide(Protocol):
+    """The teachers' side of the alignment: `Teachers`, or a store's `StoredReader`."""
+
+    @property
+    def readers(self) -> Sequence[Reader]:
+        """Readers of the co-resident teachers; none with a store, which has losses only."""
+
+    @property
+    def by_position(self) -> bool:
+        """True to map tokens by number instead of by characters (`alignment.align_positions`)."""
 
     def limits(self) -> list[int]:
-        """The limit, as of the several readers of `Teachers`."""
-        return [self.limit]
+        """Return the most tokens of a segment that each teacher reads, its start token counted."""
 
     def fingerprint(self) -> str:
-        """Everything that decides how this reader cuts and encodes a text."""
-        return f"{self.tokenizer.backend_tokenizer.to_str()}|{self.start}|{self.end}|{self.limit}"
+        """Return all that decides what is read and mapped."""
 
+    def check(self) -> None:
+        """Verify what is read from, before anything rests on it.
 
-def student_reader(tokenizer: Any, max_length: int) -> Reader:
-    """Read documents as `<s> text </s>` in at most `max_length` tokens."""
-    if tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"student tokenizer {tokenizer.name_or_path} has no end-of-sequence token: the student "
-            "would never learn to stop; set eos_token in its tokenizer_config.json"
-        )
-    return Reader(tokenizer, start_id(tokenizer, "student"), tokenizer.eos_token_id, max_length)
+        Raises:
+            ValueError: it is damaged.
+        """
 
+    def describe(self) -> list[str]:
+        """Name each teacher that is not loaded as a model, and what is read of it."""
 
-def teacher_reader(tokenizer: Any, context: int) -> Reader:
-    """Read documents as `<start> text` in at most `context` tokens."""
-    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context)
+    def pieces(self, document: int, text: str) -> Sequence[Piece]:
+        """Return a document in the pieces that must not be joined; none where it is unknown."""
+
+    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
+        """Return the tokens of every teacher in every piece."""
 
 
 @dataclass(frozen=True)
 class Teachers:
-    """How several teachers read, and how their tokens are mapped to the student's.
+    """Co-resident teachers as a `Guide`.
 
     Attributes:
-        readers: one for each.
+        readers: one for each; none for a student that is trained alone.
         by_position: map tokens by number instead of by characters (`alignment.align_positions`).
     """
 
@@ -102,16 +124,35 @@ class Teachers:
     by_position: bool = False
 
     def limits(self) -> list[int]:
-        """The most tokens of a segment that each teacher reads, its start token counted."""
+        """Return the most tokens of a segment that each teacher reads."""
         return [reader.limit for reader in self.readers]
 
     def fingerprint(self) -> str:
-        """Everything that decides what is read and mapped."""
+        """Return all that decides what is read and mapped."""
         readers = "|".join(reader.fingerprint() for reader in self.readers)
-        return readers + "|by position" * self.by_position
+        return f"{readers}|by position" if self.by_position else readers
 
+    def check(self) -> None:
+        """Do nothing: tokenizers are tested when they are loaded."""
 
-Guide = Reader | Teachers | StoredReader  # the teachers' side of the alignment
+    def describe(self) -> list[str]:
+        """Return nothing: all teachers are loaded as models."""
+        return []
+
+    def pieces(self, document: int, text: str) -> Sequence[Piece]:
+        """Return the document as one piece."""
+        return [Piece(document, 0, text, is_last=True)]
+
+    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
+        """Encode every piece with every teacher's tokenizer."""
+        texts = [piece.text for piece in pieces]
+        reads: list[list[TeacherTokens]] = [[] for _ in pieces]
+        for reader in self.readers:
+            encodings = encode_batch(reader.tokenizer, texts)
+            for mine, encoding in zip(reads, encodings, strict=True):
+                ids = [reader.start, *encoding.ids.tolist()]
+                mine.append(TeacherTokens(encoding.spans, ids=ids))
+        return reads
 
 
 @dataclass(frozen=True)
@@ -174,7 +215,7 @@ class Segments:
 def align_corpus(
     corpus: datasets.Dataset,
     student: Reader,
-    teacher: Guide | None,
+    teacher: Reader | Guide | None,
     *,
     num_proc: int | None = None,
 ) -> Segments:
@@ -186,13 +227,14 @@ def align_corpus(
     Args:
         corpus: documents in the column `text`.
         student: how the student reads.
-        teacher: how the teacher reads, or several do, or read when they were stored, if any.
+        teacher: how the one teacher reads, or the guide that several or stored ones make, if any.
         num_proc: processes to share the work.
     """
     if not len(corpus):  # map would return it as it is
         return Segments(datasets.Dataset.from_dict({c: [] for c in _FEATURES}, _FEATURES), [])
     if num_proc is not None:  # threads inside of each process would fight over the cores
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{FORMAT}|{corpus._fingerprint}|{readers}"
     if corpus.features[TEXT] == datasets.Value("string"):
@@ -206,7 +248,7 @@ def align_corpus(
         num_proc=num_proc,
         remove_columns=corpus.column_names,
         features=_FEATURES,
-        fn_kwargs={"student": student, "teacher": teacher},
+        fn_kwargs={"student": student, "guide": guide},
         new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
         desc="Aligning documents",
     ).with_format(None)
@@ -220,56 +262,28 @@ def align_corpus(
     )
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A run of characters of a document, before it is known to fit."""
-
-    document: int
-    start: int
-    text: str
-    is_last: bool
-    stored: StoredDocument | None = None
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.text)
-
-
-@dataclass(frozen=True)
-class _Read:
-    """One teacher's tokens of a piece: its ids where it is at hand, its losses where it is not."""
-
-    spans: Spans
-    ids: list[int] | None = None
-    losses: list[float] | None = None
-
-
 def _align_batch(
-    batch: Mapping[str, Any],
-    indices: list[int],
-    student: Reader,
-    teacher: Guide | None,
+    batch: Mapping[str, Any], indices: list[int], student: Reader, guide: Guide
 ) -> dict[str, list[Any]]:
-    by_position = isinstance(teacher, Teachers) and teacher.by_position
+    """Make the rows of some documents; one that is skipped gets a single row with the reason."""
     skipped: dict[int, str] = {}
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     for index, text in zip(indices, values(batch[TEXT]), strict=True):
         if reason := unusable(text):
             skipped[index] = reason
-        elif not isinstance(teacher, StoredReader):
-            pieces.append(_Piece(index, 0, text, is_last=True))
-        elif stored := teacher.read(text):
-            pieces += _stored_pieces(index, text, stored)
+        elif found := guide.pieces(index, text):
+            pieces += found
         else:
             skipped[index] = MISSING
     rows: list[dict[str, Any]] = []
+    # Whatever does not fit is cut, and read again, until every piece fits.
     while pieces:
-        too_long: list[_Piece] = []
-        for piece, encodings in zip(pieces, _encode(pieces, student, teacher), strict=True):
+        too_long: list[Piece] = []
+        for piece, encodings in zip(pieces, _encode(pieces, student, guide), strict=True):
             if isinstance(encodings, str):
                 skipped[piece.document] = encodings
-            elif (share := _share(encodings, student, teacher)) <= 1.0:
-                rows.append(_align_piece(piece, *encodings, student, by_position))
+            elif (share := _share(*encodings, student, guide)) <= 1.0:
+                rows.append(_align_piece(piece, *encodings, student, guide.by_position))
             elif len(piece.text) > 1:
                 too_long += _cut(piece, math.ceil(share / _FILL))
             else:
@@ -281,25 +295,18 @@ def _align_batch(
     return {name: [row.get(name) for row in rows] for name in _FEATURES}
 
 
-def _stored_pieces(index: int, text: str, stored: StoredDocument) -> list[_Piece]:
-    """A stored document, cut where its teacher's segments begin."""
-    return [
-        _Piece(index, start, text[start:end], end == len(text), stored)
-        for start, end in pairwise([*stored.cuts, len(text)])
-    ]
-
-
 def _encode(
-    pieces: list[_Piece], student: Reader, teacher: Guide | None
-) -> list[tuple[Encoding, list[_Read]] | str]:
-    """All encodings of every piece, or the reason why a piece cannot be aligned."""
+    pieces: Sequence[Piece], student: Reader, guide: Guide
+) -> list[tuple[Encoding, list[TeacherTokens]] | str]:
+    """Return all encodings of every piece, or the reason why a piece cannot be aligned."""
     try:
         ours = encode_batch(student.tokenizer, [piece.text for piece in pieces])
-        theirs = _read(pieces, teacher)
+        theirs = guide.read(pieces)
     except ValueError as error:
-        if len(pieces) == 1:
-            return [str(error)]
-        return [_encode([piece], student, teacher)[0] for piece in pieces]  # which one is it?
+        # One piece of many is at fault: read alone, it alone is skipped.
+        if len(pieces) > 1:
+            return [_encode([piece], student, guide)[0] for piece in pieces]
+        return [str(error)]
     return [
         (encoding, reads)
         if len(encoding.ids) and all(len(read.spans) for read in reads)
@@ -308,42 +315,18 @@ def _encode(
     ]
 
 
-def _read(pieces: list[_Piece], teacher: Guide | None) -> list[list[_Read]]:
-    """What every teacher reads in every piece: none without one, several with several stores."""
-    if teacher is None:
-        return [[] for _ in pieces]
-    if not isinstance(teacher, StoredReader):
-        texts = [piece.text for piece in pieces]
-        readers = (teacher,) if isinstance(teacher, Reader) else teacher.readers
-        by_reader = (
-            [
-                _Read(e.spans, ids=[reader.start, *e.ids.tolist()])
-                for e in encode_batch(reader.tokenizer, texts)
-            ]
-            for reader in readers
-        )
-        return [list(reads) for reads in zip(*by_reader, strict=True)]
-    return [
-        [
-            _Read(tokens.spans, losses=[math.nan, *tokens.losses.tolist()])
-            for tokens in piece.stored.between(piece.start, piece.end)
-        ]
-        for piece in pieces
-        if piece.stored is not None
-    ]
-
-
 def _share(
-    encodings: tuple[Encoding, list[_Read]], student: Reader, teacher: Guide | None
+    encoding: Encoding, reads: Sequence[TeacherTokens], student: Reader, guide: Guide
 ) -> float:
-    """How much of the tightest context a piece takes; over 1 it does not fit."""
-    encoding, reads = encodings
-    limits = teacher.limits() if teacher else []
-    shares = (len(read.spans) / (n - 1) for read, n in zip(reads, limits, strict=True))
-    return max(len(encoding.ids) / student.text_limit, *shares, 0.0)
+    """Return the share of the tightest context that a piece takes; over 1 it does not fit."""
+    share = len(encoding.ids) / student.text_limit
+    for read, limit in zip(reads, guide.limits(), strict=True):
+        # The limit counts the start token.
+        share = max(share, len(read.spans) / (limit - 1))
+    return share
 
 
-def _cut(piece: _Piece, parts: int) -> list[_Piece]:
+def _cut(piece: Piece, parts: int) -> list[Piece]:
     """Cut a piece into about equal parts, by characters, where a paragraph, line or word ends.
 
     Neither tokenizer decides where; a part that still does not fit is cut again. White space stays
@@ -352,6 +335,10 @@ def _cut(piece: _Piece, parts: int) -> list[_Piece]:
     budget = max(1, min(math.ceil(len(piece.text) / parts), len(piece.text) - 1))
     cuts = [0]
     while len(piece.text) - cuts[-1] > budget:
+        # Look for the best separator in the last eighth of the budget:
+        #
+        #   cuts[-1] .............................. floor ....... stop
+        #   |<------------------------- budget ------------------->|
         stop = cuts[-1] + budget
         floor = stop - budget // 8
         found = (piece.text.rfind(mark, floor, stop) + len(mark) for mark in _SEPARATORS)
@@ -369,19 +356,28 @@ def _cut(piece: _Piece, parts: int) -> list[_Piece]:
 
 
 def _align_piece(
-    piece: _Piece, encoding: Encoding, reads: list[_Read], student: Reader, by_position: bool
+    piece: Piece,
+    encoding: Encoding,
+    reads: Sequence[TeacherTokens],
+    student: Reader,
+    by_position: bool,
 ) -> dict[str, Any]:
-    """One row: the encodings with their special tokens, and the ranges of every student token."""
+    """Make one row: the encodings with their special tokens, and every student token's ranges."""
     end = [student.end] if piece.is_last and student.end is not None else []
     ranges = np.full((max(len(reads), 1), len(encoding.ids), 2), UNMAPPED)
     counts = [1 + len(read.spans) for read in reads]
+    # The teachers' tokens follow one another in the row, each behind its own start token:
+    #
+    #   B a b c | B d e         counts [4, 3]
+    #     0 1 2     0 1         as `align_spans` counts them
+    #     1 2 3     5 6         as the row does: + sum(counts before) + 1
     for number, (mine, read) in enumerate(zip(ranges, reads, strict=False)):
         if by_position:
             mine[:] = align_positions(len(encoding.ids), len(read.spans))
         else:
             mine[:] = align_spans(encoding.spans, read.spans)
-        # Behind the teachers before it and its own start token.
         mine[mine[:, 0] != UNMAPPED] += sum(counts[:number]) + 1
+    # The student's own special tokens are unmapped.
     padded = np.pad(ranges, ((0, 0), (1, len(end)), (0, 0)), constant_values=UNMAPPED)
     first, last = padded.reshape(-1, 2).T
     return {
@@ -389,8 +385,8 @@ def _align_piece(
         "start": piece.start,
         "end": piece.end,
         "student_ids": [student.start, *encoding.ids.tolist(), *end],
-        "teacher_ids": [token for read in reads for token in read.ids or ()],
-        "teacher_losses": [loss for read in reads for loss in read.losses or ()],
+        "teacher_ids": [token for read in reads for token in read.ids],
+        "teacher_losses": [loss for read in reads for loss in read.losses],
         "first": first,
         "last": last,
         "student_tokens": 1 + len(encoding.ids) + len(end),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -112,6 +113,47 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
         " token, so that the first token of a text would have no loss: name the token that its"
         " model saw between documents as bos_token in tokenizer_config.json"
     )
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How one model reads a segment: its tokenizer, the special tokens around it and its limit.
+
+    Attributes:
+        tokenizer: a fast tokenizer that passed `check_tokenizer`.
+        start: id put before the text, so that the first real token has a loss.
+        end: id put after the last segment of a document, or None for none.
+        limit: the most tokens of a segment, specials counted.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    start: int
+    end: int | None
+    limit: int
+
+    @property
+    def text_limit(self) -> int:
+        """The most text tokens of a segment."""
+        return self.limit - 1 - (self.end is not None)
+
+    def fingerprint(self) -> str:
+        """Return all that decides how this reader cuts and encodes a text."""
+        return f"{self.tokenizer.backend_tokenizer.to_str()}|{self.start}|{self.end}|{self.limit}"
+
+
+def student_reader(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Reader:
+    """Read documents as `<s> text </s>` in at most `max_length` tokens."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError(
+            f"student tokenizer {tokenizer.name_or_path} has no end-of-sequence token: the student "
+            "would never learn to stop; set eos_token in its tokenizer_config.json"
+        )
+    return Reader(tokenizer, start_id(tokenizer, "student"), tokenizer.eos_token_id, max_length)
+
+
+def teacher_reader(tokenizer: PreTrainedTokenizerBase, context: int) -> Reader:
+    """Read documents as `<start> text` in at most `context` tokens."""
+    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context)
 
 
 def _check_against_files(

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from vocagnolm.collator import PackedCollator, student_segments
-from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
@@ -40,6 +40,7 @@ from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
+from vocagnolm.tokenizers import student_reader, teacher_reader
 
 CPU = torch.device("cpu")
 LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4

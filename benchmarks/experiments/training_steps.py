@@ -22,13 +22,14 @@ from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from benchmarks.generated import generate_texts, train_student, train_teacher
 from benchmarks.harness import Way, take_turns
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
 from vocagnolm.store import store
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.teacher import StoredTeacher
+from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 
 CPT, STORED, TEACHER, ONLINE = "CPT step", "stored step", "teacher forward", "online step"

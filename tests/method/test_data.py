@@ -15,8 +15,9 @@ from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.data
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Reader, Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.spans import encode
+from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 
 PAIRS = [
     ("metaspace", "nfc_digits"),

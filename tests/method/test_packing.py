@@ -19,9 +19,10 @@ from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.packing
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Segments, Teachers, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Segments, Teachers, align_corpus
 from vocagnolm.packing import Blocks, pack
 from vocagnolm.spans import encode
+from vocagnolm.tokenizers import student_reader, teacher_reader
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]

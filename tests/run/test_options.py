@@ -23,14 +23,14 @@ from transformers import (
 
 from vocagnolm import token_loss, trainer
 from vocagnolm.cli import score
-from vocagnolm.data import Teachers, teacher_reader
+from vocagnolm.data import Teachers
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.models import sharding
 from vocagnolm.models import source as models
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
-from vocagnolm.tokenizers import check_same_tokens
+from vocagnolm.tokenizers import check_same_tokens, teacher_reader
 
 
 @pytest.fixture(scope="module")

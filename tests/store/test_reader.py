@@ -16,11 +16,12 @@ from stored_world import in_memory, random_store, segment_store, write_store
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import MISSING, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
-from vocagnolm.store.reader import MISSING, StoredDocument, StoredReader, TeacherTokens
+from vocagnolm.store.reader import StoredDocument, StoredReader, StoredTokens
 from vocagnolm.store.store import Store, StoredSegment
+from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Row = dict[str, Any]
@@ -191,7 +192,7 @@ def test_stored_segments_are_kept_when_a_document_has_several(
 
 def test_between_gives_the_tokens_of_a_run_when_some_are_cut_or_empty() -> None:
     spans = np.array([[0, 0], [0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9], [9, 9]])
-    tokens = TeacherTokens(spans, np.arange(8, dtype=np.float32))
+    tokens = StoredTokens(spans, np.arange(8, dtype=np.float32))
     document = StoredDocument((0,), (tokens, tokens))
     expected = {
         (0, 9): ([1, 2, 3, 4, 5, 6], [[0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9]]),
@@ -256,8 +257,8 @@ def test_a_document_is_not_found_when_its_text_changed(
 ) -> None:
     store = random_store(tmp_path / "store", ["one two"], tokenizers_by_family["byte_level"])
     reader = StoredReader([store])
-    assert reader.read("one two") is not None
-    assert [reader.read(text) for text in ("one two ", "One two", "one", "")] == [None] * 4
+    assert reader.open("one two") is not None
+    assert [reader.open(text) for text in ("one two ", "One two", "one", "")] == [None] * 4
 
 
 def test_reading_stops_when_a_stored_loss_is_not_finite(tmp_path: Path) -> None:
@@ -266,7 +267,7 @@ def test_reading_stops_when_a_stored_loss_is_not_finite(tmp_path: Path) -> None:
         segment = StoredSegment(0, 2, spans, np.array([1, bad], np.float32))
         reader = StoredReader([write_store(tmp_path / name, [("ab", segment)])])
         with pytest.raises(ValueError, match=rf"{name} has losses that are not finite.*'ab'"):
-            reader.read("ab")
+            reader.open("ab")
 
 
 # Other processes, and the cache
@@ -277,13 +278,13 @@ def test_reader_is_small_when_it_goes_to_another_process(
 ) -> None:
     store = random_store(tmp_path / "store", PAGES, tokenizers_by_family["byte_level"])
     reader = StoredReader([store, store])
-    assert reader.read(LONG) is not None  # mapped
+    assert reader.open(LONG) is not None  # mapped
     sent = pickle.dumps(reader)
     assert len(sent) < 1000
     assert len(sent) < sum(path.stat().st_size for path in store.directory.iterdir()) / 10
     again = pickle.loads(sent)
     assert again.fingerprint() == reader.fingerprint()
-    for ours, theirs in zip(again.read(LONG).teachers, reader.read(LONG).teachers, strict=True):
+    for ours, theirs in zip(again.open(LONG).teachers, reader.open(LONG).teachers, strict=True):
         assert np.array_equal(ours.losses, theirs.losses)
         assert np.array_equal(ours.spans, theirs.spans)
 

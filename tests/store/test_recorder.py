@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.run import job
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import load_pair
 from vocagnolm.store.store import Store
+from vocagnolm.tokenizers import student_reader, teacher_reader
 
 BLOCK, STEPS = 64, 8
 EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not

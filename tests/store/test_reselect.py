@@ -13,7 +13,7 @@ import torch
 
 from vocagnolm import cli
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import align_corpus, student_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
@@ -21,7 +21,7 @@ from vocagnolm.store import reselect
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.reselect import Setting
 from vocagnolm.store.store import Store, StoredSegment, document_key, finish_store, write_shard
-from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
+from vocagnolm.tokenizers import load_tokenizer, student_reader, tokenizer_sha256
 
 LENGTH, CONTEXT = 64, 96
 

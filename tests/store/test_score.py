@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from vocagnolm import cli
 from vocagnolm.cli import score
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.data import align_corpus, student_reader, teacher_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.run import main as train
 from vocagnolm.spans import encode
 from vocagnolm.store import job as scoring_job
@@ -37,6 +37,7 @@ from vocagnolm.store.job import ScoringJob
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
+from vocagnolm.tokenizers import student_reader, teacher_reader
 
 CONTEXT, MIN_CONTEXT = 48, 8
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take half a minute

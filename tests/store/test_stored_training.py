@@ -23,7 +23,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_
 from vocagnolm.cli import score
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.data import Segments, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.guidance import Guidance
 from vocagnolm.host import processes
 from vocagnolm.models import source as models
@@ -35,6 +35,7 @@ from vocagnolm.spans import encode
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
+from vocagnolm.tokenizers import student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Tensors = dict[str, torch.Tensor]

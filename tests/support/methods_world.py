@@ -10,11 +10,12 @@ import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Segments, Teachers, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Segments, Teachers, align_corpus
 from vocagnolm.distillation import Distillation
 from vocagnolm.guidance import Guidance
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import TeacherReduction
+from vocagnolm.tokenizers import student_reader, teacher_reader
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld position", "rho1", "rho1 entropy"),

@@ -9,11 +9,12 @@ from typing import Any
 import datasets
 import numpy as np
 
-from vocagnolm.data import Reader, Segments
+from vocagnolm.data import Segments
 from vocagnolm.spans import encode
 from vocagnolm.store import store
 from vocagnolm.store.store import Store, StoredSegment, document_key
 from vocagnolm.store.windows import HFScorer, Window
+from vocagnolm.tokenizers import Reader
 
 CONTEXT = 100_000  # no document of a test is longer
 

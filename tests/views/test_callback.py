@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import student_reader, teacher_reader
 from vocagnolm.packing import Blocks
+from vocagnolm.tokenizers import student_reader, teacher_reader
 from vocagnolm.views.callback import GuidanceTable
 from vocagnolm.views.view import Sample, ViewSettings, load_sample, read_views, view_rows
 

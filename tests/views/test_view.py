@@ -19,10 +19,11 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.data import Reader, Teachers, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import Teachers, align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
+from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 from vocagnolm.views import measure as inspect
 from vocagnolm.views.view import (
     GuidanceView,

@@ -7,9 +7,10 @@ from collections import Counter
 import numpy as np
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.data import Reader, Segments
+from vocagnolm.data import Segments
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
+from vocagnolm.tokenizers import Reader
 
 _GIB = 2**30
 

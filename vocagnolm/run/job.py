@@ -13,7 +13,7 @@ import datasets
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.corpus import load_corpus, load_sample
-from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.host.files import write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import first_of_machine_first, in_agreement
@@ -24,7 +24,6 @@ from vocagnolm.run import describe as plan
 from vocagnolm.run import parse as config
 from vocagnolm.run.pair import Pair, teacher_dtype, teacher_quantization
 from vocagnolm.store.job import PACKAGES, check_plan
-from vocagnolm.store.reader import MISSING, StoredReader
 from vocagnolm.store.recorder import LossRecorder
 from vocagnolm.store.store import PLAN_FILE, manifest_of
 from vocagnolm.tokenizers import tokenizer_sha256
@@ -68,9 +67,8 @@ def load_documents(pair: Pair, data: config.DataArguments, run: config.RunArgume
         "config_name": data.dataset_config,
     }
     with in_agreement(takes_long=True):  # nobody may align what is damaged, and cache it
-        if isinstance(pair.guide, StoredReader) and run.local_process_index == 0:
-            for store in pair.guide.stores:
-                store.check()
+        if pair.guide and run.local_process_index == 0:
+            pair.guide.check()
     with first_of_machine_first():
         if run.dry_run:
             corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **where)
@@ -104,11 +102,12 @@ def _hold_out(
             corpus = load_corpus(
                 data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
             )
-            stored = isinstance(pair.guide, StoredReader)  # it is asked nothing here
+            # A store is asked nothing here.
+            guide = pair.guide if pair.guide and pair.guide.readers else None
             held_out = align_corpus(
                 corpus,
                 pair.student_reader,
-                None if stored else pair.guide,
+                guide,
                 num_proc=data.processes(len(corpus)),
             )
         if not len(held_out.rows):
@@ -156,7 +155,7 @@ def load_recorder(
     model, data, _, run = arguments
     if not model.save_store:
         return None
-    assert isinstance(pair.guide, Teachers)
+    assert pair.guide
     ((reader,), (teacher,), (teacher_config,)) = (
         pair.guide.readers,
         pair.teachers,
@@ -202,14 +201,14 @@ def load_guidance_table(
     if not guidance.guidance_table_steps:
         return None
     assert isinstance(trainer.data_collator, PackedCollator)
-    readers = pair.guide.readers if isinstance(pair.guide, Teachers) else (None,)
+    readers = pair.guide.readers if pair.guide else ()
     sample = load_guidance_sample(
         blocks,
         [0],
         trainer.data_collator,
         documents.segments.rows,
         documents.corpus,
-        (pair.student_reader, readers[0]),
+        (pair.student_reader, readers[0] if readers else None),
     )
     scope = {"sequence": "each block", "batch": "the blocks shown"}[guidance.selection_scope]
     settings = ViewSettings(
@@ -276,6 +275,6 @@ def _one_name(name: str) -> str:
 def corpus_settings(pair: Pair, documents: Documents, blocks: Blocks) -> dict[str, Any]:
     """What the corpus adds to `settings` once it is read: a checkpoint's place is a block's."""
     read = {"corpus_digest": documents.segments.digest(), "blocks": len(blocks)}
-    if isinstance(pair.guide, StoredReader):
+    if pair.guide and not pair.guide.readers:  # a store
         read["teacher_losses_sha256"] = pair.guide.fingerprint()
     return read

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vocagnolm.data import Guide, Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.data import Guide, Teachers
 from vocagnolm.models import sharding
 from vocagnolm.models import source as models
 from vocagnolm.models.adapters import add_adapters
@@ -23,7 +23,14 @@ from vocagnolm.run import parse as config
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher, TeacherReduction
-from vocagnolm.tokenizers import check_same_tokens, load_tokenizer, tokenizer_sha256
+from vocagnolm.tokenizers import (
+    Reader,
+    check_same_tokens,
+    load_tokenizer,
+    student_reader,
+    teacher_reader,
+    tokenizer_sha256,
+)
 
 
 @dataclass(frozen=True)
@@ -166,7 +173,7 @@ def load_models(
 def _load_teacher(
     pair: Pair, model: config.ModelArguments, device: torch.device, student: PreTrainedModel
 ) -> list[PreTrainedModel] | StoredTeacher | None:
-    if isinstance(pair.guide, StoredReader):
+    if model.teacher_losses:
         reduction = _teacher_reduction(model)
         return StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
     dtype = getattr(torch, teacher_dtype(model, device))

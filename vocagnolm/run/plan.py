@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
 from vocagnolm.corpus import TEXT
-from vocagnolm.data import Teachers
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.packing import Blocks
 from vocagnolm.run import describe as plan
@@ -20,7 +19,6 @@ from vocagnolm.run import memory
 from vocagnolm.run import parse as config
 from vocagnolm.run.job import Documents
 from vocagnolm.run.pair import Pair, student_sizes, teacher_dtype, teacher_sizes
-from vocagnolm.store.reader import StoredReader
 
 USUAL_MACHINE = 8  # devices
 
@@ -35,10 +33,8 @@ def describe(pair: Pair, arguments: config.Arguments, documents: Documents, bloc
         lines.append(f"teacher    {teacher.name}: {sizes.parameters:,} parameters, frozen")
     if teachers and (run.dry_run or devices_of_a_machine() > 1):
         lines.append(_both_shardings(teachers, model, run))
-    if isinstance(pair.guide, StoredReader):
-        for store in pair.guide.stores:
-            made = f"{store.manifest['teacher']}, {store.manifest['tokens']:,} tokens"
-            lines.append(f"teacher    {store.directory}: losses of {made}")
+    if pair.guide:
+        lines += [f"teacher    {stored}" for stored in pair.guide.describe()]
     settings = ", ".join(f"{name} {value}" for name, value in guidance.in_effect().items())
     lines.append(f"guidance   {settings}")
     lines += [
@@ -133,7 +129,7 @@ def _steps(
 
 def example(pair: Pair, documents: Documents) -> str:
     """The first segment's first tokens, aligned."""
-    if not isinstance(pair.guide, Teachers):
+    if not (pair.guide and pair.guide.readers):
         return ""
     row = documents.segments.rows[0]
     text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]

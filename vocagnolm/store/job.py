@@ -20,7 +20,6 @@ from accelerate.utils import broadcast_object_list
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, unusable, values
-from vocagnolm.data import Reader
 from vocagnolm.host.files import read_json, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
@@ -29,6 +28,7 @@ from vocagnolm.spans import Spans, encode_batch
 from vocagnolm.store import store
 from vocagnolm.store.store import PLAN_FILE
 from vocagnolm.store.windows import Scorer, windows
+from vocagnolm.tokenizers import Reader
 
 logger = logging.getLogger(__name__)
 

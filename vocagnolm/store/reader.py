@@ -1,20 +1,22 @@
-"""How stored teachers read a document: what `data.Reader` is for a teacher that is at hand."""
+"""Stored teachers as a `Guide` of the alignment: what they read, and their losses of it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
+from vocagnolm.data import Piece, TeacherTokens
 from vocagnolm.spans import Spans
 from vocagnolm.store.store import LossArray, Store
-
-MISSING = "not in the teacher-loss store, or another text there"
+from vocagnolm.tokenizers import Reader
 
 
 @dataclass(frozen=True)
-class TeacherTokens:
+class StoredTokens:
     """Tokens of one teacher in a run of characters.
 
     Attributes:
@@ -28,41 +30,85 @@ class TeacherTokens:
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """What the stored teachers think of one document.
+    """All tokens of one document that the stored teachers read.
 
     Attributes:
-        cuts: where the first teacher's segments begin; 0 for a document that it read as a whole.
+        cuts: starts of the first teacher's segments; 0 for a document that it read as a whole.
         teachers: all tokens of each.
     """
 
     cuts: tuple[int, ...]
-    teachers: tuple[TeacherTokens, ...]
+    teachers: tuple[StoredTokens, ...]
 
-    def between(self, start: int, end: int) -> list[TeacherTokens]:
+    def between(self, start: int, end: int) -> list[StoredTokens]:
         """Each teacher's tokens in a run of characters; one that a cut goes through is in both."""
         return [_between(tokens, start, end) for tokens in self.teachers]
 
 
 @dataclass(frozen=True)
-class StoredReader:
-    """One or several stores, as one teacher's side of the alignment.
+class StoredPiece(Piece):
+    """A piece with what is stored of its whole document, so that a part of it is not read again."""
 
-    Attributes:
-        stores: of the same corpus.
-    """
+    stored: StoredDocument
+
+    def read(self) -> list[TeacherTokens]:
+        """Return each teacher's tokens; the start token, whose loss is not known, comes first."""
+        return [
+            TeacherTokens(tokens.spans, losses=[math.nan, *tokens.losses.tolist()])
+            for tokens in self.stored.between(self.start, self.end)
+        ]
+
+
+@dataclass(frozen=True)
+class StoredReader:
+    """One or several stores of the same corpus as a `Guide`."""
 
     stores: Sequence[Store]
+    # No teacher is co-resident, and tokens are mapped by characters.
+    readers: tuple[Reader, ...] = field(default=(), init=False)
+    by_position: bool = field(default=False, init=False)
 
     def limits(self) -> list[int]:
-        """The most tokens each teacher was shown at once, its start token counted."""
+        """Return the most tokens each teacher was shown at once, its start token counted."""
         return [int(store.manifest["context"]) for store in self.stores]
 
     def fingerprint(self) -> str:
-        """Everything that decides what is read here."""
+        """Return all that decides what is read here."""
         return "|".join(store.fingerprint() for store in self.stores)
 
-    def read(self, text: str) -> StoredDocument | None:
-        """A document; None if it is not in all stores.
+    def check(self) -> None:
+        """Verify the checksums of all stores.
+
+        Raises:
+            ValueError: a store is damaged.
+        """
+        for store in self.stores:
+            store.check()
+
+    def describe(self) -> list[str]:
+        """Name each store, its teacher and its size."""
+        return [
+            f"{store.directory}: losses of {store.manifest['teacher']}, "
+            f"{store.manifest['tokens']:,} tokens"
+            for store in self.stores
+        ]
+
+    def pieces(self, document: int, text: str) -> Sequence[Piece]:
+        """Cut a document where the first teacher's segments begin; nothing if a store lacks it."""
+        stored = self.open(text)
+        if stored is None:
+            return []
+        return [
+            StoredPiece(document, start, text[start:end], end == len(text), stored)
+            for start, end in pairwise([*stored.cuts, len(text)])
+        ]
+
+    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
+        """Return the stored tokens of every piece that `pieces` made, or of a part of it."""
+        return [piece.read() for piece in pieces if isinstance(piece, StoredPiece)]
+
+    def open(self, text: str) -> StoredDocument | None:
+        """Read a document; None if it is not in all stores.
 
         Raises:
             ValueError: a loss is not finite; a NaN would pass for a token without a loss.
@@ -79,7 +125,7 @@ class StoredReader:
                 )
         cuts = tuple(segment.start for segment in documents[0])
         teachers = (
-            TeacherTokens(
+            StoredTokens(
                 np.concatenate([segment.spans for segment in segments]),
                 np.concatenate([segment.losses for segment in segments]),
             )
@@ -88,8 +134,8 @@ class StoredReader:
         return StoredDocument(cuts, tuple(teachers))
 
 
-def _between(tokens: TeacherTokens, start: int, end: int) -> TeacherTokens:
+def _between(tokens: StoredTokens, start: int, end: int) -> StoredTokens:
     first = int(np.searchsorted(tokens.spans[:, 1], start, side="right"))
     last = int(np.searchsorted(tokens.spans[:, 0], end, side="left"))
     spans = np.clip(tokens.spans[first:last], start, end) - start
-    return TeacherTokens(spans, tokens.losses[first:last])
+    return StoredTokens(spans, tokens.losses[first:last])

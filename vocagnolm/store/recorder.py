@@ -17,10 +17,10 @@ from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.corpus import TEXT
-from vocagnolm.data import Reader
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import store
+from vocagnolm.tokenizers import Reader
 from vocagnolm.training.guard import Recorder
 
 MOST_HELD = 2**25  # losses in memory, padding counted

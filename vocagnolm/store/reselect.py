@@ -26,7 +26,7 @@ from torch import Tensor
 from vocagnolm.collator import Batch, PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.corpus import TEXT, load_corpus
-from vocagnolm.data import align_corpus, student_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.guidance import (
     AGGREGATIONS,
     UNMAPPED_STRATEGIES,
@@ -40,7 +40,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
+from vocagnolm.tokenizers import load_tokenizer, student_reader, tokenizer_sha256
 
 BATCH = 16  # blocks looked at together
 SHOWN = 8  # tokens that change most

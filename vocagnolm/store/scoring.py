@@ -13,7 +13,6 @@ from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Reader, teacher_reader
 from vocagnolm.host.command import CorpusOptions, resolve_dtype, say
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
@@ -23,7 +22,7 @@ from vocagnolm.models.source import ModelSource, check_vocabulary, context_lengt
 from vocagnolm.store import store
 from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
 from vocagnolm.store.windows import HFScorer, Scorer
-from vocagnolm.tokenizers import load_tokenizer, tokenizer_sha256
+from vocagnolm.tokenizers import Reader, load_tokenizer, teacher_reader, tokenizer_sha256
 
 _MIN_CONTEXT = 512  # by default, in a context that has room for it
 _LONGEST_CONTEXT = 4096  # by default: activations of longer ones are large

@@ -29,7 +29,7 @@ from transformers.utils import logging as transformers_logging
 from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.corpus import TEXT, load_sample
-from vocagnolm.data import Reader, align_corpus, student_reader, teacher_reader
+from vocagnolm.data import align_corpus
 from vocagnolm.guidance import (
     AGGREGATIONS,
     UNMAPPED_STRATEGIES,
@@ -44,7 +44,7 @@ from vocagnolm.models import source as models
 from vocagnolm.packing import Block
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.tokenizers import Reader, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.views.page import render_table, render_text, write_view
 from vocagnolm.views.view import GuidanceView, TextView, ViewSettings, read_segment, view_rows
 

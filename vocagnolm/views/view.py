@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import datasets
 
     from vocagnolm.collator import Batch
-    from vocagnolm.data import Reader
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.packing import Block, Blocks
+    from vocagnolm.tokenizers import Reader
 
 FORMAT = 1
 
