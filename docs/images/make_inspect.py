@@ -21,10 +21,10 @@ sys.path.insert(
     0, str(ROOT)
 )  # train.py, which trains the demo's student, is no part of the package
 
+from vocagnolm.cli import inspect  # noqa: E402
 from vocagnolm.demo.models import ASSETS, TEACHER  # noqa: E402
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base  # noqa: E402
 from vocagnolm.demo.world import write_jsonl  # noqa: E402
-from vocagnolm.views import measure as inspect  # noqa: E402
 from vocagnolm.views.view import read_views  # noqa: E402
 
 PAGE = (

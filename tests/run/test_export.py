@@ -17,6 +17,7 @@ from manifests import change_manifest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from vocagnolm.cli import export as command
 from vocagnolm.cli import score
 from vocagnolm.host.manifest import read_manifest
 from vocagnolm.models.source import ModelSource
@@ -116,7 +117,7 @@ def largest_difference(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *argv: Any) -> str:
-    assert export.main([str(argument) for argument in argv]) == 2
+    assert command.main([str(argument) for argument in argv]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     lines = [line for line in printed.err.splitlines() if "error:" in line]
@@ -358,7 +359,7 @@ def test_export_rounds_the_weights_when_asked_for_bfloat16(
     checkpoint, target = world.root / "plain" / "checkpoint-4", tmp_path / "new" / "model"
     target.mkdir(parents=True)  # an empty directory is as good as none
     argv = [str(checkpoint), f"--output_dir={target}", "--dtype=bfloat16"]
-    assert export.main(argv) == 0
+    assert command.main(argv) == 0
     expected = {name: w.bfloat16() for name, w in weights_of(checkpoint).items()}
     found = weights_of(target, "auto")
     assert all(torch.equal(weight, expected[name]) for name, weight in found.items())

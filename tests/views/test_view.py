@@ -17,14 +17,14 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
+from vocagnolm.cli import inspect
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Teachers, align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
-from vocagnolm.views import measure as inspect
+from vocagnolm.tokenizers import Reader, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.views.view import (
     GuidanceView,
     Sample,
@@ -264,7 +264,7 @@ def test_command_shows_losses_of_the_models_when_given_a_text(
     # Losses of both models, from their logits.
     for role, tokens in (("student", view.tokens), ("teacher", view.tokens)):
         model = AutoModelForCausalLM.from_pretrained(models[role])
-        tokenizer = inspect.load_tokenizer(models[role], role)
+        tokenizer = load_tokenizer(models[role], role)
         reader = (student_reader if role == "student" else teacher_reader)(tokenizer, 128)
         ids = torch.tensor([[reader.start, *encode(tokenizer, text).ids.tolist()]])
         losses = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none").tolist()
@@ -289,7 +289,7 @@ def test_command_chooses_what_the_trainer_does_when_a_text_is_a_block(
     assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
     (expected,) = read_views(tmp_path / "guidance.json").texts
     student, teacher = (AutoModelForCausalLM.from_pretrained(models[role]) for role in models)
-    tokenizers = [inspect.load_tokenizer(models[role], role) for role in models]
+    tokenizers = [load_tokenizer(models[role], role) for role in models]
     readers = student_reader(tokenizers[0], MAX_LENGTH), teacher_reader(tokenizers[1], 128)
     corpus = datasets.Dataset.from_dict({"text": [text]})
     rows = align_corpus(corpus, *readers).rows

@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(argv: Sequence[str] | None) -> int:
-    from vocagnolm.demo.run import Plan, run_demo
-    from vocagnolm.demo.worker import METHODS
+    from vocagnolm.demo.run import run_demo
+    from vocagnolm.demo.worker import METHODS, Plan
 
     parser = Parser(NAME, __doc__)
     add = parser.add_argument

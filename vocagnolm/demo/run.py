@@ -166,18 +166,19 @@ def draw(plan: Plan, results: Results) -> None:
     figure, (curves, dots) = new_plot(9, 3.6, (2, 1))
     for position, (method, metrics) in enumerate(results.items()):
         style = series_style(position)
+        color, marker = style["color"], style["marker"]
         histories = [_curve(plan.directory(seed) / method) for seed in plan.seeds]
         rows = list(zip(*(history.values() for history in histories), strict=True))
         if rows:
             steps, means = list(histories[0]), [statistics.mean(row) for row in rows]
-            line = {"label": LABELS[method], "linestyle": dashes(position), "markersize": 4}
-            curves.plot(steps, means, **line, **style)
+            curve = curves.plot(steps, means, dashes(position), marker=marker, color=color)
+            curve[0].set(label=LABELS[method], markersize=4)
             lows, highs = [min(row) for row in rows], [max(row) for row in rows]
-            curves.fill_between(steps, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
+            curves.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
         accuracy = metrics["accuracy"]
-        dots.plot([position] * len(accuracy), accuracy, linestyle="none", **style)
+        dots.plot([position] * len(accuracy), accuracy, marker, color=color)
         mean = statistics.mean(accuracy)
-        dots.plot([position - 0.25, position + 0.25], [mean, mean], color=style["color"])
+        dots.plot([position - 0.25, position + 0.25], [mean, mean], color=color)
     curves.set(xlabel="steps", ylabel="loss on clean text (nats per token)")
     curves.legend(frameon=False)
     dots.set(ylabel="accuracy on held-out problems", ylim=(0, 1), xlim=(-0.5, len(results) - 0.5))

@@ -1,7 +1,4 @@
-"""`vocagnolm export CHECKPOINT`: the student of a checkpoint, whole, for `from_pretrained`.
-
-    vocagnolm export runs/my-student/checkpoint-500
-    vocagnolm export runs/my-adapters --merge --dtype bfloat16 --output_dir my-student
+"""Write the student of a checkpoint whole, for `from_pretrained`.
 
 What FSDP has saved in pieces is put together by one process, without a GPU. Its index, a pickle, is
 read as PyTorch's distributed checkpoints always are: export checkpoints of your own only.
@@ -9,11 +6,8 @@ read as PyTorch's distributed checkpoints always are: export checkpoints of your
 
 from __future__ import annotations
 
-import argparse
 import shutil
-import sys
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.utils import logging as transformers_logging
 
+from vocagnolm.host.command import note
 from vocagnolm.host.files import ASIDE, read_json
 from vocagnolm.host.manifest import write_manifest
 from vocagnolm.host.settings import SETTINGS_FILE, run_of
@@ -59,38 +53,6 @@ class Exported:
     revision: str
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Export one checkpoint and return the exit status: 0 done, 2 a wrong argument or file."""
-    parser = argparse.ArgumentParser(
-        prog="vocagnolm export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("checkpoint", type=Path, help="A checkpoint of a run, or what a finished run has saved.")
-    add("--output_dir", type=Path, help="Default: beside the checkpoint, export-500 for step 500.")
-    add(
-        "--merge", action="store_true", help="Add adapters to the weights they were trained around."
-    )
-    add("--dtype", choices=("float32", "bfloat16"), default="float32")
-    add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
-    arguments = parser.parse_args(argv)
-    if not sys.stderr.isatty():
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        done = export(**vars(arguments))
-    except (ValueError, OSError, ImportError) as error:
-        say(f"vocagnolm export: error: {' '.join(str(error).split())}")
-        return 2
-    print(f"{done.directory}: {done.parameters:,} parameters in {done.dtype}, {done.revision}")
-    return 0
-
-
-def say(text: str) -> None:
-    """Print what is no result."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def export(
     checkpoint: Path,
     output_dir: Path | None = None,
@@ -121,10 +83,10 @@ def export(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output_dir {target} is not empty: give another")
     tokenizer = source.tokenizer()
-    say(f"reading {checkpoint}")
+    note(f"reading {checkpoint}")
     model = source.model().to(getattr(torch, dtype))  # one weight after the other
     model.config.use_cache = True  # training turned it off; generation needs it
-    say(f"writing {target}")
+    note(f"writing {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{ASIDE}")
     try:
@@ -152,7 +114,7 @@ class _Source:
             ValueError: what is wrong, and what to do.
         """
         is_finished = checkpoints.is_finished(self.checkpoint)
-        if not is_finished and (fault := checkpoints.checkpoint_fault(self.checkpoint, say)):
+        if not is_finished and (fault := checkpoints.checkpoint_fault(self.checkpoint, note)):
             raise ValueError(f"{self.checkpoint}: {fault}")
         if self.is_adapted and not merge:
             raise ValueError(

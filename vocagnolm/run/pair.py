@@ -32,6 +32,8 @@ from vocagnolm.tokenizers import (
     tokenizer_sha256,
 )
 
+DEFAULT_LENGTH = 2048  # the paper's
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -62,16 +64,25 @@ class Pair:
 
 
 def load_pair(
-    model: config.ModelArguments, guidance: config.GuidanceArguments, max_length: int
+    model: config.ModelArguments, guidance: config.GuidanceArguments, max_length: int | None = None
 ) -> Pair:
-    """Read configurations and tokenizers, which is cheap, and refuse what cannot work."""
+    """Read configurations and tokenizers, which is cheap, and refuse what cannot work.
+
+    Args:
+        model: the models, and how they are loaded.
+        guidance: the method.
+        max_length: student tokens of a segment; None: the paper's 2048, or the student's context
+            if that is shorter.
+    """
     common: dict[str, Any] = {
         "attn_implementation": model.attn_implementation,
         "trust_remote_code": model.trust_remote_code,
     }
     student = models.ModelSource(model.student, "student", model.student_revision, **common)
     student_config = student.config()
-    if max_length > (context := models.context_length(student_config)):
+    context = models.context_length(student_config)
+    max_length = max_length or min(DEFAULT_LENGTH, context)
+    if max_length > context:
         raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
     tokenizer = _load_tokenizer(student, "student", student_config, model.student_tokenizer)
     pair = Pair(student, student_config, student_reader(tokenizer, max_length))

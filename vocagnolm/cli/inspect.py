@@ -1,0 +1,177 @@
+"""Show a text with its tokens kept, dropped and unmapped, and why.
+
+    vocagnolm inspect --text "1 + 1 = 3" --student S --teacher T
+    vocagnolm inspect --text_file page.txt --student S --teacher T --table
+    vocagnolm inspect --dataset D --documents 3 --student S --teacher T --output_dir DIR
+
+Every token of the student is marked in the terminal, with `--table` listed with both losses and the
+teacher's pieces; `--output_dir` gets a page for the browser and the numbers. A text that exceeds a
+context is cut, and the tokens of each part compete by themselves. Exit status: 0 done, 2 a wrong
+argument or file, 3 losses that are not finite.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import datasets
+import torch
+
+from vocagnolm.corpus import TEXT, load_sample
+from vocagnolm.data import Teachers
+from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
+from vocagnolm.host.command import (
+    Parser,
+    check_at_least,
+    corpus_options,
+    refuse_idle,
+    run_command,
+)
+from vocagnolm.host.files import check_writable
+from vocagnolm.host.processes import is_on_cpu
+from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
+from vocagnolm.run.pair import load_models, load_pair
+from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.token_loss import add_token_losses
+from vocagnolm.views.measure import LoadedPair, view_documents
+from vocagnolm.views.page import render_table, render_text, write_view
+from vocagnolm.views.view import GuidanceView, ViewSettings
+
+NAME = "guidance"  # of the files in --output_dir
+_OF_DATASETS = ("dataset_config", "dataset_split", "text_column", "documents", "document")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show texts, and return the exit status."""
+    return run_command(
+        "vocagnolm inspect", lambda: _inspect(parse(argv)), out_of_memory="lower --max_length"
+    )
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser("vocagnolm inspect", __doc__)
+    add = parser.add_argument
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--text", help="The text itself.")
+    source.add_argument("--text_file", type=Path, help="A file that is one text, in UTF-8.")
+    source.add_argument("--dataset", help="As for train.py: files, a directory, or a hub name.")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--documents", type=int, help="Documents of --dataset; default: 1.")
+    which.add_argument("--document", type=int, help="Number of a single document, from 0.")
+    parser.add_dataset(source=False)
+    for role in ("student", "teacher"):
+        add(f"--{role}", required=True, help="Causal LM: a hub name or a directory.")
+        add(f"--{role}_revision", help="Branch, tag or commit on the hub.")
+        add(f"--{role}_tokenizer", help="Its tokenizer, if it is not with its weights.")
+    parser.add_dtype(help="Precision of the teacher; the student's is float32.")
+    add("--attn_implementation", help="As in transformers.")
+    add("--trust_remote_code", action="store_true")
+    add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")
+    add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
+    add("--aggregation", choices=AGGREGATIONS, default="max", help="Eq. 2.")
+    add("--unmapped", choices=UNMAPPED_STRATEGIES, default="include", help="Section 6.2.")
+    add("--table", action="store_true", help="List all tokens with losses and pieces.")
+    add("--color", choices=("auto", "always", "never"), default="auto")
+    add("--output_dir", type=Path, help=f"Gets {NAME}.html and {NAME}.json.")
+    arguments = parser.parse_args(argv)
+    if not arguments.dataset:
+        refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
+    check_at_least(arguments, 1, "documents")
+    check_at_least(arguments, 0, "document")
+    check_at_least(arguments, 4, "max_length")
+    return arguments
+
+
+def _inspect(arguments: argparse.Namespace) -> None:
+    guidance = GuidanceArguments(
+        top_k=arguments.top_k, aggregation=arguments.aggregation, unmapped=arguments.unmapped
+    )
+    if arguments.output_dir:
+        check_writable(arguments.output_dir)
+    pair = load(arguments, guidance)
+    corpus, first = load_documents(arguments)
+    length = pair.student_reader.limit
+    settings = ViewSettings(
+        student=arguments.student,
+        teacher=arguments.teacher,
+        method="vocagnolm",
+        top_k=guidance.top_k,
+        aggregation=guidance.aggregation,
+        unmapped=guidance.unmapped,
+        competition=f"the mapped tokens of each text of up to {length:,} tokens",
+    )
+    view = GuidanceView(settings, tuple(view_documents(corpus, pair, guidance.guidance(), first)))
+    if arguments.output_dir:
+        write_view(view, arguments.output_dir, NAME)
+    sys.stdout.write(render_text(view, color=_has_color(arguments.color)))
+    if arguments.table:
+        sys.stdout.write("\n" + render_table(view))
+    if arguments.output_dir:
+        sys.stdout.write(f"\nwritten: {arguments.output_dir / NAME}.html, {NAME}.json\n")
+
+
+def _has_color(choice: str) -> bool:
+    if choice != "auto":
+        return choice == "always"
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPair:
+    """Load both models: the student in float32, the teacher in `--dtype`.
+
+    Raises:
+        ValueError: one cannot be loaded, or they do not go together.
+    """
+    revision, tokenizer = arguments.teacher_revision, arguments.teacher_tokenizer
+    model = ModelArguments(
+        student=arguments.student,
+        student_revision=arguments.student_revision,
+        student_tokenizer=arguments.student_tokenizer,
+        teacher=[arguments.teacher],
+        teacher_revision=[revision] if revision else None,
+        teacher_tokenizer=[tokenizer] if tokenizer else None,
+        teacher_dtype=arguments.dtype,
+        attn_implementation=arguments.attn_implementation,
+        trust_remote_code=arguments.trust_remote_code,
+    )
+    device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
+    assert device is not None
+    pair = load_pair(model, guidance, arguments.max_length)
+    student, teachers = load_models(pair, model, device)
+    assert isinstance(pair.guide, Teachers)
+    assert isinstance(teachers, list)
+    return LoadedPair(
+        add_token_losses(student.to(device).train(False)),
+        pair.student_reader,
+        ResidentTeacher(teachers, device),
+        pair.guide.readers[0],
+        device,
+    )
+
+
+def load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, int]:
+    """Return the texts to show, in the column `text`, and the number of the first."""
+    if arguments.dataset:
+        number = arguments.document
+        count = (arguments.documents or 1) if number is None else number + 1
+        corpus, _ = load_sample(arguments.dataset, count, **corpus_options(arguments))
+        if number is None:
+            return corpus, 0
+        if number >= len(corpus):
+            raise ValueError(
+                f"--document {number}: --dataset {arguments.dataset} has {len(corpus):,} documents,"
+                " numbered from 0: give a smaller number"
+            )
+        return corpus.select([number]), number
+    text = arguments.text
+    if arguments.text_file:
+        try:
+            text = arguments.text_file.read_bytes().decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--text_file {arguments.text_file} is not UTF-8: {error}") from error
+    return datasets.Dataset.from_dict({TEXT: [text]}), 0
