@@ -47,7 +47,8 @@ from benchmarks.harness import Skipped, Way, take_turns
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import Guidance
-from vocagnolm.models.speed import compile_layers, fp8_products
+from vocagnolm.models.layers import compile_layers
+from vocagnolm.models.quantization import fp8_products
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.flops import model_work, peak_tflops

@@ -35,7 +35,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.guidance import Guidance
-from vocagnolm.models.speed import compile_layers
+from vocagnolm.models.layers import compile_layers
 from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import ResidentTeacher

@@ -25,7 +25,7 @@ from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, prompt_sha256
-from vocagnolm.models.identity import revision_of
+from vocagnolm.models.source import revision_of
 
 N_ITEMS = 16
 

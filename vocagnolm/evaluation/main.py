@@ -34,8 +34,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.preview import preview
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.host.processes import LONGEST_WAIT, SharedError, in_agreement, is_on_cpu
-from vocagnolm.models.identity import revision_of
-from vocagnolm.models.source import ModelSource
+from vocagnolm.models.source import ModelSource, revision_of
 
 _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 _ONLY_HF = {"batch_size", "attn_implementation"}

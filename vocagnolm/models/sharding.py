@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
-from vocagnolm.models.speed import decoder_layers
+from vocagnolm.models.layers import decoder_layers
 from vocagnolm.token_loss import add_token_losses
 
 

@@ -1,7 +1,8 @@
-"""Load models, and refuse those, or pairs of them, that cannot work."""
+"""Load models with their tokenizers, name their content, and refuse those that cannot work."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 from dataclasses import dataclass
@@ -16,9 +17,28 @@ from transformers import (
     AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
-Role = Literal["student", "teacher"]
+from vocagnolm.host.files import file_sha256
+from vocagnolm.tokenizers import Role, load_tokenizer
+
+# Patterns of a model's files; a directory of a run holds much else.
+_MODEL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "adapter_config.json",
+    "*.safetensors",
+    "pytorch_model*.bin",
+    "adapter_model.bin",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "*.py",
+]
 
 
 @dataclass(frozen=True)
@@ -107,6 +127,23 @@ class ModelSource:
             )
         return model
 
+    def checked_tokenizer(
+        self, config: PreTrainedConfig, role: Role, elsewhere: str | None = None
+    ) -> PreTrainedTokenizerBase:
+        """Load the tokenizer that goes with it, or one from elsewhere, fast and tested.
+
+        Raises:
+            ValueError: it fails a test of `load_tokenizer`, or belongs to another model.
+        """
+        tokenizer = load_tokenizer(
+            elsewhere or self.name,
+            role,
+            revision=None if elsewhere else self.revision,
+            trust_remote_code=self.trust_remote_code,
+        )
+        check_vocabulary(config, tokenizer, role)
+        return tokenizer
+
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
         """The model that `load` will give, on the meta device: shapes without weights.
 
@@ -135,6 +172,23 @@ def is_adapter(name: str | Path) -> bool:
     """Whether a directory holds adapters in PEFT's format, and no whole model."""
     directory = Path(name)
     return (directory / "adapter_config.json").exists() and not (directory / "config.json").exists()
+
+
+def revision_of(model: str, config: PreTrainedConfig | None) -> str:
+    """Name what changes when a model does.
+
+    Returns:
+        "sha256:..." over the files of a directory; for a name on the hub the commit that its
+        configuration was loaded from, "unknown" where transformers does not say it.
+    """
+    directory = Path(model)
+    if not directory.is_dir():
+        return str(getattr(config, "_commit_hash", None) or "unknown")
+    digest = hashlib.sha256()
+    paths = {path for pattern in _MODEL_FILES for path in directory.glob(pattern) if path.is_file()}
+    for path in sorted(paths):
+        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+    return f"sha256:{digest.hexdigest()}"
 
 
 def _is_no_load_report(record: logging.LogRecord) -> bool:

@@ -28,8 +28,7 @@ from vocagnolm.models.adapters import (
     merge_adapters,
     read_adapter_config,
 )
-from vocagnolm.models.identity import revision_of
-from vocagnolm.models.source import ModelSource, is_adapter
+from vocagnolm.models.source import ModelSource, is_adapter, revision_of
 from vocagnolm.tokenizers import load_tokenizer
 from vocagnolm.training import checkpoints, pieces
 

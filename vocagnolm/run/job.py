@@ -18,7 +18,7 @@ from vocagnolm.host.files import write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import first_of_machine_first, in_agreement
 from vocagnolm.host.versions import versions
-from vocagnolm.models.identity import revision_of
+from vocagnolm.models.source import revision_of
 from vocagnolm.packing import Blocks
 from vocagnolm.run import describe as plan
 from vocagnolm.run import parse as config

@@ -17,8 +17,8 @@ from vocagnolm.host import lock
 from vocagnolm.host import settings as run_record
 from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
 from vocagnolm.host.processes import decided_by_one, in_agreement
+from vocagnolm.models.layers import compile_layers
 from vocagnolm.models.probes import check_longest, check_packing
-from vocagnolm.models.speed import compile_layers
 from vocagnolm.run import failures, job
 from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan

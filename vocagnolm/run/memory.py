@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from vocagnolm.models.speed import decoder_layers
+from vocagnolm.models.layers import decoder_layers
 
 # "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
 # the forward pass, as under FSDP2 with mixed precision.

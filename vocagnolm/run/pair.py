@@ -17,7 +17,7 @@ from vocagnolm.data import Guide, Teachers
 from vocagnolm.models import sharding
 from vocagnolm.models import source as models
 from vocagnolm.models.adapters import add_adapters
-from vocagnolm.models.speed import quantization
+from vocagnolm.models.quantization import quantization
 from vocagnolm.run import memory
 from vocagnolm.run import parse as config
 from vocagnolm.store.reader import StoredReader
@@ -26,7 +26,6 @@ from vocagnolm.teacher import StoredTeacher, TeacherReduction
 from vocagnolm.tokenizers import (
     Reader,
     check_same_tokens,
-    load_tokenizer,
     student_reader,
     teacher_reader,
     tokenizer_sha256,
@@ -84,7 +83,7 @@ def load_pair(
     max_length = max_length or min(DEFAULT_LENGTH, context)
     if max_length > context:
         raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
-    tokenizer = _load_tokenizer(student, "student", student_config, model.student_tokenizer)
+    tokenizer = student.checked_tokenizer(student_config, "student", model.student_tokenizer)
     pair = Pair(student, student_config, student_reader(tokenizer, max_length))
     if model.teacher_losses:
         _teacher_reduction(model)  # refuses bad weights before the corpus is read
@@ -100,7 +99,7 @@ def load_pair(
     ]
     configs = [source.config() for source in sources]
     tokenizers = [
-        _load_tokenizer(source, "teacher", teacher_config, elsewhere)
+        source.checked_tokenizer(teacher_config, "teacher", elsewhere)
         for source, teacher_config, elsewhere in zip(
             sources, configs, model.teacher_tokenizer or unknown, strict=True
         )
@@ -142,22 +141,6 @@ def _check_scored_by(tokenizer: Any, stores: StoredReader) -> None:
                 f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
                 "corpus with a model that has the student's, or use --method vocagnolm"
             )
-
-
-def _load_tokenizer(
-    source: models.ModelSource,
-    role: models.Role,
-    model_config: PreTrainedConfig,
-    elsewhere: str | None,
-) -> Any:
-    tokenizer = load_tokenizer(
-        elsewhere or source.name,
-        role,
-        revision=None if elsewhere else source.revision,
-        trust_remote_code=source.trust_remote_code,
-    )
-    models.check_vocabulary(model_config, tokenizer, role)
-    return tokenizer
 
 
 def load_models(

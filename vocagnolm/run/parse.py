@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 from transformers import HfArgumentParser
 
+from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
-from vocagnolm.models.speed import QUANTIZATIONS, quantization
 from vocagnolm.row_segments import is_told_of_segments
 from vocagnolm.run.arguments import DataArguments as DataArguments
 from vocagnolm.run.arguments import GuidanceArguments as GuidanceArguments

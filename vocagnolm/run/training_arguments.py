@@ -15,7 +15,7 @@ from transformers import SchedulerType, Trainer, TrainingArguments, get_schedule
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.models.speed import liger_settings
+from vocagnolm.models.layers import liger_settings
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.training.checkpoints import AUTO
 

@@ -17,12 +17,11 @@ from vocagnolm.host.command import CorpusOptions, resolve_dtype, say
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
 from vocagnolm.host.versions import versions
-from vocagnolm.models.identity import revision_of
-from vocagnolm.models.source import ModelSource, check_vocabulary, context_length
+from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.store import store
 from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
 from vocagnolm.store.windows import HFScorer, Scorer
-from vocagnolm.tokenizers import Reader, load_tokenizer, teacher_reader, tokenizer_sha256
+from vocagnolm.tokenizers import Reader, teacher_reader, tokenizer_sha256
 
 _MIN_CONTEXT = 512  # by default, in a context that has room for it
 _LONGEST_CONTEXT = 4096  # by default: activations of longer ones are large
@@ -100,13 +99,7 @@ def score(options: Scoring) -> None:
 
 def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
     """Load the teacher's tokenizer, with the context that the options leave it."""
-    tokenizer = load_tokenizer(
-        options.teacher_tokenizer or options.teacher,
-        "teacher",
-        revision=None if options.teacher_tokenizer else options.teacher_revision,
-        trust_remote_code=options.trust_remote_code,
-    )
-    check_vocabulary(config, tokenizer, "teacher")
+    tokenizer = options.source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     limit = context_length(config)
     if options.engine == "vllm":
         limit -= 1  # it generates one token behind every window

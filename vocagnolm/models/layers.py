@@ -1,0 +1,80 @@
+"""Decoder layers that run faster with the same numbers: compiled, or with Liger's kernels.
+
+What each of them changes, and which tokens are selected then, is measured in docs/speed.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from transformers.utils.import_utils import is_liger_kernel_available
+
+from vocagnolm.models.quantization import json_settings
+
+# Graphs of a layer's code: of student and teacher, with and without gradient, for the first shape
+# and for any. Beyond PyTorch's limit of 8 a layer would silently run uncompiled.
+_GRAPHS_OF_A_LAYER = 32
+_LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that repeat: those of the classes that a model says must not be split.
+
+    Raises:
+        ValueError: it names none.
+    """
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules), which are "
+            "compiled or sharded one by one: leave --compile_layers and --teacher_sharding out"
+        )
+    return layers
+
+
+def compile_layers(model: nn.Module, backend: str = "inductor", dynamic: bool | None = None) -> int:
+    """Compile every decoder layer of a causal language model, in place, when it first runs.
+
+    Never the whole model: `transformers` would then build a mask for every batch, and the losses
+    choose rows at run time. Layers of a kind share their graphs. Parameters keep their names.
+    Call it behind `add_token_losses` and `check_packing`, whose probes would be compiled too, and
+    before DDP or FSDP2 wrap the model. By default a second shape makes all later ones free.
+
+    Returns:
+        The number of layers.
+
+    Raises:
+        ValueError: the model names no decoder layers.
+    """
+    layers = decoder_layers(model)
+    limit = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = max(limit, _GRAPHS_OF_A_LAYER)
+    for layer in layers:
+        layer.compile(backend=backend, dynamic=dynamic)
+    return len(layers)
+
+
+def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object]:
+    """Make the `liger_kernel_config` that leaves the student's forward, and its losses, alone.
+
+    Trainer applies Liger's kernels as training begins, behind `add_token_losses`. Its fused loss
+    would put another forward in the place of the one that gives token losses; its other loss would
+    replace `torch.nn.functional.cross_entropy` for the whole process.
+
+    Raises:
+        ValueError: the option is no JSON object or asks for a loss, or the package is missing.
+    """
+    settings = json_settings("--liger_kernel_config", given) if isinstance(given, str) else given
+    for name in _LIGER_LOSSES:
+        if settings and settings.get(name):
+            raise ValueError(
+                f"--liger_kernel_config: {name} would replace the weighted loss: leave it out"
+            )
+    if not is_liger_kernel_available():
+        raise ValueError(
+            "--use_liger_kernel needs a package that is not there: pip install liger-kernel"
+        )
+    return {**(settings or {}), **dict.fromkeys(_LIGER_LOSSES, False)}

@@ -1,0 +1,88 @@
+"""Quantized teachers: `--teacher_quantization` as a quantization config of `transformers`.
+
+All ways leave the output head as it is, from which losses are computed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+from typing import Any
+
+import torch
+from transformers import TorchAoConfig
+
+# The package of each.
+QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"}
+# The least compute capability of a GPU whose matrix units multiply float8.
+_FP8_CAPABILITY = (8, 9)
+
+
+def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """Make the quantization config that an option stands for.
+
+    Args:
+        text: a key of `QUANTIZATIONS`, or a config as JSON. `fp8`: weights and activations, scaled
+            by row. `nf4`: weights, 4 bits each, in blocks of 64. `int8`: LLM.int8(), weights and
+            activations except outliers.
+        dtype: everything else is in it.
+
+    Raises:
+        ValueError: it is neither, or a package or a GPU is missing.
+    """
+    if text not in QUANTIZATIONS:
+        return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
+    _check_package(text)
+    if text == "int8":
+        return {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    if text == "nf4":
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
+        }
+    config: Any = TorchAoConfig(fp8_products())
+    content: dict[str, Any] = config.to_dict()
+    return content
+
+
+def fp8_products() -> Any:
+    """Make the config of `torchao` that `fp8` stands for.
+
+    Raises:
+        ValueError: the package or a GPU is missing.
+    """
+    _check_package("fp8")
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < _FP8_CAPABILITY:
+        raise ValueError(
+            "--teacher_quantization fp8 needs a GPU that computes in float8 (compute capability "
+            "8.9: H100, L4, RTX 40): use nf4 or int8, or leave it out"
+        )
+    torchao = importlib.import_module("torchao.quantization")
+    return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+
+
+def json_settings(option: str, text: str) -> dict[str, Any]:
+    """Read an option that is a JSON object of settings.
+
+    Raises:
+        ValueError: it is not.
+    """
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {text} is not JSON: {error}") from error
+    if not (isinstance(content, dict) and content):
+        raise ValueError(f"{option}: {text} is not a JSON object of settings")
+    return content
+
+
+def _check_package(name: str) -> None:
+    package = QUANTIZATIONS[name]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(
+            f"--teacher_quantization {name} needs a package that is not there: pip install "
+            f"{package}"
+        )
