@@ -522,7 +522,7 @@ def test_score_refuses_when_the_output_directory_is_a_file(
 ) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "S" if inside else tmp_path / "file"
-    assert f"--output_dir {path} cannot be made" in refusal(
+    assert f"--output_dir {path}: {tmp_path / 'file'} is a file" in refusal(
         arguments(teacher, corpus, path), capsys
     )
 
