@@ -40,8 +40,7 @@ from vocagnolm.analysis.runs import (
     read_reported,
     read_runs,
 )
-from vocagnolm.evaluation.records import write_whole
-from vocagnolm.host.files import check_writable
+from vocagnolm.host.files import check_writable, write_text
 from vocagnolm.host.tables import markdown_table
 
 RESAMPLES = 10_000
@@ -266,8 +265,8 @@ def _style(number: int) -> dict[str, Any]:
 def write(comparison: Comparison, directory: Path) -> None:
     """Write `comparison.json`, `comparison.md` and `comparison.png`."""
     text = json.dumps(asdict(comparison), indent=2, default=os.fspath)
-    write_whole(directory / "comparison.json", text + "\n")
-    write_whole(directory / "comparison.md", markdown(comparison))
+    write_text(directory / "comparison.json", text + "\n")
+    write_text(directory / "comparison.md", markdown(comparison))
     draw(comparison, directory / "comparison.png")
 
 
