@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from vocagnolm import cli
 from vocagnolm.alignment import align_spans
 from vocagnolm.analysis import audit as audit_module
-from vocagnolm.analysis.audit import Named, Settings, audit, main
+from vocagnolm.analysis.audit import AuditSettings, Named, audit
 from vocagnolm.analysis.audit_report import labels, markdown
 from vocagnolm.analysis.overlap import chunk_overlaps, count_map
 from vocagnolm.corpus import load_sample
 from vocagnolm.spans import Encoding, encode, encode_batch
 from vocagnolm.tokenizers import load_tokenizer
 
-SMALL = Settings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
+SMALL = AuditSettings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).
 REAL = {
     "mistral-7b-v0.1": (75.58, 75.57),
@@ -49,7 +50,7 @@ def content(student: Named, teachers: list[Named], training_texts: list[str]) ->
     return {"dataset": "D", **audit(student, teachers, corpus_of(training_texts[:90]), SMALL)}
 
 
-def test_audit_adds_up_documents_when_they_come_in_batches(
+def test_audit_adds_up_batches(
     student: Named,
     teachers: list[Named],
     training_texts: list[str],
@@ -69,7 +70,7 @@ def test_audit_adds_up_documents_when_they_come_in_batches(
     assert {"dataset": "D", **again} == content
 
 
-def test_audit_finds_a_perfect_fit_when_tokenizers_are_equal(content: dict[str, Any]) -> None:
+def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
     same = content["teachers"][1]
     assert same["token_level"] == {"iou": 1.0, "ios": 1.0}
     assert [(point["iou"], point["ios"]) for point in same["chunks"]] == [(1.0, 1.0)] * 3
@@ -77,7 +78,7 @@ def test_audit_finds_a_perfect_fit_when_tokenizers_are_equal(content: dict[str, 
     assert same["worst"] == []
 
 
-def test_sequences_are_whole_documents_cut_at_the_length_when_sampled(
+def test_sequences_are_documents_cut_at_the_length(
     student: Named, training_texts: list[str]
 ) -> None:
     corpus = corpus_of(training_texts[:90])
@@ -91,7 +92,7 @@ def test_sequences_are_whole_documents_cut_at_the_length_when_sampled(
         begun.add(begin)
         assert np.array_equal(encode(student.tokenizer, text).spans[:60], spans[:60])
     assert begun != set(range(5))  # in random order
-    other = Settings(64, 5, (2,), 3, seed=1)
+    other = AuditSettings(64, 5, (2,), 3, seed=1)
     assert (
         found[0][0] != next(audit_module._sequences(corpus, range(90), student.tokenizer, other))[0]
     )
@@ -113,7 +114,7 @@ def test_chunks_are_means_over_sequences_when_measured(
     assert 1 > coarse["ios"] > fine["ios"] > 0
 
 
-def test_audit_has_no_chunks_when_corpus_is_shorter_than_a_sequence(
+def test_audit_has_no_chunks_of_short_corpora(
     student: Named, teachers: list[Named], caplog: pytest.LogCaptureFixture
 ) -> None:
     short = audit(student, teachers, corpus_of(["Anna has 12 apples."]), SMALL)
@@ -137,18 +138,18 @@ def test_worst_documents_are_named_when_planted(
     assert next(d for d in worst if d["document"] == 3)["beginning"] == texts[3][:60]
 
 
-def test_documents_are_counted_and_left_out_when_unusable(
+def test_unusable_documents_are_counted_and_left_out(
     student: Named, teachers: list[Named], training_texts: list[str]
 ) -> None:
     texts = ["", None, "   ", training_texts[0]]
-    found = audit(student, teachers, corpus_of(texts), Settings(worst=3))
+    found = audit(student, teachers, corpus_of(texts), AuditSettings(worst=3))
     assert (found["documents"], found["skipped"]) == (1, 3)
     assert found["teachers"][0]["worst"][0]["document"] == 3
     with pytest.raises(ValueError, match="no usable document: 3 read"):
         audit(student, teachers, corpus_of(texts[:3]), SMALL)
 
 
-def test_document_is_left_out_for_all_when_a_tokenizer_cannot_read_it(
+def test_document_is_left_out_for_all_teachers(
     student: Named,
     teachers: list[Named],
     training_texts: list[str],
@@ -170,7 +171,7 @@ def test_document_is_left_out_for_all_when_a_tokenizer_cannot_read_it(
         assert (teacher["counts"], teacher["worst"]) == (whole["counts"], whole["worst"])
 
 
-def test_labels_are_whole_names_when_the_last_parts_are_equal() -> None:
+def test_labels_are_whole_names_when_ambiguous() -> None:
     def names(*teachers: str) -> list[str]:
         return labels({"teachers": [{"teacher": name} for name in teachers]})
 
@@ -196,11 +197,11 @@ def command(
     ]
 
 
-def test_command_writes_table_json_and_figure_when_given_a_directory(
+def test_command_writes_table_json_and_figure(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "a" / "out"
-    assert main([*command, "--documents", "50", "--output_dir", str(out)]) == 0
+    assert cli.main(["audit", *command, "--documents", "50", "--output_dir", str(out)]) == 0
     shown = capsys.readouterr().out
     assert shown == (out / "audit.md").read_text(encoding="utf-8")
     header = next(line for line in shown.splitlines() if line.startswith("| chunks"))
@@ -229,10 +230,10 @@ def test_command_writes_table_json_and_figure_when_given_a_directory(
         (["--depth", "3"], "unrecognized arguments: --depth 3"),
     ],
 )
-def test_command_says_in_one_line_what_is_wrong_when_it_is(
+def test_command_rejects_in_one_line(
     command: list[str], options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*command, *options]) == 2
+    assert cli.main(["audit", *command, *options]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     line = captured.err.splitlines()[-1]
@@ -252,24 +253,20 @@ def real_audit(shared_dir: Path) -> dict[str, dict[str, Any]]:
     paths = sorted((shared_dir / "data" / "corpora").glob("*.jsonl"))
     assert len(paths) == 6
     corpus = datasets.concatenate_datasets([load_sample(str(path), 10)[0] for path in paths])
-    found = audit(student, teachers, corpus, Settings(sequences=2))
+    found = audit(student, teachers, corpus, AuditSettings(sequences=2))
     assert found["documents"] == 60
     return {teacher["teacher"]: teacher for teacher in found["teachers"]}
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_vocabulary_overlap_is_the_papers_when_tokenizers_are_real(
-    real_audit: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_vocabulary_overlap_is_the_papers(real_audit: dict[str, dict[str, Any]], name: str) -> None:
     overlap = real_audit[name]["vocabulary_overlap"]
     found = tuple(round(100 * overlap[kind]["teacher"], 2) for kind in ("raw", "bytes"))
     assert found == REAL[name]
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_student_tokens_are_covered_when_tokenizers_are_real(
-    real_audit: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_real_student_tokens_are_covered(real_audit: dict[str, dict[str, Any]], name: str) -> None:
     assert real_audit[name]["token_level"]["ios"] == 1.0
     assert real_audit[name]["counts"]["unmapped"] == 0
     assert real_audit[name]["counts"]["student_tokens"] > 20_000

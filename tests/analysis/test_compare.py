@@ -7,7 +7,7 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from math import comb
 from pathlib import Path
@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_results import record, write_evaluation
 
-import vocagnolm.analysis.paired_tests
-import vocagnolm.analysis.runs
+import vocagnolm.analysis.paired
 from vocagnolm import cli
-from vocagnolm.analysis.compare import compare, main, markdown, write
-from vocagnolm.analysis.paired_tests import (
+from vocagnolm.analysis.compare import compare, markdown, write
+from vocagnolm.analysis.paired import (
     Discordance,
     holm,
     mcnemar_p,
@@ -38,55 +38,6 @@ ROW = "Qwen2.5-Math-Instruct VocAgnoLM"
 # Eight items: only the first right on 1, only the other on 3, both on 2, none on 2.
 FIRST = [True, False, False, False, True, True, False, False]
 OTHER = [False, True, True, True, True, True, False, False]
-Verdicts = Mapping[str, Sequence[bool]]
-
-
-def write_evaluation(directory: Path, verdicts: Verdicts, partial: Sequence[str] = ()) -> Path:
-    """What `evaluate_math.py` leaves; every interval is 10 points to either side."""
-    directory.mkdir(parents=True)
-    columns = {name: column(name, right, name in partial) for name, right in verdicts.items()}
-    averages = {}
-    for average, members in AVERAGES.items():
-        if all(name in columns for name in members):
-            exact = sum(columns[name]["exact"] for name in members) / len(members)
-            averages[average] = numbers(exact, bool(partial))
-    results = {
-        "model": {"name": directory.name, "revision": "abc"},
-        "grader": "harness@1",
-        "second_opinion": "math-verify 9",
-        "benchmarks": columns,
-        "averages": averages,
-    }
-    (directory / "results.json").write_text(json.dumps(results))
-    for name, right in verdicts.items():
-        lines = [to_line(record(idx, correct)) for idx, correct in enumerate(right)]
-        (directory / f"{name}.jsonl").write_text("".join(lines))
-    return directory
-
-
-def numbers(exact: float, partial: bool) -> dict[str, Any]:
-    interval = [exact - 10, exact + 10]
-    marked = ["partial"] if partial else []
-    return {"exact": exact, "rounded": round(exact, 1), "interval": interval, "marked": marked}
-
-
-def column(name: str, right: Sequence[bool], partial: bool) -> dict[str, Any]:
-    exact = sum(right) / len(right) * 100
-    return {
-        "column": BENCHMARKS[name].column,
-        "version": 1,
-        "n": len(right),
-        "correct": sum(right),
-        **numbers(exact, partial),
-        "math_verify": None,
-        "prompts": {"name": "gsm8k", "origin": "harness", "sha256": "p"},
-        "data": {"origin": "d", "digest": "d", "verified": True},
-        "marks": [f"partial: {len(right)} of many items"] if partial else [],
-    }
-
-
-def record(idx: int, correct: bool) -> dict[str, Any]:
-    return {"idx": idx, "prompt_sha256": f"p{idx}", "gold": str(idx), "correct": correct}
 
 
 def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -120,9 +71,8 @@ def paper_runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-@pytest.mark.parametrize("module", [vocagnolm.analysis.paired_tests, vocagnolm.analysis.runs])
-def test_comparison_doctests_run_when_read(module: Any) -> None:
-    results = doctest.testmod(module)
+def test_paired_doctests_run() -> None:
+    results = doctest.testmod(vocagnolm.analysis.paired)
     assert results.attempted > 0
     assert results.failed == 0
 
@@ -140,16 +90,14 @@ def enumerated_p(only_first: int, only_other: int) -> Fraction:
     return Fraction(uneven, 2**n)
 
 
-def test_mcnemar_equals_enumeration_when_counts_are_small() -> None:
+def test_mcnemar_equals_enumeration_when_small() -> None:
     for only_first, only_other in itertools.product(range(7), repeat=2):
         expected = float(enumerated_p(only_first, only_other))
         assert mcnemar_p(only_first, only_other) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize(("only_first", "only_other"), [(450, 520), (1500, 1700)])
-def test_mcnemar_equals_rational_sum_when_counts_are_large(
-    only_first: int, only_other: int
-) -> None:
+def test_mcnemar_equals_rational_sum_when_large(only_first: int, only_other: int) -> None:
     n, least = only_first + only_other, min(only_first, only_other)
     expected = min(1.0, float(Fraction(2 * sum(comb(n, k) for k in range(least + 1)), 2**n)))
     assert mcnemar_p(only_first, only_other) == expected
@@ -169,7 +117,7 @@ def test_holm_equals_hand_computation_when_order_is_mixed() -> None:
     assert holm([]) == []
 
 
-def test_resampling_agrees_with_drawing_items_when_both_are_long() -> None:
+def test_resampling_agrees_with_drawing_items() -> None:
     pairs = [(True, False)] * 12 + [(False, True)] * 30 + [(True, True)] * 58
     counts = Discordance.of(pairs)
     assert counts == Discordance(100, 12, 30)
@@ -196,7 +144,7 @@ def test_bootstrap_interval_covers_truth_when_repeated() -> None:
 # pairs
 
 
-def test_pairing_equals_hand_computation_when_runs_share_items(runs: list[Path]) -> None:
+def test_pairing_equals_hand_computation(runs: list[Path]) -> None:
     (pairing,) = compare(runs).pairings
     gsm8k, math = pairing.differences["gsm8k"], pairing.differences["math"]
     assert gsm8k.counts == Discordance(8, only_first=1, only_other=3)
@@ -207,21 +155,21 @@ def test_pairing_equals_hand_computation_when_runs_share_items(runs: list[Path])
     assert pairing.refused == {}
 
 
-def test_pairing_pairs_by_idx_when_files_are_in_another_order(runs: list[Path]) -> None:
+def test_pairing_is_by_idx_in_any_order(runs: list[Path]) -> None:
     before = compare(runs).pairings
     path = runs[1] / "gsm8k.jsonl"
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
     assert compare(runs).pairings == before
 
 
-def test_pairing_repeats_itself_when_other_benchmarks_are_added(tmp_path: Path) -> None:
+def test_pairing_is_independent_of_other_benchmarks(tmp_path: Path) -> None:
     few = [write_evaluation(tmp_path / name, {"math": FIRST}) for name in "ab"]
     many = [write_evaluation(tmp_path / name, {"gsm8k": OTHER, "math": FIRST}) for name in "cd"]
     alone, beside = (compare(paths).pairings[0].differences["math"] for paths in (few, many))
     assert alone.interval == beside.interval
 
 
-def test_average_difference_is_narrower_than_its_columns_when_all_nine_agree(
+def test_average_difference_is_narrower_than_its_columns(
     paper_runs: list[Path],
 ) -> None:
     differences = compare(paper_runs).pairings[0].differences
@@ -280,16 +228,14 @@ def test_pairing_is_refused_when_item_sets_differ(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"prompt_sha256": "other"}, {"gold": "other"}])
-def test_pairing_is_refused_when_an_item_was_asked_differently(
-    runs: list[Path], fields: dict[str, str]
-) -> None:
+def test_pairing_is_refused_when_items_differ(runs: list[Path], fields: dict[str, str]) -> None:
     edit_last_item(runs[1], "gsm8k", **fields)
     (pairing,) = compare(runs).pairings
     assert pairing.refused == {"gsm8k": "other prompts or golds of 1 items"}
     assert list(pairing.differences) == ["math"]
 
 
-def test_average_is_refused_when_a_benchmark_of_it_is_missing(paper_runs: list[Path]) -> None:
+def test_average_is_refused_without_one_benchmark(paper_runs: list[Path]) -> None:
     edit(paper_runs[1], lambda results: results["benchmarks"].pop("sat"))
     (pairing,) = compare(paper_runs).pairings
     assert pairing.refused == {"AVG": "SAT not paired"}
@@ -312,7 +258,7 @@ def readme_rows(shared_dir: Path) -> dict[str, list[float | None]]:
     return rows
 
 
-def test_reported_rows_equal_the_digest_when_it_is_there(shared_dir: Path) -> None:
+def test_reported_rows_equal_the_digest(shared_dir: Path) -> None:
     renamed = {
         "nothing: TinyLlama -": "TinyLlama",
         "nothing: TinyLlama-CPT CPT": "TinyLlama-CPT",
@@ -326,7 +272,7 @@ def test_reported_rows_equal_the_digest_when_it_is_there(shared_dir: Path) -> No
     assert [table["columns"] for table in tables] == [columns, columns[:10]]
 
 
-def test_reported_averages_are_means_of_their_columns_when_computed() -> None:
+def test_reported_averages_are_means_of_their_columns() -> None:
     tables = json.loads(REPORTED_FILE.read_text())["tables"]
     _, rows = read_reported([name for table in tables for name in table["rows"]])
     checked = 0
@@ -339,12 +285,12 @@ def test_reported_averages_are_means_of_their_columns_when_computed() -> None:
     assert checked == 16 * 3 + 1 + 6  # Rho-1 has one, the teachers have AVG alone
 
 
-def test_reported_row_stands_beside_ours_when_it_is_named(runs: list[Path]) -> None:
+def test_reported_row_stands_beside_ours(runs: list[Path]) -> None:
     comparison = compare(runs, [ROW])
-    lines = {(line.run, line.column): line for line in comparison.against_reported}
+    lines = {(line.run, line.column): line for line in comparison.against_reported.itertuples()}
     assert set(lines) == {(run, name) for run in ("first", "other") for name in ("gsm8k", "math")}
     line = lines["first", "gsm8k"]  # 3 of 8, 27.5 to 47.5
-    assert (line.ours, line.reported, line.points, line.inside) == (37.5, 11.3, 26.2, False)
+    assert (line.rounded, line.reported, line.points, line.inside) == (37.5, 11.3, 26.2, False)
     text = markdown(comparison)
     assert f"reported: {ROW} (Table 1)" in text
     assert "arXiv 2503.19123v1" in text
@@ -354,11 +300,11 @@ def test_reported_row_stands_beside_ours_when_it_is_named(runs: list[Path]) -> N
     ("interval", "inside"),
     [([11.3, 50.0], True), ([11.4, 50.0], False), ([0.0, 11.3], True), ([0.0, 11.2], False)],
 )
-def test_reported_number_is_inside_when_our_interval_holds_it(
+def test_reported_number_is_inside_our_interval(
     runs: list[Path], interval: list[float], inside: bool
 ) -> None:
     edit(runs[0], lambda results: results["benchmarks"]["gsm8k"].update(interval=interval))
-    line = compare(runs[:1], [ROW]).against_reported[0]  # 11.3 is reported
+    line = compare(runs[:1], [ROW]).against_reported.iloc[0]  # 11.3 is reported
     assert (line.column, line.inside) == ("gsm8k", inside)
 
 
@@ -371,7 +317,7 @@ def cells(text: str, start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_table_has_the_columns_of_table_1_when_all_nine_are_there(paper_runs: list[Path]) -> None:
+def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
     text = markdown(compare(paper_runs, ["Rho-1"]))
     names = [*map(heading, PAPER_BENCHMARKS), *AVERAGES]
     assert cells(text, "run")[2:] == names
@@ -380,7 +326,7 @@ def test_table_has_the_columns_of_table_1_when_all_nine_are_there(paper_runs: li
     assert (values["ASDiv"], values["SAT"], values["AVG"]) == ("41.2", "-", "-")
 
 
-def test_outputs_mark_partial_columns_when_a_run_is_limited(tmp_path: Path) -> None:
+def test_outputs_mark_partial_columns(tmp_path: Path) -> None:
     paths = [
         write_evaluation(tmp_path / name, {"gsm8k": FIRST, "math": FIRST}, partial=["math"])
         for name in ("first", "other")
@@ -396,7 +342,7 @@ def test_outputs_mark_partial_columns_when_a_run_is_limited(tmp_path: Path) -> N
     assert "partial: 8 of many items (MATH)" in text
 
 
-def test_table_says_whose_prompts_when_runs_differ(runs: list[Path]) -> None:
+def test_table_names_the_prompts(runs: list[Path]) -> None:
     def ours(results: dict[str, Any]) -> None:
         for benchmark in results["benchmarks"].values():
             benchmark["prompts"].update(origin="vocagnolm", sha256="q")
@@ -411,7 +357,7 @@ def test_table_says_whose_prompts_when_runs_differ(runs: list[Path]) -> None:
     assert "prompts: not the harness's (GSM8K, MATH)" in text
 
 
-def test_second_opinion_has_its_own_table_when_it_is_there(runs: list[Path]) -> None:
+def test_second_opinion_has_its_own_table(runs: list[Path]) -> None:
     opinion = {"n": 8, "correct": 2, "rounded": 25.0, "exact": 25.0, "interval": [7.0, 59.0]}
     edit(runs[0], lambda results: results["benchmarks"]["math"].update(math_verify=opinion))
     text = markdown(compare(runs))
@@ -421,22 +367,24 @@ def test_second_opinion_has_its_own_table_when_it_is_there(runs: list[Path]) -> 
     assert row == ["first", "math-verify 9", "harness", "25.0 +- 26.0"]
 
 
-def test_runs_are_labelled_apart_when_directories_share_a_name(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     paths = [tmp_path / "a" / "model", tmp_path / "b" / "model", tmp_path / "c"]
     for path in paths:
         write_evaluation(path / "evaluation", {"gsm8k": FIRST})
     assert [run.label for run in read_runs(paths)] == [str(paths[0]), str(paths[1]), "c"]
 
 
-def test_files_hold_the_comparison_when_written(paper_runs: list[Path], tmp_path: Path) -> None:
+def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> None:
     edit(paper_runs[1], REFUSALS["prompts"][0])
     comparison = compare(paper_runs, [ROW, "Rho-1"], resamples=100)
     write(comparison, tmp_path / "out")
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert data["pairings"][0]["refused"]["gsm8k"] == "other prompts"
     assert data["pairings"][0]["differences"]["math"]["p"] == 0.625
-    assert data["runs"][0]["accuracies"]["AVG"]["exact"] == pytest.approx(37.5)
-    assert [row["name"] for row in data["reported"]] == [ROW, "Rho-1"]
+    scores = {(row["run"], row["column"]): row["value"] for row in data["scores"]}
+    assert scores["first", "AVG"] == pytest.approx(37.5)
+    assert list(dict.fromkeys(row["row"] for row in data["reported"])) == [ROW, "Rho-1"]
+    assert {row["inside"] for row in data["against_reported"]} <= {True, False}
     assert (tmp_path / "out" / "comparison.md").read_text() == markdown(comparison)
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
@@ -520,11 +468,11 @@ BROKEN: dict[str, tuple[Callable[[Path, Path], list[Path]], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_command_fails_in_one_line_when_runs_are_wrong(
+def test_command_rejects_wrong_runs_in_one_line(
     runs: list[Path], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build, message = BROKEN[name]
-    assert main([*map(str, build(*runs))]) == 2
+    assert cli.main(["compare", *map(str, build(*runs))]) == 2
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.startswith("vocagnolm compare: error: ")
@@ -541,29 +489,30 @@ def test_command_fails_in_one_line_when_runs_are_wrong(
         (["--output_dir", "{file}"], "is a file, not a directory"),
     ],
 )
-def test_command_fails_in_one_line_when_options_are_wrong(
+def test_command_rejects_wrong_options_in_one_line(
     runs: list[Path], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(runs[0] / "results.json")
-    assert main([*map(str, runs), *(option.format(file=file) for option in options)]) == 2
+    argv = [option.format(file=file) for option in options]
+    assert cli.main(["compare", *map(str, runs), *argv]) == 2
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.count("\n") == 1
 
 
-def test_command_fails_when_reported_row_shares_no_column(
+def test_command_rejects_row_without_shared_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_evaluation(tmp_path / "run", {"demo": FIRST})
-    assert main([str(path)]) == 0
-    assert main([str(path), "--reported", ROW]) == 2
+    assert cli.main(["compare", str(path)]) == 0
+    assert cli.main(["compare", str(path), "--reported", ROW]) == 2
     assert "expected run to share a column with the reported" in capsys.readouterr().err
 
 
 # The rest of the project
 
 
-def test_comparison_reads_what_an_evaluation_writes_when_it_is_of_the_demo(tmp_path: Path) -> None:
+def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
     demo = BENCHMARKS["demo"]
     task = Task(demo, load_items(demo, None), None, limit=len(FIRST))
     for name, right in (("first", FIRST), ("other", OTHER)):
@@ -581,7 +530,7 @@ def test_comparison_reads_what_an_evaluation_writes_when_it_is_of_the_demo(tmp_p
     assert "partial: 8 of 400 items (Demo)" in markdown(comparison)
 
 
-def test_comparison_loads_nothing_heavy_when_imported() -> None:
+def test_comparison_loads_nothing_heavy() -> None:
     code = (
         "import sys, vocagnolm.analysis.compare; heavy = ('torch', 'transformers', 'datasets', "
         "'evaluate', 'sympy', 'matplotlib'); print([m for m in heavy if m in sys.modules])"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from vocagnolm.analysis.figure_data import METHODS, paper_guidance, teacher_name
 from vocagnolm.analysis.figures import NUMBERS
-from vocagnolm.analysis.runs import REPORTED_FILE
+from vocagnolm.analysis.frame import METHODS
+from vocagnolm.analysis.runs import REPORTED_FILE, paper_guidance, teacher_name
 from vocagnolm.run import parse as config
 
 ROOT = Path(__file__).resolve().parents[2]

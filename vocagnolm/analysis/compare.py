@@ -1,46 +1,25 @@
-"""Evaluated runs side by side, with the paper's reported rows, and what sets them apart.
+"""Evaluated runs side by side, with the paper's reported rows, and the differences between them.
 
-    vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
-    vocagnolm compare runs/* audits/* --figure 6 --output_dir out
-
-The first run is what the others are compared with, over the same items. Numbers are never mixed:
-what was asked or graded differently is not paired, and what is partial, or of other prompts or data
-than the published numbers, is marked wherever it is shown. With --figure the paper's figures are
-drawn instead.
+The first run is the baseline of the others, over the same items. Numbers are never mixed: runs that
+were asked or graded differently are not paired, and a number that is partial, or of other prompts
+or data than the published ones, is marked wherever it is shown.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
-import os
-import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
+import pandas as pd
 
-from vocagnolm.analysis.differences import (
-    AgainstReported,
-    Difference,
-    Pairing,
-    beside_reported,
-    pair,
-)
-from vocagnolm.analysis.figures import MARKERS, NUMBERS, SHADES, make
-from vocagnolm.analysis.runs import (
-    Accuracy,
-    ReportedRow,
-    Run,
-    heading,
-    in_order,
-    read_reported,
-    read_runs,
-)
-from vocagnolm.host.files import check_writable, write_text
+from vocagnolm.analysis.paired import Difference, Pairing, pair
+from vocagnolm.analysis.panels import broken
+from vocagnolm.analysis.runs import Run, heading, in_order, read_reported, read_runs
+from vocagnolm.evaluation.records import write_whole
+from vocagnolm.host.plots import SMALL, new_plot, save_plot, series_style
 from vocagnolm.host.tables import markdown_table
 
 RESAMPLES = 10_000
@@ -50,12 +29,25 @@ _STAR = "*: may not be put beside a published number; the notes on its run say w
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that is known of some runs; `asdict` of it is `comparison.json`."""
+    """Some runs compared.
+
+    Attributes:
+        runs: evaluations, the baseline first.
+        scores: all their numbers, as rows: run, column, second, value, rounded, low, high, marked.
+        reported: the paper's numbers: row, table, column, reported.
+        against_reported: rows of `scores` beside rows of `reported`, with the difference in points
+            and whether the reported number is inside our 95 % interval.
+        source: the paper.
+        pairings: every other run against the first.
+        resamples: bootstrap resamples.
+        seed: bootstrap seed.
+    """
 
     runs: Sequence[Run]
-    reported: Sequence[ReportedRow]
+    scores: pd.DataFrame
+    reported: pd.DataFrame
+    against_reported: pd.DataFrame
     source: str
-    against_reported: Sequence[AgainstReported]
     pairings: Sequence[Pairing]
     resamples: int
     seed: int
@@ -72,8 +64,8 @@ def compare(
     Args:
         paths: directories of evaluations, or of models that hold theirs in `evaluation/`.
         reported: names of rows of the paper's Tables 1 and 4.
-        resamples: of the paired bootstrap, at least 1.
-        seed: of the same.
+        resamples: bootstrap resamples, at least 1.
+        seed: bootstrap seed.
 
     Raises:
         ValueError: a directory, a file or a name is wrong, or there is nothing to compare.
@@ -86,84 +78,115 @@ def compare(
     source, rows = read_reported(reported)
     runs = read_runs(paths)
     pairings = [pair(runs[0], run, resamples, seed) for run in runs[1:]]
-    against = [line for row in rows for run in runs for line in beside_reported(run, row)]
-    return Comparison(runs, rows, source, against, pairings, resamples, seed)
+    scores = pd.DataFrame({"run": r.label, **asdict(score)} for r in runs for score in r.scores)
+    theirs = pd.DataFrame(
+        [
+            {"row": row.name, "table": row.table, "column": column, "reported": value}
+            for row in rows
+            for column, value in row.values.items()
+        ],
+        columns=["row", "table", "column", "reported"],
+    )
+    verdicts = scores[~scores.second]
+    against = verdicts.merge(theirs, on="column")
+    for row, run in itertools.product(rows, runs):
+        if against[(against.row == row.name) & (against.run == run.label)].empty:
+            columns = ", ".join(verdicts.column[verdicts.run == run.label])
+            raise ValueError(
+                f"expected {run.label} to share a column with the reported {row.name!r}, found "
+                f"{columns}: evaluate the paper's benchmarks or leave it out"
+            )
+    against = against.assign(
+        points=(against.rounded - against.reported).round(1),
+        inside=against.reported.between(against.low, against.high),
+    )
+    return Comparison(runs, scores, theirs, against, source, pairings, resamples, seed)
+
+
+# -- Tables ----------------------------------------------------------------------------------
 
 
 def markdown(comparison: Comparison) -> str:
-    """The comparison as tables."""
-    parts = [*_accuracy_part(comparison), *_second_part(comparison)]
+    """Lay out the comparison as tables."""
+    runs, scores = comparison.runs, comparison.scores
+    parts = ["## Accuracy (%)", "", _accuracies(comparison)]
+    parts += ["", f"+-: half the width of the 95 % interval. {_STAR}"]
+    for run in runs:
+        parts.append(f"- {run.label}: {run.model}; verdicts of {run.grader}")
+        parts += [f"  - {note}" for note in run.notes]
+    if len(comparison.reported):
+        parts.append(f"- reported: as printed in {comparison.source}")
+    # The second opinion has a table of its own: no number of it may stand beside a verdict.
+    second = scores[scores.second]
+    if len(second):
+        columns, cells = in_order(second.column), _cells(second)
+        rows = [["run", "grader", "prompts", *map(heading, columns)]]
+        for run in runs:
+            if run.label in set(second.run):
+                found = (cells.get((run.label, column), "-") for column in columns)
+                rows.append([run.label, run.second_opinion, run.prompts, *found])
+        parts += ["", "## Accuracy (%), second opinion", "", markdown_table(rows)]
     for pairing in comparison.pairings:
-        parts += _pairing_part(pairing, comparison)
-    if comparison.reported:
-        parts += _reported_part(comparison)
+        parts += _pairing(pairing, comparison)
+    if len(comparison.reported):
+        parts += _against_reported(comparison)
     return "\n".join(parts) + "\n"
 
 
-def _accuracy_part(comparison: Comparison) -> list[str]:
-    runs, rows = comparison.runs, comparison.reported
-    columns = in_order(
-        [c for run in runs for c in run.accuracies] + [c for r in rows for c in r.values]
+def _accuracies(comparison: Comparison) -> str:
+    verdicts = comparison.scores[~comparison.scores.second]
+    theirs = comparison.reported
+    columns, cells = in_order([*verdicts.column, *theirs.column]), _cells(verdicts)
+    cells |= _by_pair(theirs, "row", (f"{value:.1f}" for value in theirs.reported))
+    rows = [["run", "prompts", *map(heading, columns)]]
+    for run in comparison.runs:
+        found = (cells.get((run.label, column), "-") for column in columns)
+        rows.append([run.label, run.prompts, *found])
+    for name, table in dict(zip(theirs.row, theirs.table, strict=True)).items():
+        found = (cells.get((name, column), "-") for column in columns)
+        rows.append([f"reported: {name} ({table})", "paper", *found])
+    return markdown_table(rows)
+
+
+def _cells(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
+    texts = (
+        f"{score.rounded:.1f}{_star(score.marked)} +- {(score.high - score.low) / 2:.1f}"
+        for score in scores.itertuples()
     )
-    lines = [[run.label, run.prompts, *_cells(run.accuracies, columns)] for run in runs]
-    for row in rows:
-        values = (f"{row.values[c]:.1f}" if c in row.values else "-" for c in columns)
-        lines.append([f"reported: {row.name} ({row.table})", "paper", *values])
-    notes = ["", f"+-: half the width of the 95 % interval. {_STAR}"]
-    for run in runs:
-        notes.append(f"- {run.label}: {run.model}; verdicts of {run.grader}")
-        notes += [f"  - {note}" for note in run.notes]
-    if rows:
-        notes.append(f"- reported: as printed in {comparison.source}")
-    header = ["run", "prompts", *map(heading, columns)]
-    return ["## Accuracy (%)", "", markdown_table([header, *lines]), *notes]
+    return _by_pair(scores, "run", texts)
 
 
-def _second_part(comparison: Comparison) -> list[str]:
-    """The second opinion has a table of its own, as no number of it may stand beside a verdict."""
-    runs = [run for run in comparison.runs if run.second_accuracies]
-    if not runs:
-        return []
-    columns = in_order(column for run in runs for column in run.second_accuracies)
-    lines = [
-        [run.label, run.second_opinion, run.prompts, *_cells(run.second_accuracies, columns)]
-        for run in runs
-    ]
-    header = ["run", "grader", "prompts", *map(heading, columns)]
-    return ["", "## Accuracy (%), second opinion", "", markdown_table([header, *lines])]
+def _by_pair(rows: pd.DataFrame, name: str, texts: Iterable[str]) -> dict[tuple[str, str], str]:
+    """Key texts by run (or reported row) and column."""
+    return dict(zip(zip(rows[name], rows.column, strict=True), texts, strict=True))
 
 
-def _cells(accuracies: Mapping[str, Accuracy], columns: Iterable[str]) -> list[str]:
-    return [_cell(accuracies[column]) if column in accuracies else "-" for column in columns]
-
-
-def _cell(accuracy: Accuracy) -> str:
-    low, high = accuracy.interval
-    return f"{accuracy.rounded:.1f}{_star(accuracy.marked)} +- {(high - low) / 2:.1f}"
-
-
-def _star(marked: Collection[str]) -> str:
+def _star(marked: Sequence[str]) -> str:
     return "*" if marked else ""
 
 
-def _pairing_part(pairing: Pairing, comparison: Comparison) -> list[str]:
+def _pairing(pairing: Pairing, comparison: Comparison) -> list[str]:
     runs = {run.label: run for run in comparison.runs}
     first, other = runs[pairing.first], runs[pairing.other]
-    lines = []
+    marked = {
+        score.column
+        for run in (first, other)
+        for score in run.scores
+        if score.marked and not score.second
+    }
+    rows = [["", "points", "95 % interval", "items"]]
+    rows[0] += [f"only {first.label} right", f"only {other.label} right", "p", "p (Holm)"]
     for column in in_order([*pairing.differences, *pairing.refused]):
-        marked = first.accuracies[column].marked + other.accuracies[column].marked
-        name = heading(column) + _star(marked)
+        name = heading(column) + ("*" if column in marked else "")
         if column in pairing.refused:
-            lines.append([name, f"not paired: {pairing.refused[column]}", *["-"] * 6])
+            rows.append([name, f"not paired: {pairing.refused[column]}", *["-"] * 6])
         else:
-            lines.append([name, *_difference_cells(pairing.differences[column])])
-    header = ["", "points", "95 % interval", "items"]
-    header += [f"only {first.label} right", f"only {other.label} right", "p", "p (Holm)"]
+            rows.append([name, *_difference_cells(pairing.differences[column])])
     return [
         "",
         f"## {other.label} less {first.label}, over the same items",
         "",
-        markdown_table([header, *lines]),
+        markdown_table(rows),
         "",
         "points: of the accuracies before they are rounded. Interval: paired bootstrap, "
         f"{comparison.resamples:,} resamples, seed {comparison.seed}; too narrow where few items "
@@ -176,186 +199,100 @@ def _pairing_part(pairing: Pairing, comparison: Comparison) -> list[str]:
 def _difference_cells(difference: Difference) -> list[str]:
     low, high = difference.interval
     cells = [_points(difference.points), f"{_points(low)} to {_points(high)}"]
-    counts = difference.counts
-    if counts is None or difference.p is None or difference.p_holm is None:
+    counts, p_values = difference.counts, (difference.p, difference.p_holm)
+    if counts is None:
         return [*cells, "-", "-", "-", "-", "-"]
-    numbers = map(str, (counts.n, counts.only_first, counts.only_other))
-    return [*cells, *numbers, _p_cell(difference.p), _p_cell(difference.p_holm)]
+    cells += map(str, (counts.n, counts.only_first, counts.only_other))
+    return cells + [f"{p:.3f}" if p and p >= 0.001 else "< 0.001" for p in p_values]
 
 
-def _p_cell(p: float) -> str:
-    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
-
-
-def _reported_part(comparison: Comparison) -> list[str]:
+def _against_reported(comparison: Comparison) -> list[str]:
     against = comparison.against_reported
-    columns = in_order(line.column for line in against)
-    lines = []
-    for row, run in itertools.product(comparison.reported, comparison.runs):
-        found = {x.column: x for x in against if (x.row, x.run) == (row.name, run.label)}
-        cells = [_against_cell(found[c]) if c in found else "-" for c in columns]
-        lines.append([f"{run.label} less reported: {row.name}", run.prompts, *cells])
+    columns = in_order(against.column)
+    cells = {
+        (line.row, line.run, line.column): (
+            f"{_points(line.points)}{_star(line.marked)} {'in' if line.inside else 'out'}"
+        )
+        for line in against.itertuples()
+    }
+    rows = [["", "prompts", *map(heading, columns)]]
+    for name, run in itertools.product(dict.fromkeys(comparison.reported.row), comparison.runs):
+        found = (cells.get((name, run.label, column), "-") for column in columns)
+        rows.append([f"{run.label} less reported: {name}", run.prompts, *found])
     return [
         "",
         "## Points above the reported numbers",
         "",
-        markdown_table([["", "prompts", *map(heading, columns)], *lines]),
+        markdown_table(rows),
         "",
         "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
         f"number alone; the reported one has an error of its own. {_STAR}",
     ]
 
 
-def _against_cell(line: AgainstReported) -> str:
-    return f"{_points(line.points)}{_star(line.marked)} {'in' if line.inside else 'out'}"
-
-
 def _points(value: float) -> str:
     return f"{round(value, 1) + 0.0:+.1f}"  # never -0.0
 
 
+# -- Files -----------------------------------------------------------------------------------
+
+
 def draw(comparison: Comparison, path: Path) -> None:
     """Draw accuracies with their intervals by column; reported ones are hollow."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    runs, rows = comparison.runs, comparison.reported
-    columns = in_order(column for run in runs for column in run.accuracies)
-    figure, axes = pyplot.subplots(figsize=(4 + 0.75 * len(columns), 4), layout="constrained")
-    for number, run in enumerate(runs):
-        found = [column for column in columns if column in run.accuracies]
-        points = [run.accuracies[column] for column in found]
-        values = np.array([point.exact for point in points])
-        bars = np.abs(np.array([point.interval for point in points]).T - values)
-        at = np.array([columns.index(column) for column in found]) + _offset(number, comparison)
+    verdicts, theirs = comparison.scores[~comparison.scores.second], comparison.reported
+    columns = in_order(verdicts.column)
+    places = {column: place for place, column in enumerate(columns)}
+    figure, (axes,) = new_plot(4 + 0.75 * len(columns), 4)
+    names = list(dict.fromkeys(theirs.row))
+    count = len(comparison.runs) + len(names)
+    # Marks of runs and rows stand side by side, centred on their column.
+    offsets = [0.6 * ((number + 0.5) / count - 0.5) for number in range(count)]
+    for number, run in enumerate(comparison.runs):
+        found = verdicts[verdicts.run == run.label]
+        bars = [(found.value - found.low).abs(), (found.high - found.value).abs()]
         label = f"{run.label} (prompts: {run.prompts})"
-        axes.errorbar(at, values, bars, label=label, capsize=2, **_style(number))
-    for number, row in enumerate(rows, len(runs)):
-        found = [column for column in columns if column in row.values]
-        at = np.array([columns.index(column) for column in found]) + _offset(number, comparison)
-        values = np.array([row.values[column] for column in found])
-        label, style = f"reported: {row.name}", _style(number)
-        axes.errorbar(at, values, label=label, markerfacecolor="none", **style)
-    marked = {c: m for run in runs for c, point in run.accuracies.items() if (m := point.marked)}
-    names = [heading(column) + _star(marked.get(column, ())) for column in columns]
-    lines = [name.replace("w/o ", "w/o\n").replace(", ", ",\n") for name in names]
-    axes.set_xticks(range(len(columns)), lines, fontsize=8)
+        at = found.column.map(places) + offsets[number]
+        style = series_style(number)
+        axes.errorbar(at, found.value, bars, label=label, capsize=2, linestyle="none", **style)
+    for number, name in enumerate(names, len(comparison.runs)):
+        found = theirs[(theirs.row == name) & theirs.column.isin(columns)]
+        at = found.column.map(places) + offsets[number]
+        style = series_style(number) | {"linestyle": "none", "markerfacecolor": "none"}
+        axes.errorbar(at, found.reported, label=f"reported: {name}", **style)
+    marked = verdicts[verdicts.marked.map(bool)]
+    starred = [heading(c) + ("*" if c in set(marked.column) else "") for c in columns]
+    axes.set_xticks(range(len(columns)), broken(starred), fontsize=SMALL)
     axes.set(ylabel="accuracy (%)", ylim=(0, None))
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    note = f"\n*: {', '.join(sorted({w for m in marked.values() for w in m}))}" if marked else ""
-    graders = ", ".join(dict.fromkeys(run.grader for run in runs))
-    axes.set_title(f"bars: 95 % intervals; verdicts of {graders}{note}", fontsize=8)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def _offset(number: int, comparison: Comparison) -> float:
-    """How far the marks of a run or row stand from the middle of a column, in columns."""
-    count = len(comparison.runs) + len(comparison.reported)
-    return 0.6 * ((number + 0.5) / count - 0.5)
-
-
-def _style(number: int) -> dict[str, Any]:
-    marker, shade = MARKERS[number % len(MARKERS)], SHADES[number % len(SHADES)]
-    return {"marker": marker, "color": shade, "linestyle": "none"}
+    axes.legend(frameon=False, fontsize=SMALL, loc="upper left", bbox_to_anchor=(1, 1))
+    graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
+    title = f"bars: 95 % intervals; verdicts of {graders}"
+    if len(marked):
+        title += f"\n*: {', '.join(sorted({word for words in marked.marked for word in words}))}"
+    axes.set_title(title, fontsize=SMALL)
+    save_plot(figure, path)
 
 
 def write(comparison: Comparison, directory: Path) -> None:
     """Write `comparison.json`, `comparison.md` and `comparison.png`."""
-    text = json.dumps(asdict(comparison), indent=2, default=os.fspath)
-    write_text(directory / "comparison.json", text + "\n")
-    write_text(directory / "comparison.md", markdown(comparison))
+    text = json.dumps(
+        {
+            "source": comparison.source,
+            "resamples": comparison.resamples,
+            "seed": comparison.seed,
+            "runs": [_about(run) for run in comparison.runs],
+            "scores": comparison.scores.to_dict("records"),
+            "reported": comparison.reported.to_dict("records"),
+            "against_reported": comparison.against_reported.to_dict("records"),
+            "pairings": [asdict(pairing) for pairing in comparison.pairings],
+        },
+        indent=2,
+        default=str,
+    )
+    write_whole(directory / "comparison.json", text + "\n")
+    write_whole(directory / "comparison.md", markdown(comparison))
     draw(comparison, directory / "comparison.png")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare from the command line and return the exit status: 0, or 2 for a wrong argument."""
-    arguments = _parser().parse_args(argv)
-    try:
-        output = _figures(arguments) if arguments.figure else _tables(arguments)
-    except (OSError, ValueError) as error:
-        sys.stderr.write(f"vocagnolm compare: error: {' '.join(str(error).split())}\n")
-        return 2
-    sys.stdout.write(output)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="vocagnolm compare",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add(
-        "runs",
-        nargs="+",
-        type=Path,
-        metavar="RUN",
-        help="An evaluation, or a model that has one; for figures also a run of train.py, an audit "
-        "or an inspection.",
-    )
-    add(
-        "--reported",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="A row of the paper; again for more.",
-    )
-    add(
-        "--output_dir",
-        type=Path,
-        help="Gets comparison.json, comparison.md and comparison.png, or the figures.",
-    )
-    add(
-        "--figure",
-        action="append",
-        type=int,
-        choices=NUMBERS,
-        metavar="N",
-        help=f"Draw this figure of the paper ({', '.join(map(str, NUMBERS))}); again for more.",
-    )
-    add(
-        "--metric",
-        help="Quality in a figure: gsm8k, AVG or another column of the evaluation, or eval_loss, "
-        "the held-out loss after the last step; by default the paper's column.",
-    )
-    add("--resamples", type=int, default=RESAMPLES, help="Of the paired bootstrap.")
-    add("--seed", type=int, default=SEED, help="Of the paired bootstrap.")
-    return parser
-
-
-def _tables(arguments: argparse.Namespace) -> str:
-    """The comparison as text, after its files are written."""
-    if arguments.metric:
-        raise ValueError(
-            "expected --figure with --metric, found none: name a figure or leave it out"
-        )
-    if arguments.output_dir:
-        check_writable(arguments.output_dir)
-    comparison = compare(arguments.runs, arguments.reported, arguments.resamples, arguments.seed)
-    if arguments.output_dir:
-        write(comparison, arguments.output_dir)
-    return markdown(comparison)
-
-
-def _figures(arguments: argparse.Namespace) -> str:
-    """The names of the figures, after they are drawn."""
-    if not arguments.output_dir:
-        raise ValueError("expected --output_dir with --figure, found none: say where they shall be")
-    check_writable(arguments.output_dir)
-    for name, default in (("resamples", RESAMPLES), ("seed", SEED)):
-        if getattr(arguments, name) != default:
-            raise ValueError(
-                f"expected --{name} for tables only, found it with --figure: leave it out"
-            )
-    images = make(
-        arguments.figure,
-        arguments.runs,
-        arguments.output_dir,
-        arguments.metric,
-        arguments.reported,
-    )
-    return "".join(f"{path}\n" for path in images)
+def _about(run: Run) -> dict[str, object]:
+    """Return all of a run but its numbers, which are in the frame."""
+    return {name: value for name, value in asdict(run).items() if name != "scores"}

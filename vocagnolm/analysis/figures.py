@@ -1,26 +1,51 @@
-"""The paper's figures, drawn: readable in grey, hollow where a number is the paper's.
+"""The paper's figures from runs of ours, readable in grey.
 
     vocagnolm compare runs/a runs/b audits/t --figure 6 --output_dir figures
 
-Every figure is written as PNG, as PDF and, with all that it shows, as JSON.
+Figures 1 and 3 to 7 are written as PNG, as PDF and, with all that they show, as JSON. Figure 8 is
+the guidance page of a text.
 """
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, NoReturn
 
-from vocagnolm.analysis.figure_data import Sources, read_sources, save
-from vocagnolm.analysis.figure_panels import Figure, Line, Panel, Point
-from vocagnolm.analysis.figure_plans import PLANS, plan
-from vocagnolm.views.figure import GUIDANCE_FIGURE, draw_guidance, plan_guidance
+from vocagnolm.analysis.frame import (
+    METHODS,
+    average,
+    label_of,
+    labels_of,
+    marks,
+    read_frame,
+    settings,
+)
+from vocagnolm.analysis.panels import Figure, Mark, Panel, draw
+from vocagnolm.analysis.runs import (
+    EVAL_LOSS,
+    ReportedRow,
+    find_views,
+    heading,
+    in_order,
+    paper_guidance,
+    read_reported,
+    reject,
+    run_directory,
+)
+from vocagnolm.host.files import write_json
+from vocagnolm.views.page import write_view
+from vocagnolm.views.view import read_views
 
-NUMBERS = (*PLANS, GUIDANCE_FIGURE)
-# Told apart without colour: by marker, shade and dashes.
-MARKERS, SHADES, DASHES = "os^DvPX", ("black", "0.35", "0.6"), ("-", "--", ":", "-.")
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLE_2, TOKEN_LEVEL, GUIDANCE_PAGE = "Table 2", "token level", 8
+_DEFAULT_METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
+_STYLES = {label: number for number, label in enumerate(METHODS.values())}
+_QUALITY = "evaluate_math.py, or give --reported NAME if the paper has it"
+_AUDIT = "vocagnolm audit --student S --teacher T --dataset D --output_dir audits/T"
 
 
 def make(
@@ -30,170 +55,377 @@ def make(
     metric: str | None = None,
     reported: Sequence[str] = (),
 ) -> list[Path]:
-    """Draw figures of the paper from runs of ours.
+    """Draw figures of the paper.
 
     Args:
-        numbers: of the figures, each of `NUMBERS`.
+        numbers: each of `NUMBERS`.
         paths: directories of runs, evaluations, audits and inspections.
-        directory: gets figure-N.png, figure-N.pdf and figure-N.json.
+        directory: gets figure-N.png, .pdf and .json; for Figure 8, figure-8.html and .json.
         metric: quality of a model: a column of the evaluation or "eval_loss"; None: the paper's.
-        reported: names of rows of the paper.
+        reported: names of rows of the paper, which are drawn beside.
 
     Returns:
-        The images.
+        The images and pages.
 
     Raises:
-        ValueError: what a figure needs is missing, or an option does not apply to it.
+        ValueError: a figure lacks something, or an option does not apply to it.
     """
-    sources = read_sources(paths)
+    frame = read_frame(paths)
+    directory.mkdir(parents=True, exist_ok=True)
     made = []
     for number in dict.fromkeys(numbers):
         path = directory / f"figure-{number}.png"
-        _make(number, sources, path, metric, reported)
+        if number == GUIDANCE_PAGE:
+            made += _write_pages(paths, directory, metric, reported)
+            continue
+        figure = plan(number, frame, metric, reported)
+        write_json(path.with_suffix(".json"), figure.content())
+        draw(figure, path)
         made.append(path)
     return made
 
 
-def _make(
-    number: int, sources: Sources, path: Path, metric: str | None, reported: Sequence[str]
-) -> None:
-    if number == GUIDANCE_FIGURE:
-        views = plan_guidance(sources, metric, reported)
-        save(
-            {"figure": number, "views": [asdict(view) for view in views]}, path.with_suffix(".json")
+def _write_pages(
+    paths: Sequence[Path], directory: Path, metric: str | None, reported: Sequence[str]
+) -> list[Path]:
+    """Write Figure 8: a page for each source that has views."""
+    if metric or reported:
+        option = "--metric" if metric else "--reported"
+        reject(f"{option} for a figure of numbers", "--figure 8", "leave it out")
+    found = [views for path in paths if (views := find_views(run_directory(path)))]
+    if not found:
+        raise ValueError(
+            "expected guidance.json or guidance/step-*.json for --figure 8, found none: make one "
+            "with vocagnolm inspect --output_dir D, or train.py --guidance_table_steps 100"
         )
-        draw_guidance(views, path)
-        return
-    figure = plan(number, sources, metric, reported)
-    content = {"figure": number, **asdict(figure), "notes": figure.notes()}
-    save(content, path.with_suffix(".json"))
-    draw(figure, path)
+    names = ["figure-8", *(f"figure-8-{number}" for number in range(2, len(found) + 1))]
+    for name, views in zip(names, found, strict=True):
+        write_view(read_views(views), directory, name)
+    return [directory / f"{name}.html" for name in names]
 
 
-def draw(figure: Figure, path: Path) -> None:
-    """Draw a figure as PNG, and as PDF beside it."""
-    import matplotlib
+def plan(
+    number: int, frame: pd.DataFrame, metric: str | None = None, reported: Sequence[str] = ()
+) -> Figure:
+    """Put the numbers of a figure together; arguments as of `make`.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    widths = [_width(panel, alone=len(figure.panels) == 1) for panel in figure.panels]
-    same_y = len({panel.y_label for panel in figure.panels}) == 1
-    with matplotlib.rc_context({"text.parse_math": False, "font.size": 9}):
-        canvas, axes = pyplot.subplots(
-            1,
-            len(widths),
-            figsize=(sum(widths), 4.2),
-            width_ratios=widths,
-            sharey=same_y,
-            squeeze=False,
-            layout="constrained",
+    Raises:
+        ValueError: a figure lacks something, or an option does not apply to it.
+    """
+    if metric and number == 3:
+        reject("--metric for a figure of quality", "--figure 3", "leave it out")
+    if reported and number in (3, 7):
+        reject(
+            "--reported for a figure whose numbers the paper prints",
+            f"--figure {number}",
+            "leave it out",
         )
-        for place, panel in zip(axes[0], figure.panels, strict=True):
-            _draw_panel(place, panel)
-            if same_y:
-                place.label_outer()
-        handles = {label: x for place in axes[0] for x, label in zip(*_legend(place), strict=True)}
-        canvas.legend(
-            handles.values(),
-            handles.keys(),
-            loc="outside lower center",
-            ncols=min(len(handles), max(2, round(sum(widths) / 2.6))),
-            frameon=False,
-            fontsize=8,
+    return PLANS[number](frame, metric or _DEFAULT_METRICS.get(number, ""), reported)
+
+
+def _miss(number: int, missing: str, example: str) -> NoReturn:
+    reject(f"{missing} for --figure {number}", "none", f"make some with {example}")
+
+
+def _line(
+    found: Iterable[Mark], label: str, style: int, *, joined: bool = True, reported: bool = False
+) -> list[Mark]:
+    """Put marks on one line."""
+    return [
+        replace(mark, label=label, style=style, joined=joined, reported=reported) for mark in found
+    ]
+
+
+def _trained(frame: pd.DataFrame, *methods: str) -> pd.DataFrame:
+    """Select the runs of train.py, or those of some methods."""
+    runs = frame[frame.source == "trained"]
+    return runs[runs.method.isin([METHODS[method] for method in methods])] if methods else runs
+
+
+def _models(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Find who may be a teacher: every run and evaluation by the name a teacher would have."""
+    runs = frame[frame.source != "audit"]
+    runs = runs.sort_values("source", ascending=False, kind="stable")  # evaluations come last
+    last = dict(zip(runs.model, runs.run, strict=True))
+    return {name: runs[runs.run == run] for name, run in last.items()}
+
+
+def _metric_label(metric: str) -> str:
+    if metric == EVAL_LOSS:
+        return "held-out loss (nats per token)"
+    return f"accuracy, {heading(metric)} (%)"
+
+
+def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
+    """Return the level of continual pretraining, if there is such a run."""
+    found = marks(_trained(frame, "cpt"), metric, lambda row: 0.0)
+    return _line([replace(mark, x=None) for mark in found], METHODS["cpt"], style)
+
+
+def _name_once(found: Sequence[Mark], names: Mapping[object, str]) -> list[Mark]:
+    """Write the name of a place beside the highest of its marks."""
+    tops: dict[object, Mark] = {}
+    for mark in found:
+        if mark.x not in tops or mark.y > tops[mark.x].y:
+            tops[mark.x] = mark
+    return [
+        replace(mark, text=names[mark.x]) if mark.x in names and mark is tops[mark.x] else mark
+        for mark in found
+    ]
+
+
+def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Figure 1."""
+    audits = frame[frame.source == "audit"]
+    if audits.empty:
+        _miss(1, "an audit of the teachers", _AUDIT)
+    audited = list(dict.fromkeys(audits.teacher))
+    models, rows = _models(frame), {row.name: row for row in read_reported(reported)[1]}
+    if unused := [name for name in rows if name not in audited]:
+        reject(
+            "--reported to name an audited teacher for --figure 1",
+            f"{unused[0]!r} and audits of {', '.join(audited)}",
+            "leave it out",
         )
-        notes = textwrap.wrap("; ".join(figure.notes()), round(17 * sum(widths)))
-        canvas.suptitle("\n".join([figure.title, *notes]), size=8)
-        for suffix in (".png", ".pdf"):
-            canvas.savefig(path.with_suffix(suffix), dpi=150)
-        pyplot.close(canvas)
+    for name in audited:
+        if name not in models and name not in rows:
+            _miss(1, f"the quality of {name}", _QUALITY)
+    panels = []
+    for kind, how in (("raw", "strings, as in the paper"), ("bytes", "decoded bytes")):
+        of_kind = audits[audits.column == kind]
+        shares = dict(zip(of_kind.teacher, of_kind.value, strict=True))
+        ours = [average(models[x], metric, shares[x], x) for x in audited if x in models]
+        theirs = [Mark(shares[x], row.value(metric), text=x) for x, row in rows.items()]
+        both = _line(ours, "teachers, evaluated", 0, joined=False)
+        both += _line(theirs, "teachers, reported", 0, joined=False, reported=True)
+        label = f"teacher's words that are the student's too (%)\ncompared as {how}"
+        panels.append(Panel(label, _metric_label(metric), both))
+    return Figure(1, "Vocabulary overlap and quality of the teachers", panels)
 
 
-def _width(panel: Panel, *, alone: bool) -> float:
-    """Inches that a panel needs: marks side by side take more than those of a line."""
-    joined = any(line.joined for line in panel.lines)
-    return max(6.0 if alone else 4.6, 1.2 + (0.45 if joined else 0.8) * len(panel.columns))
+def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Figure 3."""
+    audits = frame[(frame.source == "audit") & frame.column.isin(["iou", "ios"])]
+    if audits.empty:
+        _miss(3, "an audit of the teachers", _AUDIT)
+    where = set(audits.dataset)
+    labels = audits.teacher + ", " + audits.dataset if len(where) > 1 else audits.teacher
+    audits = audits.assign(label=labels)
+    if twice := audits.label[audits.duplicated(["label", "column", "chunks"])].tolist():
+        reject(f"one audit of {twice[0]}", "two", "leave one out")
+    counts = [int(count) for count in sorted(audits.chunks.unique()) if count]
+    panels = []
+    for name, column in (("IoU", "iou"), ("IoS", "ios")):
+        found: list[Mark] = []
+        of_column = audits[audits.column == column].groupby("label", sort=False)
+        for style, (label, audit) in enumerate(of_column):
+            values = dict(zip(audit.chunks, audit.value, strict=True))
+            curve = [Mark(str(n), values[n]) for n in counts if n in values]
+            found += _line(curve, label, style)
+            found += _line([Mark(TOKEN_LEVEL, values[0])], "", style, joined=False)
+        columns = [*map(str, counts), TOKEN_LEVEL]
+        panels.append(Panel("chunks of a sequence", f"{name} (% of characters)", found, columns))
+    place = "several corpora" if len(where) > 1 else where.pop()
+    return Figure(3, f"Overlap of the student's and the teacher's chunks on {place}", panels)
 
 
-def _legend(axes: Any) -> Any:
-    return axes.get_legend_handles_labels()
+def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Figure 4."""
+    runs = frame[frame.source != "audit"]
+    ours = settings(_trained(frame))
+    others = settings(frame[frame.source == "evaluated"])
+    labels = [*labels_of(ours), *map(label_of, others)]
+    if runs.empty:
+        _miss(4, "runs", "train.py --method cpt, uld and vocagnolm, and evaluate_math.py")
+    evaluated = in_order(column for column in runs.column.dropna() if column != EVAL_LOSS)
+    # Without a column this raises, and says how to evaluate.
+    columns = [metric] if metric else evaluated or [_DEFAULT_METRICS[6]]
+    names = {c: "held-out loss" if c == EVAL_LOSS else heading(c) for c in columns}
+    found: list[Mark] = []
+    for style, (label, setting) in enumerate(zip(labels, [*ours, *others], strict=True)):
+        # A column counts if each run of the setting has it; with none, the first says what to do.
+        seeds, have = setting.run.nunique(), setting.column.value_counts()
+        held = [column for column in columns if have.get(column, 0) == seeds]
+        if metric or not held:
+            held = columns[:1]
+        points = [average(setting, column, names[column]) for column in held]
+        found += _line(points, label, style, joined=False)
+    for style, row in enumerate(read_reported(reported)[1], len(labels)):
+        held = [column for column in columns if column in row.values] or columns[:1]
+        points = [Mark(names[column], row.value(column)) for column in held]
+        found += _line(points, f"reported: {row.name}", style, joined=False, reported=True)
+    y_label = _metric_label(metric) if metric else "accuracy (%)"
+    return Figure(4, "Methods compared", [Panel("", y_label, found, list(names.values()))])
 
 
-def _draw_panel(axes: Any, panel: Panel) -> None:
-    spread = len(panel.lines) if panel.columns and not any(x.joined for x in panel.lines) else 1
-    for number, line in enumerate(panel.lines):
-        offset = 0.6 * ((number + 0.5) / spread - 0.5) if spread > 1 else 0.0
-        _draw_line(axes, panel, line, offset)
-    axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    axes.tick_params(labelsize=8)
-    axes.margins(y=0.1)
-    axes.spines[["top", "right"]].set_visible(False)
-    if panel.columns:
-        names = [name.replace("w/o ", "w/o\n").replace(", ", ",\n") for name in panel.columns]
-        axes.set_xticks(range(len(names)), names, fontsize=8)
-        axes.set_xlim(-0.6, len(names) - 0.4)
-    _name_points(axes, panel)
-
-
-def _draw_line(axes: Any, panel: Panel, line: Line, offset: float) -> None:
-    style = {
-        "color": SHADES[line.style % len(SHADES)],
-        "linestyle": DASHES[line.style % len(DASHES)] if line.joined else "none",
-        "label": line.label + "*" * any(point.marked for point in line.points) or None,
-        "linewidth": 1.2,
-    }
-    if any(point.x is None for point in line.points):
-        for point in line.points:
-            axes.axhline(point.y, **style)
-            if point.bar:
-                axes.axhspan(*point.bar, color=style["color"], alpha=0.12, linewidth=0)
-        return
-    axes.errorbar(
-        [_place(panel, point) + offset for point in line.points],
-        [point.y for point in line.points],
-        yerr=_bars(line.points),
-        marker=MARKERS[line.style % len(MARKERS)],
-        markerfacecolor="white" if line.reported else style["color"],
-        capsize=2.5,
-        elinewidth=0.9,
-        **style,
+def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Figure 5."""
+    guided = _trained(frame)[_trained(frame).teacher != ""]
+    rows = read_reported(reported)[1]
+    # A reported student is named by its teacher and its method, a model by its name alone.
+    students = [row for row in rows if " " in row.name]
+    models = {row.name: row for row in rows if " " not in row.name}
+    if guided.empty:
+        _miss(5, "runs with a teacher", "train.py --teacher T")
+    teachers = sorted(set(guided.teacher))
+    if unused := [name for name in models if name not in teachers]:
+        reject(
+            "--reported to name a teacher or a guided student for --figure 5",
+            f"{unused[0]!r} and teachers {', '.join(teachers)}",
+            "leave it out",
+        )
+    qualities = _teacher_qualities(frame, metric, teachers, models)
+    names: dict[object, str] = {quality: name for name, quality in qualities.items()}
+    found: list[Mark] = []
+    for method, runs in guided.groupby("method", sort=False):
+        points = marks(runs, metric, lambda row: qualities[row.teacher])
+        found += _line(points, method, _STYLES[method])
+    found += _level(frame, metric, _STYLES[METHODS["cpt"]])
+    for row in students:
+        teacher, _, method = row.name.rpartition(" ")
+        quality = read_reported([teacher])[1][0].value(metric)
+        if teacher not in qualities:
+            names[quality] = teacher
+        point, label = Mark(quality, row.value(metric)), f"reported: {method}"
+        found += _line([point], label, _STYLES[method], joined=False, reported=True)
+    whose = "teacher, as reported" if models else "teacher"
+    x_label, y_label = f"{whose}: {_metric_label(metric)}", f"student: {_metric_label(metric)}"
+    return Figure(
+        5, "Students and their teachers", [Panel(x_label, y_label, _name_once(found, names))]
     )
 
 
-def _place(panel: Panel, point: Point) -> float:
-    if isinstance(point.x, str):
-        return float(panel.columns.index(point.x))
-    assert point.x is not None
-    return point.x
+def _teacher_qualities(
+    frame: pd.DataFrame, metric: str, teachers: Sequence[str], rows: Mapping[str, ReportedRow]
+) -> dict[str, float]:
+    """Find where the teachers stand, all of them measured or all reported."""
+    models = _models(frame)
+    for name in teachers:
+        if not rows and name not in models:
+            _miss(5, f"the quality of {name}", _QUALITY)
+        if rows and name not in rows:
+            reject(
+                "--reported for all teachers or for none",
+                f"none for {name}",
+                "name it too, or evaluate all of them",
+            )
+    if rows:
+        return {name: rows[name].value(metric) for name in teachers}
+    return {name: average(models[name], metric).y for name in teachers}
 
 
-def _bars(points: Sequence[Point]) -> list[list[float]] | None:
-    if not any(point.bar for point in points):
-        return None
-    ends = [point.bar or (point.y, point.y) for point in points]
-    sides = zip(ends, points, strict=True)
-    low, high = zip(*((max(p.y - a, 0.0), max(b - p.y, 0.0)) for (a, b), p in sides), strict=True)
-    return [list(low), list(high)]
+def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Figure 6."""
+    if others := set(reported) - {TABLE_2}:
+        found = ", ".join(repr(name) for name in reported if name in others)
+        reject(f"no --reported but {TABLE_2!r} for --figure 6", found, "leave the rest out")
+    chunked, tokens = _trained(frame, "chunk"), _trained(frame, "vocagnolm")
+    is_random = chunked.options.map(lambda options: options["chunk_guidance"] == "random")
+    guided, chosen = chunked[~is_random.astype(bool)], chunked[is_random.astype(bool)]
+    if guided.empty and tokens.empty and not reported:
+        _miss(6, "runs guided by chunks or tokens", "train.py --method chunk --chunks 8 (to 64)")
+    teachers = {*guided.teacher, *tokens.teacher} - {""}
+    if reported:
+        teachers.add(paper_guidance()[TABLE_2]["teacher"])
+    audit = _audit_of(teachers, frame)
+    # Number of chunks, 0 for the token level, stands for x until the overlap replaces it.
+    lines = []
+    for style, (label, runs) in enumerate(
+        (("the teacher's chunks", guided), ("random chunks", chosen), (TOKEN_LEVEL, tokens))
+    ):
+        points = marks(runs, metric, lambda row: _chunks_of(row.options))
+        lines += _line(points, label, style, joined=label != TOKEN_LEVEL)
+    if reported:
+        lines += _table_2(metric)
+    panels = []
+    for name, column in (("IoU", "iou"), ("IoS", "ios")):
+        of_column = audit[audit.column == column]
+        overlap = dict(zip(of_column.chunks.astype(int), of_column.value, strict=True))
+        for mark in lines:
+            if mark.x not in overlap:
+                reject(
+                    f"the audit of {', '.join(teachers)} to have {mark.x} chunks",
+                    ", ".join(str(count) for count in overlap if count),
+                    f"audit again with --chunks {mark.x}",
+                )
+        moved = [replace(mark, x=overlap[mark.x]) for mark in lines]
+        names: dict[object, str] = {x: str(count) for count, x in overlap.items() if count}
+        label = f"{name} of student's and teacher's characters (%)"
+        panels.append(Panel(label, _metric_label(metric), _name_once(moved, names)))
+    teacher, dataset = audit.teacher.iloc[0], audit.dataset.iloc[0]
+    title = f"Quality by number of chunks against their overlap with {teacher}'s on {dataset}"
+    return Figure(6, title, panels)
 
 
-def _name_points(axes: Any, panel: Panel) -> None:
-    """Write the texts inside the axes: above their marks, or beside them if there are no lines."""
-    low, high = axes.get_xlim()
-    points = [point for line in panel.lines for point in line.points]
-    is_above = any(line.joined for line in panel.lines)
-    for named in (point for point in points if point.text):
-        x = _place(panel, named)
-        side = (x - low) / (high - low)
-        here = [point for point in points if point.x == named.x]
-        top = max(point.bar[1] if point.bar else point.y for point in here)
-        middle = "center" if is_above else "left"
-        sign = -1 if side > 0.75 else 1
-        axes.annotate(
-            named.text,
-            (x, top if is_above else named.y),
-            xytext=(0, 7) if is_above else (7 * sign, -2.5),
-            textcoords="offset points",
-            ha="left" if side < 0.25 else "right" if side > 0.75 else middle,
-            fontsize=7.5,
-            bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.5},
+def _chunks_of(options: Mapping[str, object]) -> int:
+    return int(str(options["chunks"])) if options["method"] == "chunk" else 0
+
+
+def _audit_of(teachers: set[str], frame: pd.DataFrame) -> pd.DataFrame:
+    audits = frame[(frame.source == "audit") & frame.teacher.isin(teachers)]
+    count = len(audits.drop_duplicates(["run", "teacher"]))
+    names = ", ".join(sorted(teachers))
+    if len(teachers) != 1 or count > 1:
+        reject(
+            "runs and one audit of one teacher for --figure 6",
+            f"teachers {names} and {count} audits of them",
+            "leave some out",
         )
+    if not count:
+        _miss(6, f"an audit of {names}", f"{_AUDIT} --chunks 8 16 32 64")
+    return audits
+
+
+def _table_2(metric: str) -> list[Mark]:
+    table = paper_guidance()[TABLE_2]
+    if metric != table["column"]:
+        reject(
+            f"the metric of the paper's Table 2, {table['column']!r}, with --reported for "
+            "--figure 6",
+            repr(metric),
+            "leave --metric out",
+        )
+    found: list[Mark] = []
+    rows = {
+        "the teacher's chunks": table["guided by the teacher"],
+        "random chunks": table["random"],
+    }
+    for style, (label, row) in enumerate(rows.items()):
+        points = [Mark(count, value) for count, value in zip(table["chunks"], row, strict=True)]
+        found += _line(points, f"reported: {label}", style, reported=True)
+    token = [Mark(0, table[TOKEN_LEVEL])]
+    return found + _line(token, f"reported: {TOKEN_LEVEL}", 2, joined=False, reported=True)
+
+
+def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Figure 7."""
+    panels = []
+    for method, option, scale, x_label in (
+        ("vocagnolm", "top_k", 100, "share of the tokens trained, top_k (%)"),
+        ("uld", "uld_weight", 1, "weight of the distance, lambda"),
+    ):
+        runs = _trained(frame, method)
+        runs = runs.assign(x=[scale * float(options[option]) for options in runs.options])
+        if runs.x.nunique() < 2:
+            continue
+        found: list[Mark] = []
+        by_teacher = runs[runs.teacher != ""].groupby("teacher")
+        for style, (teacher, of_one) in enumerate(by_teacher):
+            found += _line(marks(of_one, metric, lambda row: row.x), teacher, style)
+        found += _level(frame, metric, len(by_teacher))
+        panels.append(Panel(f"{METHODS[method]}: {x_label}", _metric_label(metric), found))
+    if not panels:
+        _miss(7, "runs that differ in top_k or uld_weight", "recipes/ablations/top_k-*.yaml")
+    return Figure(7, "Sweeps of top_k and lambda", panels)
+
+
+# The figures that are plots, by their number in the paper.
+PLANS: Mapping[int, Callable[[pd.DataFrame, str, Sequence[str]], Figure]] = {
+    1: _vocabulary,
+    3: _chunks,
+    4: _methods,
+    5: _teachers,
+    6: _alignment,
+    7: _sweeps,
+}
+NUMBERS = (*PLANS, GUIDANCE_PAGE)

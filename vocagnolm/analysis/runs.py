@@ -1,53 +1,61 @@
-"""What a comparison reads: the results that evaluations left, and the rows the paper reports."""
+"""Read the directories of evaluations, training runs and audits, and the rows of the paper."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vocagnolm.evaluation.records import read_lines
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
+from vocagnolm.host.files import read_json
 
-RESULTS_FILE = "results.json"
+Json = Mapping[str, Any]
+
+RESULTS_FILE, SETTINGS_FILE, STATE_FILE = "results.json", "run.json", "trainer_state.json"
+AUDIT_FILE, GUIDANCE_FILE, GUIDANCE_DIR = "audit.json", "guidance.json", "guidance"
 EVALUATION_DIR = "evaluation"  # where `evaluate_math.py` puts it inside a model's directory
-REPORTED_FILE = Path(__file__).parents[1] / "assets" / "reported.json"
+EVAL_LOSS = "eval_loss"  # the column of runs without an evaluation
+ASSETS = Path(__file__).parents[1] / "assets"
+REPORTED_FILE, PAPER_FILE = ASSETS / "reported.json", ASSETS / "paper_guidance.json"
 _COLUMNS = dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS))  # each once, in this order
 _POSITIONS = {column: position for position, column in enumerate(_COLUMNS)}
 _WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """One number of a run, in percent.
+class Score:
+    """One number of an evaluation, in percent.
 
     Attributes:
+        column: a benchmark by id, or an average by name.
+        second: by the second grader.
+        value: exact.
         rounded: as the harness rounds it.
-        exact: without rounding.
-        interval: of 95 %.
-        marked: why it may not be put beside a published number, in a word each: "partial",
+        low: begin of the 95 % interval.
+        high: end of the 95 % interval.
+        marked: reasons, a word each, not to put it beside a published number: "partial",
             "own_prompts", "other_prompts", "unverified_data".
     """
 
+    column: str
+    second: bool
+    value: float
     rounded: float
-    exact: float
-    interval: tuple[float, float]
+    low: float
+    high: float
     marked: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Graded:
-    """One item of a run.
-
-    Attributes:
-        correct: the harness's verdict.
-        asked: what was asked and expected: the prompt's hash and the gold.
-    """
+    """One item of a run: the harness's verdict, and the prompt's hash with the gold."""
 
     correct: bool
-    asked: tuple[Any, Any]
+    asked: tuple[object, object]
 
 
 @dataclass(frozen=True)
@@ -58,15 +66,13 @@ class Run:
         label: short and unlike that of any other run of the comparison.
         directory: holds `results.json` and one file of items per benchmark.
         model: name and revision.
-        grader: whose verdicts the accuracies are.
+        grader: author of the verdicts.
         second_opinion: the other grader.
-        prompts: whose exemplars: "ours", "harness", "other", "none", or several of them.
-        accuracies: by column: benchmarks by id and averages by name, in Table 1's order.
-        second_accuracies: the second opinion's, of those benchmarks that it judges.
+        prompts: authors of the exemplars: "ours", "harness", "other", "none", or several of them.
+        scores: in Table 1's order, the second opinion's last.
         counts: items and right answers by benchmark.
-        conditions: by benchmark, what must be the same in two runs whose items are paired.
-        notes: why numbers may not be put beside published ones, each with its columns; and how
-            they were made.
+        conditions: by benchmark, all that must be equal in two runs whose items are paired.
+        notes: reasons not to put numbers beside published ones, each with its columns; engine.
     """
 
     label: str
@@ -75,24 +81,28 @@ class Run:
     grader: str
     second_opinion: str
     prompts: str
-    accuracies: Mapping[str, Accuracy]
-    second_accuracies: Mapping[str, Accuracy]
+    scores: Sequence[Score]
     counts: Mapping[str, tuple[int, int]]
-    conditions: Mapping[str, Mapping[str, Any]]
+    conditions: Mapping[str, Json]
     notes: Sequence[str]
 
     def items(self, benchmark: str) -> dict[int, Graded]:
-        """The items of a benchmark by `idx`.
+        """Read the items of a benchmark by `idx`.
 
         Raises:
-            ValueError: the file is missing, damaged, or says other than `results.json` does.
+            ValueError: the file is missing, damaged, or contradicts `results.json`.
         """
         path = self.directory / f"{benchmark}.jsonl"
         if not path.is_file():
-            raise ValueError(f"expected {path}, found none: run evaluate_math.py again")
+            reject(path, "none", "run evaluate_math.py again")
         with path.open("rb") as file:
             try:
-                items = {record["idx"]: _graded(record) for record in read_lines(path, file)}
+                items = {
+                    record["idx"]: Graded(
+                        record["correct"] is True, (record["prompt_sha256"], record["gold"])
+                    )
+                    for record in read_lines(path, file)
+                }
             except KeyError as error:
                 raise ValueError(
                     f"{path}: expected {error} in every item, found one without: "
@@ -100,36 +110,21 @@ class Run:
                 ) from error
         found = len(items), sum(item.correct for item in items.values())
         if found != self.counts[benchmark]:
+            n, right = self.counts[benchmark]
             raise ValueError(
-                "{}: expected {} items, {} of them right, as in {}, found {} and {}: "
-                "run evaluate_math.py again".format(
-                    path, *self.counts[benchmark], RESULTS_FILE, *found
-                )
+                f"{path}: expected {n} items, {right} of them right, as in {RESULTS_FILE}, found "
+                f"{found[0]} and {found[1]}: run evaluate_math.py again"
             )
         return items
 
 
-def _graded(record: Mapping[str, Any]) -> Graded:
-    return Graded(record["correct"] is True, (record["prompt_sha256"], record["gold"]))
-
-
-@dataclass(frozen=True)
-class ReportedRow:
-    """A row of one of the paper's tables.
-
-    Attributes:
-        name: the teacher and the method, or the model.
-        table: where it stands.
-        values: as printed, in percent, by column; columns without a number are left out.
-    """
-
-    name: str
-    table: str
-    values: Mapping[str, float]
+def reject(expected: object, found: object, advice: str) -> NoReturn:
+    """Raise the ValueError of a wrong directory or option, in one line."""
+    raise ValueError(f"expected {expected}, found {found}: {advice}")
 
 
 def heading(column: str) -> str:
-    """What stands above a column.
+    """Return the heading of a column.
 
     >>> heading("tabmwp"), heading("AVG w/o SAT")
     ('TAB', 'AVG w/o SAT')
@@ -138,7 +133,7 @@ def heading(column: str) -> str:
 
 
 def in_order(columns: Iterable[str]) -> list[str]:
-    """Columns in Table 1's order, each once; what the table does not have comes last.
+    """Sort columns as in Table 1, each once; those that the table does not have come last.
 
     >>> in_order(["demo", "AVG", "math", "gsm8k", "math"])
     ['gsm8k', 'math', 'AVG', 'demo']
@@ -146,11 +141,11 @@ def in_order(columns: Iterable[str]) -> list[str]:
     return sorted(set(columns), key=_POSITIONS.__getitem__)
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the results of evaluations.
+# -- Evaluations -----------------------------------------------------------------------------
 
-    Args:
-        paths: their directories, or those of models that hold them in `evaluation/`.
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the results of evaluations: their directories, or models' that hold `evaluation/`.
 
     Raises:
         ValueError: results are missing or damaged, or two paths lead to the same.
@@ -163,20 +158,24 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     runs: dict[Path, Run] = {}
     for path, directory, name in zip(paths, directories, names, strict=True):
         if directory in runs:
-            raise ValueError(
-                f"expected different runs, found {directory} twice, as {path} too: give it once"
-            )
+            reject("different runs", f"{directory} twice, as {path} too", "give it once")
         runs[directory] = _read_run(directory, name if names.count(name) == 1 else str(path))
     return list(runs.values())
+
+
+def is_evaluated(path: Path) -> bool:
+    """Tell whether there is an evaluation in a directory, or in its `evaluation/`."""
+    return any((x / RESULTS_FILE).is_file() for x in (path, path / EVALUATION_DIR))
 
 
 def _directory(path: Path) -> Path:
     for directory in (path / EVALUATION_DIR, path):
         if (directory / RESULTS_FILE).is_file():
             return directory.resolve()
-    raise ValueError(
-        f"expected {RESULTS_FILE} in {path} or in its {EVALUATION_DIR}/, found none: "
-        "run evaluate_math.py first"
+    reject(
+        f"{RESULTS_FILE} in {path} or in its {EVALUATION_DIR}/",
+        "none",
+        "run evaluate_math.py first",
     )
 
 
@@ -193,73 +192,160 @@ def _read_run(directory: Path, label: str) -> Run:
     )
 
 
-def _build_run(directory: Path, label: str, results: Mapping[str, Any]) -> Run:
+def _build_run(directory: Path, label: str, results: Json) -> Run:
     benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
     columns = {**benchmarks, **results["averages"]}
-    opinions = {
-        name: column["math_verify"] | {"marked": column["marked"]}
-        for name, column in benchmarks.items()
-        if column["math_verify"]
-    }
+    scores = [_score(name, columns[name]) for name in in_order(columns)]
+    for name, column in benchmarks.items():
+        if opinion := column["math_verify"]:
+            scores.append(_score(name, {**opinion, "marked": column["marked"]}, second=True))
     return Run(
         label=label,
         directory=directory,
         model=f"{results['model']['name']}, revision {results['model']['revision']}",
         grader=results["grader"],
         second_opinion=results["second_opinion"],
-        prompts=", ".join(dict.fromkeys(_whose(column) for column in benchmarks.values())),
-        accuracies={name: _accuracy(columns[name]) for name in in_order(columns)},
-        second_accuracies={name: _accuracy(opinion) for name, opinion in opinions.items()},
+        prompts=", ".join(
+            dict.fromkeys(
+                _WHOSE[column["prompts"]["origin"]] if column["prompts"] else "none"
+                for column in benchmarks.values()
+            )
+        ),
+        scores=scores,
         counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
         conditions={
-            name: _conditions(results["grader"], column) for name, column in benchmarks.items()
+            name: {
+                "grader": results["grader"],
+                "version of the benchmark": column["version"],
+                "prompts": column["prompts"] and column["prompts"]["sha256"],
+                "data": column["data"]["digest"],
+            }
+            for name, column in benchmarks.items()
         },
-        notes=[*_notes(benchmarks), *_engine(results)],
+        notes=list(_notes(benchmarks, results.get("settings", {}))),
     )
 
 
-def _accuracy(column: Mapping[str, Any]) -> Accuracy:
+def _score(name: str, column: Json, *, second: bool = False) -> Score:
     low, high = map(float, column["interval"])
-    return Accuracy(
-        float(column["rounded"]), float(column["exact"]), (low, high), tuple(column["marked"])
-    )
+    exact, rounded = float(column["exact"]), float(column["rounded"])
+    return Score(name, second, exact, rounded, low, high, tuple(column["marked"]))
 
 
-def _whose(column: Mapping[str, Any]) -> str:
-    return _WHOSE[column["prompts"]["origin"]] if column["prompts"] else "none"
-
-
-def _conditions(grader: str, column: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "grader": grader,
-        "version of the benchmark": column["version"],
-        "prompts": column["prompts"] and column["prompts"]["sha256"],
-        "data": column["data"]["digest"],
-    }
-
-
-def _notes(benchmarks: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _notes(benchmarks: Mapping[str, Json], settings: Json) -> Iterator[str]:
+    """List the marks with their columns; then engine, dtype and context, which shift tenths."""
     marked: dict[str, list[str]] = {}
     for name, column in benchmarks.items():
         for mark in column["marks"]:
             marked.setdefault(mark, []).append(heading(name))
-    return [f"{mark} ({', '.join(columns)})" for mark, columns in marked.items()]
-
-
-def _engine(results: Mapping[str, Any]) -> list[str]:
-    """What else moves a number by a few tenths."""
-    settings = results.get("settings", {})
+    for mark, columns in marked.items():
+        yield f"{mark} ({', '.join(columns)})"
     names = [name for name in ("engine", "dtype", "context") if settings.get(name) is not None]
-    return [", ".join(f"{name} {settings[name]}" for name in names)] if names else []
+    if names:
+        yield ", ".join(f"{name} {settings[name]}" for name in names)
+
+
+# -- Training runs and audits ----------------------------------------------------------------
+
+
+def run_directory(path: Path) -> Path:
+    """Return the run that an evaluation is in, if it is in one; otherwise the path itself."""
+    is_inside = path.name == EVALUATION_DIR and (path.parent / SETTINGS_FILE).is_file()
+    return path.parent if is_inside else path
+
+
+def read_eval_loss(run: Path) -> float | None:
+    """Read the held-out loss after the last step; None if training has not come so far."""
+    path = run / STATE_FILE
+    if not path.is_file():
+        return None
+    state = read_json(path)
+    try:
+        last = [entry for entry in state["log_history"] if entry["step"] == state["max_steps"]]
+        losses = [float(entry[EVAL_LOSS]) for entry in last if EVAL_LOSS in entry]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: expected the log of train.py, found one that cannot be read ({error}): "
+            "train again"
+        ) from error
+    if losses and not math.isfinite(losses[-1]):
+        raise ValueError(f"{path}: expected a finite {EVAL_LOSS}, found {losses[-1]}: leave it out")
+    return losses[-1] if losses else None
+
+
+def read_audit(path: Path) -> list[dict[str, object]]:
+    """Read an audit as rows: teacher, dataset, column, chunks, value in percent.
+
+    Columns are "raw" and "bytes", the share of the teacher's vocabulary that is in the student's
+    too (strings as written, and decoded), and "iou" and "ios" by chunks, 0 for the token level.
+    """
+    audit = read_json(path)
+    rows: list[dict[str, object]] = []
+    try:
+        for one in audit["teachers"]:
+            words = one["vocabulary_overlap"]
+            values = [(kind, 0, float(words[kind]["teacher"])) for kind in ("raw", "bytes")]
+            for overlap in ({"chunks": 0, **one["token_level"]}, *one["chunks"]):
+                values += [(x, int(overlap["chunks"]), float(overlap[x])) for x in ("iou", "ios")]
+            about = {
+                "teacher": teacher_name(one["teacher"]),
+                "dataset": Path(audit["dataset"]).name,
+            }
+            rows += [about | {"column": c, "chunks": n, "value": 100 * v} for c, n, v in values]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path}: expected what vocagnolm audit writes, found none or an unreadable {error}: "
+            "audit again"
+        ) from error
+    return rows
+
+
+def find_views(path: Path) -> Path | None:
+    """Find the views that an inspection left in a directory, or the last ones of a run."""
+    steps = sorted((path / GUIDANCE_DIR).glob("step-*.json"))
+    files = (file for file in (path / GUIDANCE_FILE, *reversed(steps)) if file.is_file())
+    return next(files, None)
+
+
+# -- The paper -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ReportedRow:
+    """A row of one of the paper's tables: a teacher and a method, or a model.
+
+    Attributes:
+        name: as one writes it after --reported.
+        table: "Table 1" or "Table 4".
+        values: as printed, in percent, by column; columns without a number are left out.
+    """
+
+    name: str
+    table: str
+    values: Mapping[str, float]
+
+    def value(self, column: str) -> float:
+        """Return a number of the row.
+
+        Raises:
+            ValueError: it has no such column.
+        """
+        if column not in self.values:
+            reject(
+                f"{column!r} in the reported row {self.name!r} of {self.table}",
+                ", ".join(map(repr, self.values)),
+                "name one of them with --metric",
+            )
+        return self.values[column]
 
 
 def read_reported(names: Sequence[str]) -> tuple[str, list[ReportedRow]]:
-    """The paper these rows are from, and the rows.
+    """Read the source of the paper's numbers, and rows of its Tables 1 and 4.
 
     Raises:
         ValueError: there is no row of that name; the message lists those there are.
     """
-    reported = json.loads(REPORTED_FILE.read_text(encoding="utf-8"))
+    reported = read_json(REPORTED_FILE)
     rows = {}
     for table in reported["tables"]:
         for name, values in table["rows"].items():
@@ -268,8 +354,24 @@ def read_reported(names: Sequence[str]) -> tuple[str, list[ReportedRow]]:
             rows[name] = ReportedRow(name, table["table"], present)
     for name in names:
         if name not in rows:
-            raise ValueError(
-                f"expected --reported to name a row of the paper, found {name!r}: "
-                f"give one of {', '.join(map(repr, rows))}"
-            )
+            known = ", ".join(map(repr, rows))
+            reject("--reported to name a row of the paper", repr(name), f"give one of {known}")
     return reported["source"], [rows[name] for name in dict.fromkeys(names)]
+
+
+def paper_guidance() -> dict[str, Any]:
+    """Read the names of the paper's models, and its Table 2."""
+    return read_json(PAPER_FILE)
+
+
+def teacher_name(reference: str) -> str:
+    """Return the paper's name of a model, or else the last part of its own.
+
+    >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
+    ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
+    """
+    own = Path(reference).name
+    for name, others in paper_guidance()["models"].items():
+        if own.casefold() in (name.casefold(), *map(str.casefold, others)):
+            return str(name)
+    return own

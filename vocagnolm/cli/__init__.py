@@ -10,8 +10,8 @@ from importlib.metadata import version
 
 # name: (the module with `main(argv)`, one line of help)
 COMMANDS = {
-    "audit": ("vocagnolm.analysis.audit", "How well a teacher's tokens map to a student's"),
-    "compare": ("vocagnolm.analysis.compare", "Tables and figures over finished runs"),
+    "audit": ("vocagnolm.cli.audit", "How well a teacher's tokens map to a student's"),
+    "compare": ("vocagnolm.cli.compare", "Tables and figures over finished runs"),
     "demo": ("vocagnolm.cli.demo", "Train and judge students in the embedded world, on a CPU"),
     "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
     "export": ("vocagnolm.cli.export", "The student of a checkpoint, whole, for from_pretrained"),

@@ -1,1 +1,1 @@
-"""Accuracy on math benchmarks: tasks, engines, grading, records and reports."""
+"""Few-shot evaluation on the nine benchmarks of the paper, verdict for verdict as published."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,7 +13,7 @@ MARKERS, SHADES, DASHES = "os^DvPX", ("black", "0.35", "0.6"), ("-", "--", ":", 
 SMALL = 8  # points: legends, ticks and notes
 
 
-def series_style(number: int) -> dict[str, str]:
+def series_style(number: int) -> dict[str, Any]:
     """Return the marker and the shade of a series; both repeat, but not together soon."""
     return {"marker": MARKERS[number % len(MARKERS)], "color": SHADES[number % len(SHADES)]}
 

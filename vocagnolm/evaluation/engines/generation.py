@@ -1,37 +1,39 @@
-"""The rules of every engine: prompts in, greedy completions out, cut at the first stop string.
+"""What every engine obeys: prompts in, greedy completions out, cut at the first stop string.
 
-Knows neither benchmarks nor models: an engine asks `Decoding` for a prompt's tokens, for the number
-that may follow and for their text, so that two engines that choose the same tokens give the same
-completions. The rules are those of the evaluation harness's vLLM path (greedy, at most so many
-tokens and never past the context, the text before the first stop string).
+Enters: prompts. Leaves: completions. Knows neither benchmarks nor models: an engine asks `Decoding`
+what a prompt's tokens are, how many may follow them and what becomes of those, so that two engines
+that choose the same tokens give the same completions. The rules are those of the evaluation
+harness's vLLM path (greedy, at most so many tokens and never past the context, the text before the
+first stop string).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from typing import Any, Literal, Protocol
 
 FinishReason = Literal["stop", "eos", "length", "context"]
-# Stands for bytes that are no character, such as half of one.
-_UNDECODABLE = "\ufffd"
+_UNDECODABLE = "\ufffd"  # stands where bytes are no character, such as half of one
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The text that a model wrote after one prompt."""
+    """What a model wrote after one prompt.
 
-    # Position among the prompts given to `generate`.
+    Attributes:
+        index: which of the prompts given to `generate`.
+        text: cut at the first stop string, stripped.
+        n_prompt_tokens: tokens of the prompt, special ones included.
+        n_new_tokens: tokens generated, the end-of-text token or those of the stop string included.
+        finish_reason: "stop" (a stop string), "eos" (an end-of-text token), "length"
+            (`max_new_tokens` were generated) or "context" (the model's context is full).
+    """
+
     index: int
-    # Cut at the first stop string, stripped.
     text: str
-    # Special ones included.
     n_prompt_tokens: int
-    # The end-of-text token or those of the stop string included.
     n_new_tokens: int
-    # A stop string, an end-of-text token, `max_new_tokens` were generated, the context is full.
     finish_reason: FinishReason
 
 
@@ -50,19 +52,18 @@ class Engine(Protocol):
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
-    """Count the tokens that all sequences begin with.
+    """How many tokens all sequences begin with.
 
     >>> shared_length([[1, 2, 3], [1, 2, 4], [1, 2]])
     2
     """
-    # In sorted order, the first and the last differ first where any two do.
-    first, last = min(sequences), max(sequences)
+    first, last = min(sequences), max(sequences)  # they differ first where any two do
     pairs = enumerate(zip(first, last, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
-    r"""Cut a text before the first occurrence of any stop string, and strip it.
+    r"""The text before the first occurrence of any stop string, stripped.
 
     >>> cut(" 7.\n\nProblem: 1 + 1\n\nQuestion: 2", ["\n\nQuestion:", "\n\nProblem:"])
     '7.'
@@ -71,26 +72,44 @@ def cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(found, default=len(text))].strip()
 
 
-def end_of_text_ids(
-    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase
-) -> frozenset[int]:
-    """Collect the ids that end a text: of the model's generation config, and of the tokenizer."""
+def end_of_text_ids(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a text: those of the model's generation config, and the tokenizer's."""
     ids = generation_config.eos_token_id
     listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return frozenset([*listed, *own])
 
 
+def context_length(config: Any) -> int | None:
+    """The most tokens a model holds, prompt included; None where its configuration names no limit.
+
+    A "longrope" model rotates differently past the length it was first trained with, and does so
+    for a whole batch as soon as one of its rows is longer: its context ends there.
+    """
+    text_config = config.get_text_config()
+    length = getattr(text_config, "max_position_embeddings", None)
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if length and rope.get("rope_type") == "longrope":
+        length = min(length, rope.get("original_max_position_embeddings", length))
+    return int(length) if length else None
+
+
 @dataclass(frozen=True)
 class Decoding:
-    """The rules of one call of `generate`."""
+    """The rules of one call of `generate`.
 
-    tokenizer: PreTrainedTokenizerBase
-    # They end a completion where they occur in generated text.
+    Attributes:
+        tokenizer: a tokenizer of `transformers`.
+        stops: strings that end a completion, in generated text only.
+        max_new_tokens: the most tokens of a completion.
+        context: the most tokens of a prompt and its completion; None without a limit.
+        eos_ids: ids that end a completion.
+    """
+
+    tokenizer: Any
     stops: tuple[str, ...]
     max_new_tokens: int
-    # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
-    context: int
+    context: int | None
     eos_ids: frozenset[int]
 
     def __post_init__(self) -> None:
@@ -103,7 +122,7 @@ class Decoding:
             )
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Tokenize each prompt, with the special tokens that the tokenizer adds to a text.
+        """Token ids of each prompt, with the special tokens that the tokenizer adds to a text.
 
         Raises:
             ValueError: a prompt has no token, or leaves no room for one more in the context.
@@ -127,23 +146,24 @@ class Decoding:
         return encoded
 
     def cap(self, n_prompt_tokens: int) -> int:
-        """Limit the tokens that may follow a prompt of so many."""
+        """The most tokens that may follow a prompt of so many."""
+        if self.context is None:
+            return self.max_new_tokens
         return min(self.max_new_tokens, self.context - n_prompt_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn generated ids into text, without special tokens."""
-        return str(
-            self.tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
+        """The text of generated ids, without special tokens."""
+        text: str = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        return text
 
     def has_stop(self, text: str) -> bool:
-        """True if a stop string occurs in a text."""
+        """Whether a stop string occurs in a text."""
         return any(stop in text for stop in self.stops)
 
     def completion(self, index: int, n_prompt_tokens: int, ids: Sequence[int]) -> Completion:
-        """Build the completion from the generated ids."""
+        """What has become of a prompt, from the ids generated until one of the rules ended it."""
         text = self.decode(ids)
         return Completion(
             index=index,
@@ -164,24 +184,22 @@ class Decoding:
 
 
 class GeneratedTokens:
-    """The tokens of one completion, watched for stop strings as they come."""
+    """The tokens of one completion, watched for stop strings as they come.
 
-    # Only the last tokens are decoded at every step, from an anchor that follows at a distance:
-    #
-    #     ids      o o o o o o o o o o o o o o o
-    #                        ^ anchor          ^ new
-    #     decoded            [---------------->]
-    #
-    # The tokens before the anchor change nothing after it: it is moved only to a place where the
-    # text so far ends with the text of the tokens from there on, every character of which is whole.
-    # That matters where characters are spread over tokens; a decoder with byte fallback even makes
-    # all bytes of a run unreadable for one that is wrong.
+    Only the last tokens are decoded at every step, from an anchor that follows at a distance. What
+    comes before the anchor can change nothing after it: an anchor is moved only to where the text
+    so far ends with the text of the tokens from there on, every character of which is whole. That
+    matters where characters are spread over tokens; a decoder with byte fallback even makes all
+    bytes of a run unreadable for one that is wrong.
+
+    Attributes:
+        ids: the tokens so far.
+    """
 
     def __init__(self, decoding: Decoding):
         self.ids: list[int] = []
         self._decoding = decoding
-        # In characters.
-        self._longest_stop = max(map(len, decoding.stops), default=0)
+        self._longest_stop = max(map(len, decoding.stops), default=0)  # characters
         self._anchor = 0
 
     def append(self, token: int) -> bool:
@@ -195,8 +213,7 @@ class GeneratedTokens:
 
     def _follow(self, text: str) -> None:
         """Move the anchor, if it lags, to where nothing of an unfinished stop string is lost."""
-        # A token is mostly one character or more.
-        distance = self._longest_stop + 4
+        distance = self._longest_stop + 4  # a token is mostly one character or more
         if len(self.ids) - self._anchor < 2 * distance:
             return
         tail = self._decoding.decode(self.ids[-distance:])

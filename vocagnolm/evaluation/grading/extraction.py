@@ -1,4 +1,4 @@
-"""The answer in a model's output: the harness's rules, in the harness's order.
+"""What a model's output gives as its answer: the harness's rules, in the harness's order.
 
 The reference is `extract_answer` and `run_execute` of ZubinGou/math-evaluation-harness at db77bc6.
 """
@@ -11,18 +11,17 @@ from typing import Literal
 from vocagnolm.evaluation.grading.normalization import strip_string
 
 AnswerKind = Literal["free", "letter", "marked"]
-# The harness's word for an output without a letter.
-NO_LETTER = "placeholder"
+NO_LETTER = "placeholder"  # the harness's word for an output without a letter
 _LETTER = re.compile(r"answer is \(?([abcde])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
 def extract(kind: AnswerKind, output: str) -> str | None:
-    r"""Find the normalised answer of an output.
+    r"""The normalised answer of an output.
 
     Args:
-        kind: "free" for numbers and formulas, "letter" for multiple choice, "marked" for the word
-            behind `####` in the first line (the demo).
+        kind: "free" for numbers and formulas, "letter" for multiple choice, "marked" for what
+            stands behind `####` in the first line (the demo).
         output: the text after the stop cut.
 
     Returns:
@@ -38,7 +37,7 @@ def extract(kind: AnswerKind, output: str) -> str | None:
 
 
 def _letter(output: str) -> str:
-    """Find the first letter after "answer is"; "answer is because" gives B."""
+    """The first letter after "answer is"; "answer is because" gives B."""
     text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
     found = _LETTER.search(text)
     return found[1].upper() if found else NO_LETTER
@@ -55,7 +54,7 @@ def _free_answer(output: str) -> str:
 
 
 def _answer_span(output: str) -> str:
-    """Cut out the answer by the first rule that applies."""
+    """The part of an output that the first rule which applies takes for the answer."""
     if "final answer is $" in output and "$. I hope" in output:
         return output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
     if "boxed" in output:
@@ -68,7 +67,7 @@ def _answer_span(output: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    """Cut out the content of the braces that open `text`, to its end where they never close."""
+    """What stands in the braces that open `text`, to its end where they never close."""
     if not text.startswith("{"):
         return text.partition("$")[0].strip()
     depth = 0

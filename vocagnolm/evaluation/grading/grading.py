@@ -12,33 +12,34 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 
-# The directory that holds the package: a checkout, or site-packages.
 _ROOT = Path(__file__).resolve().parents[3]
-# For a worker that waits instead of working; processor time ends it sooner.
-WALL_LIMIT_S = 20.0
-# A cold disk.
-START_LIMIT_S = 120.0
+WALL_LIMIT_S = 20.0  # for a worker that waits instead of working; processor time ends it sooner
+START_LIMIT_S = 120.0  # a cold disk
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdicts of the graders on one output."""
+    """What the graders say of one output.
 
-    # Normalised; None where there is no output, or none in time.
-    prediction: str | None = None
-    # The harness's verdict.
-    correct: bool = False
-    # "choice" (letters), "string", "numeric", "empty", "symbolic"; or "timeout", "crash" (of the
-    # worker, for lack of memory for example), which left no verdict.
-    decided_by: str = ""
-    # The second opinion; None for letters, and where there was none in time.
-    math_verify: bool | None = None
+    Attributes:
+        prediction: the answer, normalised; None where there is no output, or none in time.
+        correct: the harness's verdict.
+        decided_by: "choice" (letters), "string", "numeric", "empty", "symbolic", or what kept it
+            from an answer: "timeout", "crash" (of the worker, for lack of memory for example).
+        math_verify: the second opinion; None for letters, and where there was none in time.
+    """
+
+    prediction: str | None
+    correct: bool
+    decided_by: str
+    math_verify: bool | None
 
 
 class Grader:
@@ -54,7 +55,12 @@ class Grader:
         self._threads = ThreadPoolExecutor(self.workers)
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        exception: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._threads.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().stop()
@@ -62,7 +68,7 @@ class Grader:
     def grade(
         self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
     ) -> Iterator[Verdict]:
-        """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
+        """Verdicts on (output, gold) pairs, in their order; kind None: (prediction, gold)."""
         return self._threads.map(lambda answer: self._grade(kind, *answer), answers)
 
     def _grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
@@ -86,10 +92,8 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            # `-m` looks here first, and finds this very package.
-            cwd=_ROOT,
-            # An interrupt is for us.
-            start_new_session=True,
+            cwd=_ROOT,  # where `-m` looks first: for this very package
+            start_new_session=True,  # an interrupt is for us
         )
         self._received = b""
         self._ready = False
@@ -99,36 +103,33 @@ class _Worker:
         self._process.communicate()
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
-        if self._process.poll() is not None:
-            # It ended while it had nothing to do.
+        if self._process.poll() is not None:  # it ended while it had nothing to do
             self._replace()
         if not self._ready:
             self._wait_until_ready()
-        verdict = Verdict()
+        replies: list[Any] = []
+        ended = ""
         try:
             self._send(json.dumps([kind, output, gold]).encode() + b"\n")
-            # Each reply adds to the verdict, which stands if the worker dies before the next one.
-            for _ in range(3):
-                verdict = replace(verdict, **self._receive(WALL_LIMIT_S))
+            while len(replies) < 3:
+                replies.append(self._receive(WALL_LIMIT_S))
         except _WorkerDiedError as error:
-            # The limit of processor time ends a worker by SIGPROF.
             ended = "timeout" if self._replace() == -signal.SIGPROF else str(error)
-            if not verdict.decided_by:
-                verdict = replace(verdict, decided_by=ended)
-        return verdict
+        missing: list[Any] = [None, (False, ended), None]
+        prediction, (correct, decided_by), math_verify = replies + missing[len(replies) :]
+        return Verdict(prediction, correct, decided_by, math_verify)
 
     def _send(self, line: bytes) -> None:
         assert self._process.stdin is not None
         rest = memoryview(line)
         try:
-            # A signal may end a write in the middle.
-            while rest:
+            while rest:  # a signal may end a write in the middle
                 rest = rest[self._process.stdin.write(rest) :]
         except BrokenPipeError as error:
             raise _WorkerDiedError("crash") from error
 
-    def _receive(self, limit: float) -> dict[str, Any]:
-        """Read the next reply, in at most `limit` seconds."""
+    def _receive(self, limit: float) -> Any:
+        """The next reply, in at most `limit` seconds."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + limit
         while b"\n" not in self._received:
@@ -141,8 +142,7 @@ class _Worker:
                 raise _WorkerDiedError("crash")
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+        return json.loads(line)
 
     def _wait_until_ready(self) -> None:
         try:
@@ -155,7 +155,7 @@ class _Worker:
         self._ready = True
 
     def _replace(self) -> int:
-        """Start another process, and return the status of the last one."""
+        """Start another process; the status of the last one, which its limit ends by SIGPROF."""
         status = self._process.wait()
         self._process.communicate()
         self._start()

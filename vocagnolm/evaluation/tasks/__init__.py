@@ -1,1 +1,1 @@
-"""The tasks: benchmarks as data, their rows, their prompts."""
+"""What is asked: benchmarks as data, their rows, their prompts."""

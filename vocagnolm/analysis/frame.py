@@ -1,0 +1,257 @@
+"""One tidy frame of all that was measured, from which comparison and figures are read.
+
+A row is one number: of a run of train.py (`source` "trained"), of another evaluated model
+("evaluated") or of a teacher in an audit ("audit"). A run without a number has a row without one.
+
+    run     source   model  method  teacher  setting  seed  options  column  value  low   high
+    runs/a  trained  a      ULD     Mistral  {...}    [0]   {...}    gsm8k    21.0  19.0  23.0
+
+Runs that differ in nothing but their seed are one setting, hence one mark of a figure.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pandas as pd
+
+from vocagnolm.analysis.panels import Mark
+from vocagnolm.analysis.runs import (
+    AUDIT_FILE,
+    EVAL_LOSS,
+    GUIDANCE_FILE,
+    RESULTS_FILE,
+    SETTINGS_FILE,
+    STATE_FILE,
+    Json,
+    Run,
+    find_views,
+    is_evaluated,
+    read_audit,
+    read_eval_loss,
+    read_runs,
+    reject,
+    run_directory,
+    teacher_name,
+)
+from vocagnolm.host.files import read_json
+
+METHODS = {
+    "vocagnolm": "VocAgnoLM",
+    "uld": "ULD",
+    "kld": "KLD",
+    "cpt": "CPT",
+    "rho1": "Rho-1",
+    "chunk": "chunks",
+    "random": "random tokens",
+}
+_FIELDS = ["run", "source", "model", "method", "teacher", "setting", "seed", "options"]
+_FIELDS += ["dataset", "chunks", "column", "value", "rounded", "low", "high", "marked"]
+_OF_A_SEED = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
+_SEED_IN_A_PATH = re.compile(r"seed[-_=]?\d+")
+
+Rows = Iterator[dict[str, object]]
+
+
+def read_frame(paths: Sequence[Path]) -> pd.DataFrame:
+    """Read directories, each of which tells by its files what it holds.
+
+    Raises:
+        ValueError: a directory holds nothing to draw, is given twice, or is damaged.
+    """
+    rows: list[dict[str, object]] = []
+    seen: set[Path] = set()
+    for path in paths:
+        place = run_directory(path)
+        if place.resolve() in seen:
+            reject("different runs", f"{path} twice", "give it once")
+        seen.add(place.resolve())
+        if (place / SETTINGS_FILE).is_file():
+            rows += _trained(place)
+        elif (place / AUDIT_FILE).is_file():
+            about = {"run": str(place), "source": "audit"}
+            rows += [about | row for row in read_audit(place / AUDIT_FILE)]
+        elif is_evaluated(place):
+            rows += _evaluated(*read_runs([place]))
+        elif not find_views(place):
+            raise ValueError(
+                f"expected {SETTINGS_FILE}, {RESULTS_FILE}, {AUDIT_FILE} or {GUIDANCE_FILE} in "
+                f"{path}, found none: give a directory of train.py, evaluate_math.py, "
+                "vocagnolm audit or vocagnolm inspect"
+            )
+    return pd.DataFrame(rows, columns=_FIELDS)
+
+
+def _scores(run: Run) -> Rows:
+    return (asdict(score) for score in run.scores if not score.second)
+
+
+def _evaluated(run: Run) -> Rows:
+    about = {
+        "run": str(run.directory),
+        "source": "evaluated",
+        "model": teacher_name(run.model.rsplit(", revision ", 1)[0]),
+        "method": run.label,
+        "teacher": "",
+        "setting": str(run.directory),
+        "seed": "",
+    }
+    return (row | about for row in _scores(run))
+
+
+def _trained(place: Path) -> Rows:
+    settings = read_json(place / SETTINGS_FILE)
+    if settings.get("method") not in METHODS:
+        raise ValueError(
+            f"{place / SETTINGS_FILE}: expected a method of train.py, found "
+            f"{settings.get('method')!r}: give a run of this version"
+        )
+    # The identity of a setting: all options but those of a seed, and paths without their "seedN".
+    kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
+    options = json.loads(_SEED_IN_A_PATH.sub("seed", kept))
+    in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
+    about = {
+        "run": str(place),
+        "source": "trained",
+        "model": teacher_name(str(place)),
+        "method": METHODS[settings["method"]],
+        "teacher": _teachers(settings),
+        "setting": json.dumps(options, sort_keys=True),
+        "seed": json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
+        "options": options,
+    }
+    loss = read_eval_loss(place)
+    rows = (
+        [row for run in read_runs([place]) for row in _scores(run)] if is_evaluated(place) else []
+    )
+    if loss is not None or not rows:
+        rows.append(
+            {"column": EVAL_LOSS if loss is not None else None, "value": loss, "marked": ()}
+        )
+    for row in rows:
+        yield row | about
+
+
+def _teachers(settings: Json) -> str:
+    """Name who guided a run, joined if there are several; "" for nobody."""
+    stores = settings.get("teacher_losses")
+    found = [store["teacher"] for store in stores] if stores else settings.get("teacher")
+    names = [found] if isinstance(found, str) else found or []
+    return " + ".join(map(teacher_name, names))
+
+
+def average(
+    setting: pd.DataFrame, metric: str, x: float | str | None = None, text: str = ""
+) -> Mark:
+    """Average a metric over the runs of a setting.
+
+    Raises:
+        ValueError: one does not have it; the message says how to get it.
+    """
+    found = setting[setting.column == metric]
+    for run, rows in setting[~setting.run.isin(found.run)].groupby("run", sort=False):
+        _lack(str(run), rows, metric)
+    values = found.value.tolist()
+    mean, low, high = statistics.fmean(values), found.low.iloc[0], found.high.iloc[0]
+    if len(values) > 1:
+        deviation = statistics.stdev(values)
+        low, high = mean - deviation, mean + deviation
+    return Mark(
+        x,
+        mean,
+        bar=None if pd.isna(low) else (low, high),
+        text=text,
+        marked=tuple(sorted({word for words in found.marked for word in words})),
+        seeds=len(values),
+        runs=tuple(found.run),
+    )
+
+
+def _lack(run: str, rows: pd.DataFrame, metric: str) -> None:
+    """Reject a run that does not have a metric."""
+    columns = [column for column in rows.column.dropna() if column != EVAL_LOSS]
+    if metric == EVAL_LOSS:
+        reject(
+            f"{EVAL_LOSS} after the last step in {Path(run) / STATE_FILE}",
+            "none",
+            "finish its training with --eval_fraction or --eval_dataset",
+        )
+    if not columns:
+        reject(
+            f"an evaluation of {run}",
+            "none",
+            f"run python evaluate_math.py --model {run}, or draw its held-out loss with --metric "
+            f"{EVAL_LOSS}",
+        )
+    reject(
+        f"{metric!r} in the evaluation of {run}",
+        ", ".join(map(repr, columns)),
+        "name one of them with --metric, or evaluate the rest of the benchmarks",
+    )
+
+
+def settings(trained: pd.DataFrame) -> list[pd.DataFrame]:
+    """Split runs by setting.
+
+    Raises:
+        ValueError: two runs of one setting have the same seed.
+    """
+    runs = trained.drop_duplicates("run")
+    for _, same in runs.groupby(["setting", "seed"], sort=False):
+        if len(same) > 1:
+            one, two, *_ = same.run
+            reject(
+                "the runs of one setting to have seeds of their own",
+                f"{one} and {two} with the same",
+                "leave one out",
+            )
+    return [group for _, group in trained.groupby("setting", sort=False)]
+
+
+def marks(trained: pd.DataFrame, metric: str, x: Callable[[pd.Series], float]) -> list[Mark]:
+    """Average every setting, in the order of x, which reads a row.
+
+    Raises:
+        ValueError: two settings stand at the same x, or a run does not have the metric.
+    """
+    at: dict[float, pd.DataFrame] = {}
+    for setting in settings(trained):
+        place = x(setting.iloc[0])
+        other = at.setdefault(place, setting)
+        if other is not setting:
+            reject(
+                f"one setting of {label_of(setting)} for each mark",
+                f"{other.run.iloc[0]} and {setting.run.iloc[0]}, which differ in "
+                f"{', '.join(_differing([other, setting]))}",
+                "leave one out",
+            )
+    return [average(at[place], metric, place) for place in sorted(at)]
+
+
+def label_of(setting: pd.DataFrame) -> str:
+    """Return the method and the teacher."""
+    first = setting.iloc[0]
+    return ", ".join(filter(None, (first.method, first.teacher)))
+
+
+def labels_of(all_settings: Sequence[pd.DataFrame]) -> list[str]:
+    """Tell settings apart: by method and teacher, and where these are equal, by their options."""
+    labels = []
+    for setting in all_settings:
+        alike = [other for other in all_settings if label_of(other) == label_of(setting)]
+        options = setting.options.iloc[0]
+        differing = [f"{name} {options.get(name)}" for name in _differing(alike)]
+        labels.append(", ".join([label_of(setting), *differing]))
+    return labels
+
+
+def _differing(several: Sequence[pd.DataFrame]) -> list[str]:
+    """List the options in which some settings are not all the same, in the order of `run.json`."""
+    options = [setting.options.iloc[0] for setting in several]
+    names = dict.fromkeys(name for one in options for name in one)
+    return [name for name in names if any(one.get(name) != options[0].get(name) for one in options)]

@@ -1,0 +1,107 @@
+"""Compare evaluated runs, and draw the paper's figures from them.
+
+    vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
+    vocagnolm compare runs/* audits/* --figure 6 --output_dir out
+
+The first run is the baseline of the others, over the same items. Numbers are never mixed: runs that
+were asked or graded differently are not paired, and a number that is partial, or of other prompts
+or data than the published ones, is marked wherever it is shown. With --figure the paper's figures
+are drawn instead. Exit status: 0 done, 2 a wrong argument or file.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from vocagnolm.analysis.compare import RESAMPLES, SEED, compare, markdown, write
+from vocagnolm.analysis.figures import NUMBERS, make
+from vocagnolm.host.command import Parser, run_command, say
+from vocagnolm.host.files import check_writable
+
+NAME = "vocagnolm compare"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare, and return the exit status."""
+    return run_command(NAME, lambda: _compare(argv))
+
+
+def _compare(argv: Sequence[str] | None) -> None:
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.figure:
+        idle = parser.given(arguments) & {"resamples", "seed"}
+        _draw(arguments, idle)
+        return
+    if arguments.metric:
+        raise ValueError(
+            "expected --figure with --metric, found none: name a figure or leave it out"
+        )
+    output_dir = arguments.output_dir
+    if output_dir:
+        check_writable(output_dir)
+    comparison = compare(arguments.runs, arguments.reported, arguments.resamples, arguments.seed)
+    if output_dir:
+        write(comparison, output_dir)
+    say(markdown(comparison).rstrip("\n"))
+
+
+def _draw(arguments: argparse.Namespace, idle: set[str]) -> None:
+    if not arguments.output_dir:
+        raise ValueError("expected --output_dir with --figure, found none: say where they shall be")
+    check_writable(arguments.output_dir)
+    if idle:
+        raise ValueError(
+            f"expected --{min(idle)} for tables only, found it with --figure: leave it out"
+        )
+    made = make(
+        arguments.figure,
+        arguments.runs,
+        arguments.output_dir,
+        arguments.metric,
+        arguments.reported,
+    )
+    say("\n".join(map(str, made)))
+
+
+def _parser() -> Parser:
+    parser = Parser(NAME, __doc__)
+    add = parser.add_argument
+    add(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="An evaluation, or a model that has one; for figures also a run of train.py, an audit "
+        "or an inspection.",
+    )
+    add(
+        "--reported",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="A row of the paper; again for more.",
+    )
+    add(
+        "--output_dir",
+        type=Path,
+        help="Gets comparison.json, comparison.md and comparison.png, or the figures.",
+    )
+    add(
+        "--figure",
+        action="append",
+        type=int,
+        choices=NUMBERS,
+        metavar="N",
+        help=f"Draw this figure of the paper ({', '.join(map(str, NUMBERS))}); again for more.",
+    )
+    add(
+        "--metric",
+        help="Quality in a figure: gsm8k, AVG or another column of the evaluation, or eval_loss, "
+        "the held-out loss after the last step; by default the paper's column.",
+    )
+    add("--resamples", type=int, default=RESAMPLES, help="Bootstrap resamples.")
+    add("--seed", type=int, default=SEED, help="Bootstrap seed.")
+    return parser
