@@ -6,15 +6,14 @@ that no text can draw on the page or the terminal.
 
 from __future__ import annotations
 
-import html
-import json
+import itertools
 import math
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+
+import jinja2
 
 from vocagnolm.host.files import write_file, write_json
 from vocagnolm.views.view import (
@@ -29,7 +28,12 @@ from vocagnolm.views.view import (
     to_json,
 )
 
-_TEMPLATE = Path(__file__).parents[1] / "assets" / "inspection.html"
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("vocagnolm", "assets"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+)
 _BY_EXCESS = ("vocagnolm", "chunk")  # rho1 may add entropies to the losses
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # categories of Unicode
 _COLORS: dict[Status, str] = {
@@ -49,7 +53,7 @@ _SUMMARY_HEAD = ("", "tokens", "trained", "student", "teacher", "excess")
 
 
 def write_view(view: GuidanceView, directory: Path, name: str) -> None:
-    """Write `NAME.json`, which `inspection.read_views` reads, and `NAME.html`, each atomically."""
+    """Write `NAME.json`, which `view.read_views` reads, and `NAME.html`, each atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / f"{name}.json", to_json(view))
     page = render_html(view).encode()
@@ -60,7 +64,7 @@ def write_view(view: GuidanceView, directory: Path, name: str) -> None:
 
 
 def invisible_name(character: str) -> str | None:
-    r"""What to show for a character that cannot be seen; None for all others, "\n" and "\t".
+    r"""Name a character that cannot be seen; None for all others, "\n" and "\t".
 
     >>> invisible_name("\x1b"), invisible_name("\u202e"), invisible_name("x")
     ('␛', 'U+202E', None)
@@ -74,7 +78,7 @@ def invisible_name(character: str) -> str | None:
 
 
 def label(text: str) -> str:
-    r"""A token's characters on one line, each of them visible.
+    r"""Write a token's characters on one line, each of them visible.
 
     >>> label(" 9\n")
     '␣9↵'
@@ -84,7 +88,7 @@ def label(text: str) -> str:
 
 
 def token_labels(text: TextView) -> list[str]:
-    """The labels of all tokens; those that share a character say which part of it they are."""
+    """Label all tokens; those that share a character say which part of it they are."""
     names = iter(_labels(text.text, [token for token in text.tokens if not token.is_special]))
     return [token.text if token.is_special else next(names) for token in text.tokens]
 
@@ -101,7 +105,7 @@ def _labels(text: str, tokens: Sequence[TokenView] | Sequence[PieceView]) -> lis
 
 
 def reasons(settings: ViewSettings) -> dict[str, str]:
-    """Why a token has its status; unmapped ones by whether they are trained."""
+    """Explain each status; unmapped tokens have two, trained and not."""
     score = "excess" if settings.method in _BY_EXCESS else "score"
     among = f"among the largest {settings.top_k * 100:.6g} %"
     alone = "no teacher loss to compare with"
@@ -117,14 +121,14 @@ def reasons(settings: ViewSettings) -> dict[str, str]:
 
 
 def definition(settings: ViewSettings) -> str:
-    """What the teacher's loss on a student token is."""
+    """Define the teacher's loss on a student token."""
     if settings.method == "chunk":
         return f"the {settings.aggregation} over the teacher tokens of the same chunk"
     return f"the {settings.aggregation} over all teacher tokens that cover any of its characters"
 
 
 def settings_line(settings: ViewSettings) -> str:
-    """The settings in one line."""
+    """Write the settings in one line."""
     step = [] if settings.step is None else [f"step {settings.step:,}"]
     parts = [
         f"method {settings.method}",
@@ -147,7 +151,7 @@ def _status_key(token: TokenView) -> str:
 
 
 def _summary_rows(view: GuidanceView) -> list[tuple[str, ...]]:
-    """A row for each status, and one for all tokens with a label."""
+    """Summarise each status, and all tokens with a label."""
     labelled = [token for token in view.tokens if token.status != "unlabelled"]
     groups: dict[str, list[TokenView]] = {
         status: [token for token in labelled if token.status == status]
@@ -175,12 +179,7 @@ def _summary_rows(view: GuidanceView) -> list[tuple[str, ...]]:
 
 
 def render_text(view: GuidanceView, *, color: bool) -> str:
-    """The texts with their tokens marked, a legend and the summary, for a terminal.
-
-    Args:
-        view: what to show.
-        color: mark tokens by colour and weight; else with brackets.
-    """
+    """Render texts, a legend and the summary for a terminal, tokens in colour or in brackets."""
     settings = view.settings
     legend = " ".join(_paint(status, status, color) for status in STATUSES)
     lines = [f"{settings.student} \u2190 {settings.teacher}", settings_line(settings), legend]
@@ -192,7 +191,7 @@ def render_text(view: GuidanceView, *, color: bool) -> str:
 
 
 def render_table(view: GuidanceView) -> str:
-    """All tokens, one per line, with losses in nats and the teacher's pieces, for a terminal."""
+    """List all tokens for a terminal, with losses in nats and the teacher's pieces."""
     head = ("#", "token", "status", "student", "teacher", "excess", "teacher pieces")
     rows: list[tuple[str, ...]] = [head]
     for text in view.texts:
@@ -202,7 +201,7 @@ def render_table(view: GuidanceView) -> str:
 
 
 def token_cells(token: TokenView, text: str) -> tuple[str, str, str, str, str]:
-    """Status, both losses, excess (nats) and the pieces of a token, as words."""
+    """Write status, both losses, excess (nats) and the pieces of a token as words."""
     names = _labels(text, token.pieces)
     pieces = (
         f"{name} {_number(piece.loss_nats)}"
@@ -223,7 +222,7 @@ def _heading(text: TextView) -> str:
 
 
 def _token_text(token: TokenView) -> str:
-    """What a token shows in a terminal; the later parts of a character show a ring."""
+    """Show a token in a terminal; the later parts of a character show a ring."""
     shown = (invisible_name(character) or character for character in token.text)
     return "".join(shown).replace("\n", "↵\n") or "\u25e6"
 
@@ -250,7 +249,7 @@ def _table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> str:
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal."""
+    """Count the columns of a terminal."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
@@ -259,94 +258,59 @@ def _width(text: str) -> int:
 
 
 def render_html(view: GuidanceView) -> str:
-    """A page of its own: nothing is loaded, and every text is escaped."""
+    """Render a page of its own: nothing is loaded, and every text is escaped."""
     settings = view.settings
-    losses = [
-        loss
-        for token in view.tokens
-        for loss in (token.student_loss_nats, token.teacher_loss_nats)
-        if loss is not None and math.isfinite(loss)
-    ]
-    numbers = iter(range(len(view.tokens)))
-    data: list[list[Any]] = []
-    sections = []
+    losses = (loss for t in view.tokens for loss in (t.student_loss_nats, t.teacher_loss_nats))
+    numbers = itertools.count()
+    texts, facts = [], []
     for text in view.texts:
-        names = token_labels(text)
-        spans = [
-            _token_html(next(numbers), name, token)
-            for name, token in zip(names, text.tokens, strict=True)
-        ]
-        data += [
-            _token_data(name, token, text.text)
-            for name, token in zip(names, text.tokens, strict=True)
-        ]
-        sections.append(
-            f'<section><h2>{html.escape(_heading(text))}</h2><div class="text" dir="auto" '
-            'role="listbox" aria-orientation="horizontal" aria-label="Tokens of the text">'
-            f"{''.join(spans)}</div></section>"
-        )
-    facts = {
-        "tokens": data,
-        "reasons": reasons(settings),
-        "aggregation": "" if settings.method == "chunk" else settings.aggregation,
-        "scale": max(losses, default=1.0),
-    }
-    parts = {
-        "student": html.escape(settings.student),
-        "teacher": html.escape(settings.teacher),
-        "settings": html.escape(settings_line(settings)),
-        "definition": html.escape(definition(settings)),
-        "summary": _summary_html(view),
-        "texts": "\n".join(sections),
-        "facts": json.dumps(facts, allow_nan=False).replace("<", "\\u003c"),
-    }
-    template = _TEMPLATE.read_text(encoding="utf-8")
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)  # in a single pass
+        tokens = []
+        for name, token in zip(token_labels(text), text.tokens, strict=True):
+            tokens.append(_token_parts(next(numbers), name, token))
+            facts.append(_token_facts(name, token, text.text))
+        texts.append({"heading": _heading(text), "tokens": tokens})
+    return _TEMPLATES.get_template("guidance.html").render(
+        student=settings.student,
+        teacher=settings.teacher,
+        settings=settings_line(settings),
+        definition=definition(settings),
+        summary=_summary_rows(view),
+        statuses=STATUSES,
+        texts=texts,
+        invisible_name=invisible_name,
+        facts={
+            "tokens": facts,
+            "reasons": reasons(settings),
+            "aggregation": "" if settings.method == "chunk" else settings.aggregation,
+            "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
+        },
+    )
 
 
-def _summary_html(view: GuidanceView) -> str:
-    rows = []
-    for name, *cells in _summary_rows(view):
-        sample = f'<span class="token {name}">{name}</span>' if name in STATUSES else name
-        rows.append(
-            f'<tr><th scope="row">{sample}</th>'
-            + "".join(f"<td>{cell}</td>" for cell in cells)
-            + "</tr>"
-        )
-    return "\n".join(rows)
-
-
-def _token_html(number: int, name: str, token: TokenView) -> str:
-    classes = ["token", token.status]
-    classes += ["special"] * token.is_special + ["part"] * (not token.text)
+def _token_parts(number: int, name: str, token: TokenView) -> dict[str, object]:
+    """Prepare a token for the template."""
     is_word = token.text.startswith(" ") and len(token.text) <= _LONGEST_WORD
-    classes += ["word"] * is_word
-    classes += ["untrained"] * (token.status == "unmapped" and not token.is_trained)
-    values = (
-        f"{what} {_number(value)} nats"
-        for what, value in (
-            ("student", token.student_loss_nats),
-            ("teacher", token.teacher_loss_nats),
-        )
-        if value is not None
-    )
-    spoken = html.escape(", ".join([name, _status_key(token), *values]))
-    return (
-        f'{"<wbr>" * is_word}<span class="{" ".join(classes)}" id="t{number}" role="option" '
-        f'aria-selected="false" tabindex="{0 if number == 0 else -1}" aria-label="{spoken}">'
-        f"{''.join(map(_character_html, token.text))}</span>"
-    )
+    classes = {
+        "token": True,
+        token.status: True,
+        "special": token.is_special,
+        "part": not token.text,
+        "word": is_word,
+        "untrained": token.status == "unmapped" and not token.is_trained,
+    }
+    losses = {"student": token.student_loss_nats, "teacher": token.teacher_loss_nats}
+    spoken = [f"{role} {_number(x)} nats" for role, x in losses.items() if x is not None]
+    return {
+        "number": number,
+        "classes": " ".join(name for name, is_one in classes.items() if is_one),
+        "is_word": is_word,
+        "spoken": ", ".join([name, _status_key(token), *spoken]),
+        "text": token.text,
+    }
 
 
-def _character_html(character: str) -> str:
-    """One character; an empty element draws a sign before one that is blank."""
-    if name := invisible_name(character):
-        return f"<b>{name}</b>"
-    return {"\n": "<i></i>\n", "\t": '<i class="tab"></i>\t'}.get(character, html.escape(character))
-
-
-def _token_data(name: str, token: TokenView, text: str) -> list[Any]:
-    """What the script shows of a token: label, status, losses, then its pieces."""
+def _token_facts(name: str, token: TokenView, text: str) -> list[object]:
+    """List what the script shows of a token: label, status, losses, then its pieces."""
     names = _labels(text, token.pieces)
     return [
         name,
