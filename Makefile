@@ -1,19 +1,28 @@
-# make demo    train and judge students in the embedded world, on a CPU (runs/demo)
-# make test    run the tests
-# make check   lint, types and tests: what CI runs
-# make shape   print the measures of the house
+# make demo         train and judge students in the embedded world, on a CPU (runs/demo)
+# make check-fast   lint, types and unit tests
+# make test         all tests but the slow ones
+# make check        lint, types and all tests: what CI runs
+# make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test lint types check shape clean
+.PHONY: demo test test-all test-unit lint types check check-fast shape clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
 test: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(PYTEST) -m "not slow"
+
+test-unit: $(VENV)/installed-dev
+	$(PYTEST) -m "not slow and not processes"
+
+test-all: $(VENV)/installed-dev
+	$(PYTEST)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -22,7 +31,9 @@ lint: $(VENV)/installed-dev
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
 
-check: lint types test
+check: lint types test-all
+
+check-fast: lint types test-unit
 
 shape:
 	python3 tests/support/shape.py

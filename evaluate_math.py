@@ -1,4 +1,4 @@
-"""Few-shot accuracy on the paper's nine math benchmarks; see `vocagnolm/evaluation/main.py`.
+"""Few-shot accuracy on the paper's nine math benchmarks: `vocagnolm evaluate` as a script.
 
 python evaluate_math.py --model runs/my-student
 accelerate launch evaluate_math.py --model Qwen/Qwen2.5-Math-7B       # one process per GPU
@@ -6,7 +6,8 @@ python evaluate_math.py --model M --dry_run                           # prompts 
 python evaluate_math.py --regrade FILE.jsonl.gz --benchmark gsm8k     # grade stored outputs
 """
 
-from vocagnolm.evaluation.main import run_script
+from vocagnolm.evaluation.main import main
+from vocagnolm.host.command import run_script
 
 if __name__ == "__main__":
-    run_script()
+    run_script(main)

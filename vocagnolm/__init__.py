@@ -1,1 +1,52 @@
-"""Vocabulary-agnostic teacher-guided language modelling (VocAgnoLM, arXiv 2503.19123)."""
+"""Vocabulary-agnostic teacher-guided language modelling (VocAgnoLM, arXiv 2503.19123).
+
+The method lies flat in this package; everything around it is a room. Read it in this order:
+
+    conventions    letters of shapes, -100 and -1, half-open, nats
+    corpus         a file, a directory, a hub name -> a column of text
+    spans          text -> ids and character spans without gaps
+    tokenizers     load, test, compare; readers, which open and close a text
+    alignment      Algorithm 1: the teacher tokens behind each student token
+    data           documents -> segments that fit all readers, aligned, cached
+    packing        segments -> blocks of max_length tokens
+    row_segments   where documents end in a packed row
+    collator       blocks -> a batch, ranges re-based
+    output_head    hidden states -> logits, a tile at a time
+    token_loss     Eq. 1: the loss of every token, no logits kept
+    guidance       Eq. 2, Eq. 4: losses in, weights out
+    distillation   Eq. 5, Eq. 6
+    teacher        where the teacher's losses come from: a model, or a store
+    objective      what a method makes of a batch
+    trainer        Eq. 3: the step; its loop is `transformers.Trainer`'s
+
+The names of `__all__` are imported when they are first used, so that work on text loads no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_MODULES = {
+    "Blocks": "packing",
+    "Guidance": "guidance",
+    "PackedCollator": "collator",
+    "VocAgnoTrainer": "trainer",
+    "add_token_losses": "token_loss",
+    "aggregate_teacher_losses": "guidance",
+    "align_corpus": "data",
+    "align_spans": "alignment",
+    "encode": "spans",
+    "select_tokens": "guidance",
+}
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -21,11 +21,11 @@ from vocagnolm.evaluation.engines.generation import (
     Completion,
     Decoding,
     GeneratedTokens,
-    context_length,
     cut,
     end_of_text_ids,
 )
 from vocagnolm.evaluation.engines.hf_engine import HFEngine, WaitingRows
+from vocagnolm.models.source import NO_LIMIT
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
@@ -83,32 +83,7 @@ LONGROPE = {
 }
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (transformers.LlamaConfig(max_position_embeddings=77), 77),
-        (transformers.GPT2Config(n_positions=33), 33),
-        (transformers.BloomConfig(), None),
-        (
-            transformers.Phi3Config(
-                max_position_embeddings=400,
-                original_max_position_embeddings=100,
-                rope_parameters={**LONGROPE, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48},
-            ),
-            100,
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_context_length_is_what_the_model_was_made_for_when_a_configuration_says_so(
-    config: Any, expected: int | None
-) -> None:
-    assert context_length(config) == expected
-
-
-def decoding_of(
-    tokenizer: Any, stops: Sequence[str] = STOPS, context: int | None = None
-) -> Decoding:
+def decoding_of(tokenizer: Any, stops: Sequence[str] = STOPS, context: int = NO_LIMIT) -> Decoding:
     return Decoding(tokenizer, tuple(stops), NEW_TOKENS, context, frozenset())
 
 
@@ -150,7 +125,7 @@ def test_decoding_is_refused_when_nothing_could_be_generated(
     stops: tuple[str, ...], max_new_tokens: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        Decoding(None, stops, max_new_tokens, None, frozenset())
+        Decoding(None, stops, max_new_tokens, NO_LIMIT, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -271,7 +246,7 @@ def test_generated_tokens_decode_a_few_tokens_a_step_when_completions_are_long(
 
 
 def test_generated_tokens_decode_nothing_when_there_are_no_stops() -> None:
-    assert watched(Decoding(None, (), 5, None, frozenset()), [1, 2, 3]) is None
+    assert watched(Decoding(None, (), 5, NO_LIMIT, frozenset()), [1, 2, 3]) is None
 
 
 # Scheduling

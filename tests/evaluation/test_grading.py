@@ -336,7 +336,7 @@ def running(process: int) -> bool:
 def test_worker_is_of_this_package_when_the_directory_has_files_of_the_same_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "vocagnolm" / "evaluation").mkdir(parents=True)
+    (tmp_path / "vocagnolm" / "evaluation" / "grading").mkdir(parents=True)
     for name in ("vocagnolm/__init__.py", "vocagnolm/evaluation/grading/worker.py", "sympy.py"):
         (tmp_path / name).write_text("raise SystemExit(3)")
     monkeypatch.chdir(tmp_path)

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
+from locks import locked_elsewhere
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, prompt_sha256
@@ -77,7 +77,7 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert evaluate_math.main(argv) == 2
     printed, complained = capsys.readouterr()
     assert printed == ""
-    assert complained.startswith("evaluate_math.py: error: ")
+    assert complained.startswith("vocagnolm evaluate: error: ")
     assert complained.count("\n") == 1
     return complained
 
@@ -257,8 +257,8 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     "unknown benchmark": ("--model M --benchmarks gsm8k,gsm9k", "expected some of gsm8k,math,"),
     "no benchmark": ("--model M --benchmarks ,", "found ',': separate them with commas"),
     "revision": ("--model . --revision main", "--revision has no effect on a directory"),
-    "no item": ("--model M --limit 0", "--limit: expected 1 or more, found 0"),
-    "no row": ("--model M --batch_size -1", "--batch_size: expected 1 or more, found -1"),
+    "no item": ("--model M --limit 0", "--limit must be at least 1, got 0"),
+    "no row": ("--model M --batch_size -1", "--batch_size must be at least 1, got -1"),
     "no data": ("--model M --data_dir /no/such", "--data_dir /no/such: expected a directory"),
     "no prompts": ("--model M --prompts_dir /no/such", "/no/such: expected a directory, found no"),
     "demo and data": ("--model M --benchmarks demo --data_dir .", "no effect on the demo: leave"),
@@ -285,10 +285,10 @@ def test_command_is_refused_in_one_line_when_an_argument_is_wrong(
 
 
 @pytest.mark.parametrize("word", ["--engine=tgi", "--dtype=int8", "--limit=x", "--benchmark=x"])
-def test_command_exits_with_two_when_a_word_is_none_of_the_choices(word: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        evaluate_math.main(["--model", "M", word])
-    assert stopped.value.code == 2
+def test_command_exits_with_two_when_a_word_is_none_of_the_choices(
+    capsys: pytest.CaptureFixture[str], word: str
+) -> None:
+    assert "invalid" in refusal(["--model", "M", word], capsys)
 
 
 def test_missing_files_are_named_when_directories_lack_them(
@@ -347,7 +347,7 @@ def test_output_is_refused_when_it_is_a_file(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     said = refusal(arguments(model, tmp_path / "file"), capsys)
-    assert "expected a directory, found a file: give another --output_dir" in said
+    assert "file is a file, not a directory" in said
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -371,9 +371,9 @@ def test_output_is_refused_when_it_holds_another_evaluation(
     with next(own_model.glob("*.safetensors")).open("ab") as weights:
         weights.write(b"\0")
     changes = {
-        "model: was sha256:": arguments(own_model, path),
-        "limit: was 16, now 7": [*arguments(model, path), "--limit", "7"],
-        "dtype: was float32, now bfloat16": arguments(model, path, "--dtype", "bfloat16"),
+        "model was sha256:": arguments(own_model, path),
+        "limit was 16, now 7": [*arguments(model, path), "--limit", "7"],
+        "dtype was float32, now bfloat16": arguments(model, path, "--dtype", "bfloat16"),
     }
     for said, argv in changes.items():
         complained = refusal(argv, capsys)
@@ -399,7 +399,7 @@ def test_interrupt_says_how_to_go_on_when_it_comes(
         assert evaluate_math.main(arguments(model, tmp_path)) == 130
     complained = capsys.readouterr().err
     assert complained == (
-        "evaluate_math.py: interrupted: give the same command again to continue\n"
+        "vocagnolm evaluate: interrupted: give the same command again to continue\n"
     )
     assert 0 < len(records(tmp_path / "demo.part0.jsonl")) < N_ITEMS
     assert evaluate_math.main(arguments(model, tmp_path)) == 0
@@ -489,7 +489,8 @@ def test_second_evaluation_is_refused_when_one_is_at_work_in_the_directory(
 ) -> None:
     argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "1"]
     path = tmp_path / "evaluation"
-    with RunDirectory(path).lock():
-        assert evaluate_math.main([*argv, "--output_dir", str(path)]) == 2
-    assert "another evaluation is at work here" in capsys.readouterr().err
-    assert not any(path.iterdir())
+    with locked_elsewhere(path):
+        assert "is written to by another run (process" in refusal(
+            [*argv, "--output_dir", str(path)], capsys
+        )
+        assert {file.name for file in path.iterdir()} == {".lock"}

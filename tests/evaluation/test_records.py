@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from locks import locked_elsewhere
 
-from vocagnolm.evaluation.records import RunDirectory, read_lines, to_line, write_whole
+from vocagnolm.evaluation.records import RunDirectory, read_lines, to_line
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "runs/student", "revision": "sha256:aa"},
@@ -73,17 +74,15 @@ def test_file_is_emptied_when_all_that_is_there_is_a_torn_line(directory: RunDir
     assert (directory.path / "gsm8k.part3.jsonl").read_bytes() == b""
 
 
-def test_directory_is_refused_when_another_evaluation_is_at_work_there(tmp_path: Path) -> None:
+def test_directory_is_refused_at_once_while_another_works(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "new")
-    with directory.lock():
-        with (
-            pytest.raises(ValueError, match="another evaluation is at work here"),
-            RunDirectory(tmp_path / "new").lock(),
-        ):
+    with locked_elsewhere(directory.path):
+        with pytest.raises(ValueError, match="is written to by another run"), directory.lock():
             pass
-        assert list((tmp_path / "new").iterdir()) == []
-    with RunDirectory(tmp_path / "new").lock():
+        assert {path.name for path in directory.path.iterdir()} == {".lock"}
+    with directory.lock():
         pass
+    assert list(directory.path.iterdir()) == []
 
 
 @pytest.mark.parametrize("line", [b"{", b"3", b'{"by": 0}', b'{"idx": "4"}', b"\xff", b"[" * 9**5])
@@ -137,19 +136,24 @@ def test_complete_ends_the_same_when_it_was_killed_before_removing_parts(
     assert not list(directory.path.glob("*.part*"))
 
 
-def test_whole_file_stays_as_it_was_when_writing_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["settings.json", "gsm8k.jsonl"])
+def test_file_stays_whole_when_writing_fails(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    path = tmp_path / "new" / "results.json"
-    write_whole(path, "before")
+    directory.complete("gsm8k", [1, 4])
+    before = (directory.path / name).read_bytes()
 
     def fail(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
+    write = {
+        "settings.json": lambda: directory.write_settings(changed("limit", 3)),
+        "gsm8k.jsonl": lambda: directory.complete("gsm8k", [4]),
+    }
     with pytest.raises(OSError, match="No space"):
-        write_whole(path, "after")
-    assert path.read_text() == "before"
+        write[name]()
+    assert (directory.path / name).read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -182,15 +186,16 @@ def test_settings_are_accepted_when_nothing_differs(directory: RunDirectory) -> 
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("model.revision", "sha256:bb", "model: was sha256:aa, now sha256:bb"),
-        ("engine", "vllm", "engine: was hf, now vllm"),
-        ("dtype", "bfloat16", "dtype: was float32, now bfloat16"),
-        ("limit", 8, "limit: was None, now 8"),
-        ("more", True, "more: was None, now True"),
-        ("benchmarks.gsm8k.version", 2, "gsm8k version: was 1, now 2"),
-        ("benchmarks.gsm8k.data_sha256", "e", "gsm8k data_sha256: was d, now e"),
-        ("benchmarks.gsm8k.prompts_sha256", None, "gsm8k prompts_sha256: was p, now None"),
-        ("benchmarks.gsm8k.max_new_tokens", 8, "gsm8k max_new_tokens: was 9, now 8"),
+        ("model.revision", "sha256:bb", "model was sha256:aa, now sha256:bb"),
+        ("engine", "vllm", "engine was hf, now vllm"),
+        ("dtype", "bfloat16", "dtype was float32, now bfloat16"),
+        ("limit", 8, "limit was None, now 8"),
+        ("engine", None, "engine was hf, now None"),
+        ("more", True, "more was None, now True"),
+        ("benchmarks.gsm8k.version", 2, "gsm8k version was 1, now 2"),
+        ("benchmarks.gsm8k.data_sha256", "e", "gsm8k data_sha256 was d, now e"),
+        ("benchmarks.gsm8k.prompts_sha256", None, "gsm8k prompts_sha256 was p, now None"),
+        ("benchmarks.gsm8k.max_new_tokens", 8, "gsm8k max_new_tokens was 9, now 8"),
     ],
 )
 def test_settings_are_refused_by_name_when_one_differs(
@@ -203,7 +208,7 @@ def test_settings_are_refused_by_name_when_one_differs(
 
 def test_settings_are_all_named_when_several_differ(directory: RunDirectory) -> None:
     settings = changed("dtype", "float16") | {"engine": "vllm"}
-    with pytest.raises(ValueError, match=r"\(dtype: .*; engine: .*\)"):
+    with pytest.raises(ValueError, match=r"\(dtype was .*; engine was .*\)"):
         directory.check_settings(settings)
 
 
@@ -227,9 +232,9 @@ def test_another_benchmark_joins_when_the_rest_is_the_same(directory: RunDirecto
     directory.write_settings(other)
     append(directory, "math", 0, 0)
     directory.check_settings(SETTINGS)
-    with pytest.raises(ValueError, match="math version: was 3, now 4"):
+    with pytest.raises(ValueError, match="math version was 3, now 4"):
         directory.check_settings({**SETTINGS, "benchmarks": {"math": {"version": 4}}})
-    with pytest.raises(ValueError, match="gsm8k version: was 1, now 2"):
+    with pytest.raises(ValueError, match="gsm8k version was 1, now 2"):
         directory.check_settings(changed("benchmarks.gsm8k.version", 2))
     with pytest.raises(ValueError, match="dtype"):
         directory.check_settings({**other, "dtype": "float16"})
@@ -262,5 +267,5 @@ def test_settings_file_is_named_when_it_is_damaged(directory: RunDirectory, cont
 
 def test_directory_is_refused_when_it_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="expected a directory, found a file: give another"):
+    with pytest.raises(ValueError, match="file is a file, not a directory"):
         RunDirectory(tmp_path / "file").check_settings(SETTINGS)

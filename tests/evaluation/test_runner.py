@@ -375,6 +375,6 @@ def test_two_real_processes_stop_with_one_line_when_one_refuses(
     argv = [*arguments, str(uninterrupted), "--limit", "39"]
     statuses, logs = run_two(launcher, argv, tmp_path)
     assert statuses == [2, 2], "\n".join(logs)
-    assert "limit: was 40, now 39" in logs[0]
+    assert "limit was 40, now 39" in logs[0]
     assert "Traceback" not in logs[0] + logs[1]
     assert "error" not in logs[1]

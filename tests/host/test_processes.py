@@ -10,9 +10,7 @@ from vocagnolm.host import processes
 
 
 @pytest.mark.parametrize("is_main", [True, False])
-def test_only_the_first_process_decides_when_there_are_several(
-    is_main: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_first_process_decides(is_main: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     decisions: list[str] = []
     state = SimpleNamespace(is_main_process=is_main)
     monkeypatch.setattr(processes, "PartialState", lambda: state)

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     Gemma2Config,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
+    Phi3Config,
     PreTrainedTokenizerFast,
     Qwen2Config,
     T5Config,
@@ -29,6 +30,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available
 
 from vocagnolm.models.source import (
+    NO_LIMIT,
     ModelSource,
     check_distinct,
     check_vocabulary,
@@ -275,10 +277,31 @@ def test_skeleton_asks_nothing_when_remote_code_is_trusted(
     assert refused.startswith(f"--student {tmp_path} cannot be loaded: ")
 
 
-def test_context_length_is_the_models_when_its_configuration_names_one() -> None:
-    assert context_length(LlamaConfig(max_position_embeddings=512)) == 512
-    assert context_length(GPT2Config(n_positions=256)) == 256
-    assert context_length(MambaConfig()) == sys.maxsize
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LlamaConfig(max_position_embeddings=512), 512),
+        (GPT2Config(n_positions=256), 256),
+        (MambaConfig(), NO_LIMIT),
+        (BloomConfig(), NO_LIMIT),
+        (
+            Phi3Config(
+                max_position_embeddings=400,
+                original_max_position_embeddings=100,
+                rope_parameters={
+                    "rope_type": "longrope",
+                    "rope_theta": 1e4,
+                    "short_factor": [1.0] * 48,
+                    "long_factor": [2.0] * 48,
+                },
+            ),
+            100,
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_context_length_follows_the_configuration(config: Any, expected: int) -> None:
+    assert context_length(config) == expected
 
 
 # Pairs

@@ -50,7 +50,7 @@ def columns(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
 
 
 @pytest.mark.parametrize("pair", list(product(FAMILIES, FAMILIES)), ids="-".join)
-def test_alignment_from_a_store_equals_the_teachers_when_documents_fit(
+def test_alignment_from_a_store_equals_the_teachers(
     tokenizers_by_family: Tokenizers,
     fuzz_texts: Callable[..., list[str]],
     tmp_path: Path,
@@ -117,7 +117,7 @@ def assert_equals_slow(texts: list[str], rows: list[Row], student: Reader, store
 
 
 @pytest.mark.parametrize("pair", [("metaspace", "nfc_digits"), ("unigram", "byte_level")])
-def test_long_documents_are_cut_by_the_student_when_their_losses_are_stored(
+def test_long_stored_documents_are_cut_by_the_student(
     tokenizers_by_family: Tokenizers,
     fuzz_texts: Callable[..., list[str]],
     tmp_path: Path,
@@ -134,7 +134,7 @@ def test_long_documents_are_cut_by_the_student_when_their_losses_are_stored(
     assert_equals_slow(texts, rows, student, store)
 
 
-def test_a_token_belongs_to_both_sides_when_a_cut_goes_through_it(
+def test_token_that_is_cut_belongs_to_both_sides(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     text = "x" * 200  # no white space: cut anywhere
@@ -151,7 +151,7 @@ def test_a_token_belongs_to_both_sides_when_a_cut_goes_through_it(
             assert after["first"][1] == 1  # of the student's first text token
 
 
-def test_no_segment_exceeds_the_context_when_the_teacher_has_more_tokens(
+def test_no_segment_exceeds_the_teachers_context(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     tokenizer = tokenizers_by_family["nfc_digits"]
@@ -166,7 +166,7 @@ def test_no_segment_exceeds_the_context_when_the_teacher_has_more_tokens(
 # Stores with several segments per document, as an online run leaves them
 
 
-def test_stored_segments_are_kept_when_a_document_has_several(
+def test_several_stored_segments_of_a_document_are_kept(
     tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
     tokenizer = tokenizers_by_family["nfc_digits"]
@@ -190,7 +190,7 @@ def test_stored_segments_are_kept_when_a_document_has_several(
 # One run of characters
 
 
-def test_between_gives_the_tokens_of_a_run_when_some_are_cut_or_empty() -> None:
+def test_between_gives_tokens_that_are_cut_or_empty() -> None:
     spans = np.array([[0, 0], [0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9], [9, 9]])
     tokens = StoredTokens(spans, np.arange(8, dtype=np.float32))
     document = StoredDocument((0,), (tokens, tokens))
@@ -211,7 +211,7 @@ def test_between_gives_the_tokens_of_a_run_when_some_are_cut_or_empty() -> None:
 # Several stores
 
 
-def test_rows_hold_all_teachers_when_there_are_several_stores(
+def test_rows_hold_the_teachers_of_all_stores(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace", 24)
@@ -237,7 +237,7 @@ def test_rows_hold_all_teachers_when_there_are_several_stores(
         assert row["teacher_tokens"] == len(row["teacher_losses"]) == at
 
 
-def test_documents_are_skipped_when_one_of_several_stores_lacks_them(
+def test_documents_that_one_store_lacks_are_skipped(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace")
@@ -252,7 +252,7 @@ def test_documents_are_skipped_when_one_of_several_stores_lacks_them(
     assert segments.skipped == [(1, MISSING), (3, MISSING)]
 
 
-def test_a_document_is_not_found_when_its_text_changed(
+def test_document_with_changed_text_is_not_found(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     store = random_store(tmp_path / "store", ["one two"], tokenizers_by_family["byte_level"])
@@ -261,7 +261,7 @@ def test_a_document_is_not_found_when_its_text_changed(
     assert [reader.open(text) for text in ("one two ", "One two", "one", "")] == [None] * 4
 
 
-def test_reading_stops_when_a_stored_loss_is_not_finite(tmp_path: Path) -> None:
+def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
     spans = np.array([[0, 1], [1, 2]])
     for name, bad in (("nan", np.nan), ("inf", np.inf)):
         segment = StoredSegment(0, 2, spans, np.array([1, bad], np.float32))
@@ -273,7 +273,7 @@ def test_reading_stops_when_a_stored_loss_is_not_finite(tmp_path: Path) -> None:
 # Other processes, and the cache
 
 
-def test_reader_is_small_when_it_goes_to_another_process(
+def test_reader_is_small_for_another_process(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     store = random_store(tmp_path / "store", PAGES, tokenizers_by_family["byte_level"])
@@ -297,7 +297,7 @@ def corpus(tmp_path: Path) -> datasets.Dataset:
     return load_corpus(str(path))
 
 
-def test_alignment_is_the_same_when_two_processes_read_the_store(
+def test_alignment_is_the_same_by_two_processes(
     tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
 ) -> None:
     student = student_of(tokenizers_by_family, "metaspace", 24)
@@ -311,7 +311,7 @@ def test_alignment_is_the_same_when_two_processes_read_the_store(
     assert shared.skipped == alone.skipped == [(len(corpus) - 1, MISSING)]
 
 
-def test_alignment_reads_its_cache_only_when_the_store_has_the_same_content(
+def test_alignment_reads_the_cache_of_the_same_content(
     tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
 ) -> None:
     student, tokenizer = student_of(tokenizers_by_family, "metaspace"), tokenizers_by_family

@@ -70,7 +70,7 @@ def run(
     return hashlib.sha256((output_dir / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_run_from_its_own_store_gives_the_same_weights_when_it_is_float32(
+def test_run_from_its_own_store_gives_its_weights(
     models: dict[str, str], corpus: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "store"
@@ -83,7 +83,7 @@ def test_run_from_its_own_store_gives_the_same_weights_when_it_is_float32(
     assert second == first
 
 
-def test_store_holds_every_loss_once_when_a_run_has_several_epochs(
+def test_store_holds_every_loss_once_over_epochs(
     models: dict[str, str], corpus: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "store"
@@ -110,7 +110,7 @@ def test_store_holds_every_loss_once_when_a_run_has_several_epochs(
 
 
 @pytest.mark.parametrize("how", ["exception", "signal"])
-def test_store_is_whole_when_the_run_was_cut_off_and_resumed(
+def test_store_is_whole_after_a_resumed_run(
     how: str,
     models: dict[str, str],
     corpus: Path,
@@ -144,7 +144,7 @@ def test_store_is_whole_when_the_run_was_cut_off_and_resumed(
     assert all(store.segments(text) for text in texts)
 
 
-def test_store_is_another_one_when_the_teacher_is_quantized_otherwise(
+def test_store_differs_when_the_teacher_is_quantized_otherwise(
     models: dict[str, str], corpus: Path, tmp_path: Path
 ) -> None:
     directory = tmp_path / "store"
@@ -165,7 +165,7 @@ def test_store_is_another_one_when_the_teacher_is_quantized_otherwise(
     assert len(found) == 2
 
 
-def test_run_is_refused_when_the_store_is_another_ones(
+def test_store_of_another_run_is_refused(
     models: dict[str, str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "store"

@@ -113,9 +113,7 @@ def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int
     return tokens
 
 
-def test_overlap_is_that_of_the_sets_when_tokens_are_chosen_one_by_one(
-    world: dict[str, Any], tmp_path: Path
-) -> None:
+def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: Path) -> None:
     options = ("--top_k", "0.4", "0.7", "--aggregation", "max", "mean", "--unmapped", "exclude")
     assert cli.main(command(world, *options, "--output_dir", str(tmp_path / "out"))) == 0
     result = json.loads((tmp_path / "out" / "reselect.json").read_text())
@@ -128,7 +126,7 @@ def test_overlap_is_that_of_the_sets_when_tokens_are_chosen_one_by_one(
     assert (tmp_path / "out" / "reselect.png").stat().st_size > 1000
 
 
-def test_tokens_gained_and_lost_add_up_when_settings_differ(world: dict[str, Any]) -> None:
+def test_tokens_gained_and_lost_add_up(world: dict[str, Any]) -> None:
     parsed = reselect.parse(command(world, "--top_k", "0.4", "0.7")[1:])
     tokenizer = load_tokenizer(str(world["directory"]), "student")
     found = reselect.reselect(*reselect.load(parsed, tokenizer), len(tokenizer))
@@ -150,7 +148,7 @@ def test_tokens_gained_and_lost_add_up_when_settings_differ(world: dict[str, Any
         ("another corpus", "no document that all stores have"),
     ],
 )
-def test_reselect_says_in_one_line_what_is_wrong_when_it_is_refused(
+def test_reselect_refuses_in_one_line(
     world: dict[str, Any],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -173,7 +171,7 @@ def test_reselect_says_in_one_line_what_is_wrong_when_it_is_refused(
     assert "Traceback" not in error
 
 
-def test_own_losses_are_those_of_the_store_when_tokens_share_characters(
+def test_own_losses_are_right_when_tokens_share_characters(
     world: dict[str, Any], tmp_path: Path
 ) -> None:
     """The bytes of an emoji are tokens that all cover it."""

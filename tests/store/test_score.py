@@ -135,7 +135,7 @@ def test_score_stores_every_document_when_it_is_run(
     assert set(manifest["versions"]) >= {"vocagnolm", "torch", "transformers", "tokenizers"}
 
 
-def test_losses_are_those_of_one_forward_pass_when_the_document_fits(
+def test_losses_are_those_of_one_forward_pass(
     scored: Path, texts: list[str], teacher: Path, teacher_tokenizer: PreTrainedTokenizerBase
 ) -> None:
     model, opened, checked = AutoModelForCausalLM.from_pretrained(teacher), Store(scored), 0
@@ -153,7 +153,7 @@ def test_losses_are_those_of_one_forward_pass_when_the_document_fits(
     assert checked > 5
 
 
-def test_store_is_the_same_when_it_is_scored_again(
+def test_store_is_the_same_when_scored_again(
     scored: Path, teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments(teacher, corpus, tmp_path)) == 0
@@ -167,7 +167,7 @@ def test_store_is_the_same_when_it_is_scored_again(
 
 
 @pytest.mark.parametrize("loss_dtype", ["float16", "float32"])
-def test_losses_do_not_depend_on_batches_when_they_are_stored(
+def test_losses_do_not_depend_on_batches(
     teacher: Path, corpus: Path, texts: list[str], tmp_path: Path, loss_dtype: str
 ) -> None:
     found = []
@@ -180,9 +180,7 @@ def test_losses_do_not_depend_on_batches_when_they_are_stored(
     np.testing.assert_allclose(*found, rtol=2e-3 if loss_dtype == "float16" else 1e-4, atol=1e-5)
 
 
-def test_score_leaves_out_what_is_no_text_when_a_corpus_has_some(
-    teacher: Path, tmp_path: Path
-) -> None:
+def test_score_leaves_out_documents_that_are_no_text(teacher: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "pages.parquet"
     values = [b"good", b"\xff\xfe", None, b"", b" \n ", b"x", b"good", b"\xc3\xa9" * 300]
     column = pa.array(values, pa.binary()).view(pa.string())
@@ -196,7 +194,7 @@ def test_score_leaves_out_what_is_no_text_when_a_corpus_has_some(
     assert cli.main(["score", "--verify", str(tmp_path / "S"), "--dataset", str(corpus)]) == 0
 
 
-def test_document_has_no_tokens_when_the_tokenizer_cannot_read_it(
+def test_unreadable_document_has_no_tokens(
     teacher_tokenizer: PreTrainedTokenizerBase,
     student_tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
@@ -261,7 +259,7 @@ def make_job(
         (70_000.0, "float16", "--loss_dtype float32"),
     ],
 )
-def test_nothing_is_written_of_a_shard_when_a_loss_is_not_finite(
+def test_no_shard_is_written_when_losses_are_nonfinite(
     teacher_tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     loss: float,
@@ -278,7 +276,7 @@ def test_nothing_is_written_of_a_shard_when_a_loss_is_not_finite(
     Store(tmp_path).check()
 
 
-def test_score_stops_with_status_3_when_the_teacher_is_broken(
+def test_broken_teacher_stops_score_with_status_3(
     teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(teacher)
@@ -295,7 +293,7 @@ def test_score_stops_with_status_3_when_the_teacher_is_broken(
 # Progress
 
 
-def test_progress_tells_speed_and_time_left_when_a_job_was_resumed(
+def test_progress_tells_speed_and_time_left(
     teacher_tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -328,7 +326,7 @@ def test_progress_tells_speed_and_time_left_when_a_job_was_resumed(
 # Verify and repair
 
 
-def test_verify_names_every_fault_and_repair_mends_only_those_when_shards_are_bad(
+def test_verify_names_bad_shards_and_repair_mends_them(
     scored: Path,
     teacher: Path,
     corpus: Path,
@@ -370,7 +368,7 @@ def test_verify_names_every_fault_and_repair_mends_only_those_when_shards_are_ba
     assert again == [1, 3, 5]
 
 
-def test_verify_counts_missing_documents_when_the_corpus_has_others(
+def test_verify_counts_missing_documents(
     scored: Path, corpus: Path, texts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["score", "--verify", str(scored), "--dataset", str(corpus)]) == 0
@@ -395,7 +393,7 @@ def test_verify_says_so_when_there_is_no_store(
 # What it refuses
 
 
-def test_score_says_what_differs_when_the_directory_holds_another_store(
+def test_score_says_what_differs_in_another_store(
     scored: Path,
     teacher: Path,
     corpus: Path,
@@ -436,7 +434,7 @@ def test_score_says_what_differs_when_the_directory_holds_another_store(
     assert "shard-00008.arrow is made of other documents" in complained
 
 
-def test_score_refuses_a_directory_when_its_shards_are_of_unknown_origin(
+def test_score_refuses_shards_of_unknown_origin(
     scored: Path, teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(scored, tmp_path / "S")
@@ -445,7 +443,7 @@ def test_score_refuses_a_directory_when_its_shards_are_of_unknown_origin(
     assert "neither plan.json nor manifest.json" in complained
 
 
-def test_context_leaves_room_for_a_token_when_the_engine_is_vllm(teacher: Path) -> None:
+def test_context_leaves_room_for_vllms_token(teacher: Path) -> None:
     words = ["--teacher", str(teacher), "--dataset", "D", "--output_dir", "S", "--engine", "vllm"]
     options = score.options_of(score.parse_score(words))
     config = options.source.config()
@@ -478,7 +476,7 @@ BAD_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("options", BAD_ARGUMENTS)
-def test_score_refuses_in_one_line_when_an_argument_is_wrong(
+def test_score_refuses_wrong_arguments_in_one_line(
     teacher: Path,
     corpus: Path,
     tmp_path: Path,
@@ -495,7 +493,7 @@ def test_score_refuses_in_one_line_when_an_argument_is_wrong(
 
 
 @pytest.mark.parametrize("missing", ["--teacher", "--dataset", "--output_dir"])
-def test_score_says_what_is_required_when_it_is_missing(
+def test_score_names_a_required_option_that_is_missing(
     teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     argv = arguments(teacher, corpus, tmp_path)
@@ -513,7 +511,7 @@ def test_score_refuses_options_without_effect_when_it_verifies(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_score_refuses_when_the_output_directory_is_a_file(
+def test_score_refuses_an_output_directory_in_a_file(
     teacher: Path,
     corpus: Path,
     tmp_path: Path,
@@ -522,12 +520,12 @@ def test_score_refuses_when_the_output_directory_is_a_file(
 ) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "S" if inside else tmp_path / "file"
-    assert f"--output_dir {path} cannot be made" in refusal(
+    assert f"--output_dir {path}: {tmp_path / 'file'} is a file" in refusal(
         arguments(teacher, corpus, path), capsys
     )
 
 
-def test_score_refuses_when_the_output_directory_cannot_be_written(
+def test_score_refuses_a_directory_that_is_not_writable(
     teacher: Path,
     corpus: Path,
     tmp_path: Path,
@@ -549,7 +547,7 @@ def test_score_refuses_when_no_document_is_usable(
     assert why in refusal(arguments(teacher, corpus, tmp_path / "S"), capsys)
 
 
-def test_score_refuses_when_a_parquet_corpus_has_no_rows(
+def test_score_refuses_a_parquet_corpus_without_rows(
     teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), tmp_path / "pages.parquet")
@@ -561,7 +559,7 @@ def test_score_refuses_when_a_parquet_corpus_has_no_rows(
 
 
 @pytest.mark.parametrize("case", ["flipped", "truncated", "deleted", "manifest", "text", "corpus"])
-def test_training_stops_before_it_starts_when_the_store_does_not_fit(
+def test_training_stops_when_the_store_does_not_fit(
     scored: Path,
     corpus: Path,
     texts: list[str],
@@ -663,7 +661,7 @@ def check_scored_once(scored: Path, shards: int) -> None:
     assert all(begun[process] - ended[process] <= 1 for process in begun)
 
 
-def test_store_is_the_same_when_a_job_of_two_processes_was_killed_many_times(
+def test_store_is_the_same_after_many_kills(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log, lines = tmp_path / "S", tmp_path / "log", tmp_path / "scored"
@@ -675,7 +673,7 @@ def test_store_is_the_same_when_a_job_of_two_processes_was_killed_many_times(
     assert contents(path) == contents(scored)
 
 
-def test_store_is_the_same_when_two_jobs_write_it_at_once(
+def test_store_is_the_same_when_two_jobs_write(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log = tmp_path / "S", tmp_path / "log"
@@ -685,7 +683,7 @@ def test_store_is_the_same_when_two_jobs_write_it_at_once(
     assert contents(path) == contents(scored)
 
 
-def test_one_of_two_jobs_is_refused_when_they_begin_at_once_with_other_settings(
+def test_one_of_two_differing_jobs_is_refused(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log = tmp_path / "S", tmp_path / "log"
@@ -699,7 +697,7 @@ def test_one_of_two_jobs_is_refused_when_they_begin_at_once_with_other_settings(
     Store(path).check()
 
 
-def test_two_processes_stop_with_one_line_when_one_refuses(
+def test_two_processes_stop_with_one_line(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"

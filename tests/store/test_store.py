@@ -80,7 +80,7 @@ def test_spans_come_back_when_they_leave_no_gap(case: tuple[int, list[list[int]]
 
 
 @pytest.mark.parametrize("spans", [[[0, 2], [3, 4]], [[1, 2]], [[0, 3], [0, 2]]])
-def test_spans_are_refused_when_they_leave_a_gap_or_go_back(spans: list[list[int]]) -> None:
+def test_spans_with_a_gap_are_refused(spans: list[list[int]]) -> None:
     with pytest.raises(AssertionError, match="gap"):
         encode_spans(np.array(spans), 0)
 
@@ -98,7 +98,7 @@ def test_spans_come_back_when_tokenizers_made_them(
     assert tokens > 10_000
 
 
-def test_token_takes_about_three_bytes_when_text_is_real(shared_dir: Path, tmp_path: Path) -> None:
+def test_token_takes_about_three_bytes(shared_dir: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(str(shared_dir / "tokenizers" / "qwen2.5"), "teacher")
     lines = (shared_dir / "data" / "corpora" / "planetmath.jsonl").read_text().splitlines()
     texts = [json.loads(line)["text"] for line in lines[:200]]
@@ -160,7 +160,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("store") / "S")
 
 
-def test_store_gives_back_what_was_written_when_it_is_opened(finished: Path) -> None:
+def test_store_gives_back_what_was_written(finished: Path) -> None:
     assert list(contents(finished)) == [
         "manifest.json", *(store.shard_name(number) for number in range(3))
     ]  # fmt: skip
@@ -177,13 +177,13 @@ def test_store_gives_back_what_was_written_when_it_is_opened(finished: Path) -> 
     assert manifest["teacher"] == "teacher 0"
 
 
-def test_document_is_found_when_its_key_ends_in_zero(tmp_path: Path) -> None:
+def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
     """NumPy takes zeros at the end of a string for none."""
     opened = Store(make_store(tmp_path / "S", [TRAILING_ZERO, "another"]))
     assert as_lists(opened.segments(TRAILING_ZERO))
 
 
-def test_document_is_absent_when_a_segment_of_it_is(tmp_path: Path) -> None:
+def test_document_without_all_segments_is_absent(tmp_path: Path) -> None:
     tail = segments_of("a whole document", [4, 9], 0)[1:]
     store.write_shard(tmp_path, 0, tail, "float16", "")
     store.finish_store(tmp_path, [0], {})
@@ -191,7 +191,7 @@ def test_document_is_absent_when_a_segment_of_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shards", [0, 1, 2])
-def test_store_has_no_documents_when_its_shards_are_empty(tmp_path: Path, shards: int) -> None:
+def test_empty_shards_hold_no_documents(tmp_path: Path, shards: int) -> None:
     for number in range(shards):
         store.write_shard(tmp_path, number, [], "float16", "")
     store.finish_store(tmp_path, range(shards), {})
@@ -201,7 +201,7 @@ def test_store_has_no_documents_when_its_shards_are_empty(tmp_path: Path, shards
     assert opened.segments("text") is None
 
 
-def test_document_without_tokens_is_there_when_it_was_stored(tmp_path: Path) -> None:
+def test_stored_document_without_tokens_is_found(tmp_path: Path) -> None:
     empty = StoredSegment(0, 4, np.empty((0, 2), np.int64), np.empty(0, np.float32))
     store.write_shard(tmp_path, 0, [(document_key("text"), empty)], "float16", "")
     store.finish_store(tmp_path, [0], {})
@@ -254,7 +254,7 @@ def test_finished_store_stays_when_another_job_is_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", ["before the link", "after the link"])
-def test_finished_store_stays_when_it_was_tidied_while_another_job_wrote(
+def test_finished_store_survives_tidying_while_another_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     make_store(tmp_path)
@@ -272,12 +272,12 @@ def test_finished_store_stays_when_it_was_tidied_while_another_job_wrote(
     assert contents(tmp_path) == before
 
 
-def test_write_file_says_so_when_its_directory_has_gone(tmp_path: Path) -> None:
+def test_write_file_fails_without_its_directory(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         vocagnolm.host.files.write_json(tmp_path / "gone" / "file.json", {})
 
 
-def test_shard_is_written_only_when_it_is_of_the_same_texts(tmp_path: Path) -> None:
+def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
     assert not store.is_written(tmp_path, 0, "source")
     store.write_shard(tmp_path, 0, segments_of("text", [], 0), "float16", "source")
     assert store.is_written(tmp_path, 0, "source")
@@ -354,7 +354,7 @@ def kills() -> Iterator[tuple[int, bool]]:
         yield at, False
 
 
-def test_store_is_the_same_when_writing_it_was_killed_at_any_operation(tmp_path: Path) -> None:
+def test_store_is_the_same_when_writing_was_killed(tmp_path: Path) -> None:
     """Exhaustive: before and after every operation on the directory, until none is left."""
     (tmp_path / "whole").mkdir()
     assert score_all(tmp_path / "whole") == [0, 1, 2]
@@ -380,7 +380,7 @@ def test_store_is_the_same_when_writing_it_was_killed_at_any_operation(tmp_path:
     assert at > 20
 
 
-def test_store_is_the_same_when_mending_it_was_killed_at_any_operation(tmp_path: Path) -> None:
+def test_store_is_the_same_when_mending_was_killed(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     score_all(tmp_path / "whole")
     expected = contents(tmp_path / "whole")
@@ -487,7 +487,7 @@ CORRUPTIONS: dict[Callable[[random.Random, Path, Path], str], int] = {
 
 
 @pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda corrupt: corrupt.__name__)
-def test_store_is_refused_with_the_file_when_it_is_corrupted(
+def test_corrupted_store_is_refused_with_the_file(
     finished: Path, tmp_path: Path, corrupt: Callable[[random.Random, Path, Path], str]
 ) -> None:
     rng = random.Random(corrupt.__name__)
@@ -521,6 +521,6 @@ def test_document_is_absent_when_its_text_was_changed(finished: Path) -> None:
         assert (opened.segments(changed) is None) == (changed not in TEXTS)
 
 
-def test_store_says_what_to_do_when_a_directory_is_none(tmp_path: Path) -> None:
+def test_directory_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no finished teacher-loss store.*vocagnolm score"):
         Store(tmp_path)

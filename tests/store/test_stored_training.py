@@ -141,7 +141,7 @@ def assert_equal(ours: Tensors, theirs: Tensors) -> None:
         ),
     ],
 )
-def test_stored_run_gives_the_online_parameters_when_segments_are_the_same(
+def test_stored_run_gives_online_parameters_for_equal_segments(
     world: World, store: Store, tmp_path: Path, guidance: Guidance, divisor: str, training: Any
 ) -> None:
     options = {"guidance": guidance, "divisor": divisor}
@@ -160,9 +160,7 @@ def test_stored_run_gives_the_online_parameters_when_segments_are_the_same(
             assert ours_log.get(name) == pytest.approx(theirs_log.get(name), abs=1e-6)
 
 
-def test_nearly_all_selected_tokens_are_the_same_when_losses_are_float16(
-    world: World, store: Store, tmp_path: Path
-) -> None:
+def test_float16_selects_nearly_the_same_tokens(world: World, store: Store, tmp_path: Path) -> None:
     rounded = in_float16(store, world.texts, tmp_path / "store")
     masks = [selected(world.trainer(tmp_path, *s)) for s in ((), (store,), (rounded,))]
     assert torch.equal(masks[0], masks[1])
@@ -182,7 +180,7 @@ REDUCTIONS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
-def test_run_gives_the_parameters_of_one_store_when_there_are_copies(
+def test_copies_of_a_store_give_its_parameters(
     world: World, store: Store, tmp_path: Path, reduction: tuple[Any, ...]
 ) -> None:
     one = trained(world.trainer(tmp_path, store))
@@ -218,7 +216,7 @@ def slow_teacher(
 
 @pytest.mark.parametrize("aggregation", ["max", "mean", "sum"])
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
-def test_loss_equals_slow_reference_when_there_are_several_stores(
+def test_loss_of_several_stores_equals_slow_reference(
     world: World,
     tokenizers_by_family: Tokenizers,
     tmp_path: Path,
@@ -262,7 +260,7 @@ def test_loss_equals_slow_reference_when_there_are_several_stores(
 
 
 @pytest.mark.parametrize("teachers", [1, 2, 3, 7])
-def test_reduce_gives_the_loss_itself_when_all_teachers_have_the_same(teachers: int) -> None:
+def test_reduction_of_equal_losses_is_the_loss(teachers: int) -> None:
     loss_BS = 12 * torch.rand(3, 500, generator=torch.Generator().manual_seed(0))
     weights = tuple(0.1 + 0.3 * number for number in range(teachers))
     copies, mapped = (x.repeat(1, teachers) for x in (loss_BS, torch.ones(3, 500).bool()))
@@ -273,7 +271,7 @@ def test_reduce_gives_the_loss_itself_when_all_teachers_have_the_same(teachers: 
 
 
 @pytest.mark.parametrize("reduction", ["min", "mean", "max"])
-def test_reduce_leaves_a_token_unmapped_when_one_of_the_teachers_has_none(reduction: Any) -> None:
+def test_token_is_unmapped_when_one_teacher_has_none(reduction: Any) -> None:
     losses = torch.tensor([[1.0, 2.0, 0.0, 4.0, 0.0, 0.0]])
     mapped = torch.tensor([[True, True, False, True, False, False]])
     reduced, is_mapped = StoredTeacher(2, reduction).reduce(losses, mapped)
@@ -295,7 +293,7 @@ def test_reduce_leaves_a_token_unmapped_when_one_of_the_teachers_has_none(reduct
         ((2, "weighted", (float("inf"), 1.0)), "must be positive and finite, got"),
     ],
 )
-def test_stored_teacher_refuses_weights_when_they_do_not_fit(
+def test_stored_teacher_refuses_weights_that_do_not_fit(
     arguments: tuple[Any, ...], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -392,7 +390,7 @@ def error_of(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("changes", [{}, {"unmapped": "mean", "aggregation": "sum"}])
-def test_train_gives_the_online_parameters_when_the_corpus_was_scored(
+def test_train_from_scored_corpus_gives_online_parameters(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
     online = place.train(tmp_path / "online", **changes)
@@ -411,7 +409,7 @@ def test_train_gives_the_online_parameters_when_the_corpus_was_scored(
     assert f", guided by {place.root / 'teacher'}.\n" in online_card
 
 
-def test_dry_run_names_the_stored_teachers_when_there_are_stores(
+def test_dry_run_names_the_stored_teachers(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stores = [place.score(), place.score("store2", teacher=str(place.root / "teacher2"))]
@@ -426,9 +424,7 @@ def test_dry_run_names_the_stored_teachers_when_there_are_stores(
     assert not (tmp_path / "new").exists()
 
 
-def test_train_is_guided_by_all_teachers_when_there_are_several_stores(
-    place: Place, tmp_path: Path
-) -> None:
+def test_train_is_guided_by_all_stores(place: Place, tmp_path: Path) -> None:
     stores = [place.score(), place.score("store2", teacher=str(place.root / "teacher2"))]
 
     def run(name: str, order: int, weights: str) -> Tensors:
@@ -470,7 +466,7 @@ def test_train_stops_or_skips_when_documents_are_missing(
 
 
 @pytest.mark.parametrize("held_out", ["dataset", "fraction"])
-def test_evaluation_is_the_online_runs_when_losses_are_stored(
+def test_evaluation_of_stored_run_equals_online_run(
     place: Place, training_texts: list[str], tmp_path: Path, held_out: str
 ) -> None:
     write_pages(tmp_path / "eval.jsonl", training_texts[50:60])  # of no store
@@ -488,7 +484,7 @@ def test_evaluation_is_the_online_runs_when_losses_are_stored(
     assert len(set(logs[0])) == 3
 
 
-def test_run_is_resumed_only_when_the_store_has_the_same_content(
+def test_run_is_resumed_from_the_same_content_only(
     place: Place, tmp_path: Path, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Path(shutil.copytree(place.score(), tmp_path / "store"))
@@ -522,7 +518,7 @@ def test_train_stops_when_a_store_cannot_be_used(
     )
 
 
-def test_no_process_aligns_when_another_one_has_found_the_store_damaged(
+def test_no_process_aligns_when_another_finds_damage(
     place: Place, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it reads would stay in the cache of the store as it was before."""
@@ -537,7 +533,7 @@ def test_no_process_aligns_when_another_one_has_found_the_store_damaged(
     assert error_of(teacher_losses=store) == "it is damaged"
 
 
-def test_train_stops_before_it_reads_the_corpus_when_weights_are_missing(
+def test_train_stops_early_when_weights_are_missing(
     place: Place, error_of: Callable[..., str]
 ) -> None:
     stores = " ".join([str(place.score())] * 2)
@@ -601,7 +597,7 @@ def real(
 
 
 @pytest.mark.parametrize("teacher", ["qwen2.5"])
-def test_stored_run_is_the_online_run_when_text_and_tokenizers_are_real(
+def test_stored_run_equals_online_run_on_real_text(
     real: Callable[..., Place], texts: list[str], teacher: str, tmp_path: Path
 ) -> None:
     place = real("tinyllama", teacher)
@@ -625,7 +621,7 @@ def test_stored_run_is_the_online_run_when_text_and_tokenizers_are_real(
 
 
 @pytest.mark.parametrize("student", ["tinyllama", "gpt2", "llama-3-8b"])
-def test_one_store_trains_students_of_any_tokenizer_when_text_is_real(
+def test_one_store_trains_students_of_any_tokenizer(
     real: Callable[..., Place],
     student: str,
     tmp_path: Path,

@@ -34,7 +34,7 @@ def test_scorer_doctests_run_when_read() -> None:
 @given(st.integers(0, 200), st.integers(3, 40), st.data())
 @example(0, 3, None)
 @example(200, 3, None)
-def test_windows_score_every_token_once_with_enough_context_when_lengths_are_any(
+def test_windows_score_every_token_once_with_enough_context(
     tokens: int, context: int, data: Any
 ) -> None:
     min_context = data.draw(st.integers(1, context - 2)) if data else 1
@@ -86,7 +86,7 @@ def slow_losses(model: Any, window: Window) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 64, 300, 10_000])
-def test_hf_scorer_equals_cross_entropy_of_each_window_alone_when_they_share_batches(
+def test_batched_windows_have_the_losses_of_single_ones(
     model: Any, asked: list[Window], batch_tokens: int
 ) -> None:
     losses = HFScorer(model, batch_tokens).losses(asked)
@@ -96,7 +96,7 @@ def test_hf_scorer_equals_cross_entropy_of_each_window_alone_when_they_share_bat
         np.testing.assert_allclose(row, slow_losses(model, window), rtol=0, atol=1e-5)
 
 
-def test_hf_scorer_keeps_batches_within_the_tokens_when_it_can(
+def test_hf_scorer_keeps_batches_within_their_tokens(
     model: Any, asked: list[Window], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shapes: list[tuple[int, int]] = []
@@ -115,7 +115,7 @@ def test_hf_scorer_keeps_batches_within_the_tokens_when_it_can(
     assert padded < 1.3 * sum(len(window.ids) for window in asked)
 
 
-def test_losses_are_those_of_one_forward_pass_when_the_document_fits(model: Any) -> None:
+def test_losses_are_those_of_one_forward_pass(model: Any) -> None:
     ids = [random.Random(1).randrange(VOCABULARY) for _ in range(60)]
     (window,) = windows(0, ids, START, 61, 5)
     assert window == Window(0, [START, *ids], 60)
@@ -123,7 +123,7 @@ def test_losses_are_those_of_one_forward_pass_when_the_document_fits(model: Any)
     np.testing.assert_allclose(row, slow_losses(model, window), rtol=0, atol=1e-5)
 
 
-def test_hf_scorer_freezes_its_model_when_it_is_made(tiny_llama: Callable[..., Any]) -> None:
+def test_hf_scorer_freezes_its_model(tiny_llama: Callable[..., Any]) -> None:
     model = tiny_llama(VOCABULARY).train()
     HFScorer(model, 1)
     assert not model.training
@@ -196,7 +196,7 @@ def vllm(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
     return made
 
 
-def test_vllm_scorer_gives_the_same_losses_when_the_model_is_the_same(
+def test_vllm_scorer_gives_the_losses_of_hf(
     model: Any, asked: list[Window], vllm: list[LLM]
 ) -> None:
     context = max(len(window.ids) for window in asked)
@@ -208,7 +208,7 @@ def test_vllm_scorer_gives_the_same_losses_when_the_model_is_the_same(
         np.testing.assert_allclose(row, other, rtol=0, atol=1e-5)
 
 
-def test_vllm_scorer_says_how_to_install_it_when_it_is_missing(
+def test_vllm_scorer_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail

@@ -32,18 +32,18 @@ BASE = "conventions"
 # and in no file.
 ROOMS = {
     BASE: "",
-    "host": "",
+    "host": "conventions",
     "training": "conventions host",
     METHOD: "conventions training",
     "models": "conventions host method",
     "store": "conventions host training method models",
     "views": "conventions host method",
     "run": "conventions host training method models store views",
-    "evaluation": "host models method",
-    "analysis": "host method evaluation views",
-    "demo": "host method models run evaluation analysis",
+    "evaluation": "conventions host models method",
+    "analysis": "conventions host method evaluation views",
+    "demo": "conventions host method models run evaluation analysis",
     "cli": "host method models store views run evaluation analysis demo",
-    SCRIPT: "run evaluation",
+    SCRIPT: "host run evaluation",
 }
 # A file of the method imports only those before it.
 READING_ORDER = (

@@ -18,7 +18,7 @@ import pandas as pd
 from vocagnolm.analysis.paired import Difference, Pairing, pair
 from vocagnolm.analysis.panels import broken
 from vocagnolm.analysis.runs import Run, heading, in_order, read_reported, read_runs
-from vocagnolm.evaluation.records import write_whole
+from vocagnolm.host.files import write_text
 from vocagnolm.host.plots import SMALL, new_plot, save_plot, series_style
 from vocagnolm.host.tables import markdown_table
 
@@ -288,8 +288,8 @@ def write(comparison: Comparison, directory: Path) -> None:
         indent=2,
         default=str,
     )
-    write_whole(directory / "comparison.json", text + "\n")
-    write_whole(directory / "comparison.md", markdown(comparison))
+    write_text(directory / "comparison.json", text + "\n")
+    write_text(directory / "comparison.md", markdown(comparison))
     draw(comparison, directory / "comparison.png")
 
 

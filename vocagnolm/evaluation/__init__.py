@@ -1,1 +1,1 @@
-"""Few-shot evaluation on the nine benchmarks of the paper, verdict for verdict as published."""
+"""Accuracy on math benchmarks: tasks, engines, grading, records and reports."""

@@ -6,39 +6,36 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import datasets
 import evaluate
 import numpy as np
 
 from vocagnolm.evaluation.grading.extraction import NO_LETTER
-from vocagnolm.evaluation.grading.grading import Grader, Verdict
+from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.grading.normalization import strip_string
+from vocagnolm.evaluation.records import Record
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS
 
-Z_95 = 1.959963984540054  # of the standard normal distribution
+# Quantile of the standard normal distribution.
+Z_95 = 1.959963984540054
 
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Right answers among so many, in percent.
-
-    Attributes:
-        rounded: as the harness reports it, to one decimal, halves to the even digit.
-        exact: without rounding.
-        interval: Wilson's 95 % interval.
-    """
+    """Right answers among so many, in percent."""
 
     n: int
     correct: int
+    # As the harness reports it: to one decimal, halves to the even digit.
     rounded: float
     exact: float
+    # Wilson's, of 95 %.
     interval: tuple[float, float]
 
     @classmethod
     def of(cls, correct: int, n: int) -> Accuracy:
-        """The accuracy of `correct` right answers of `n`, which is at least 1.
+        """Divide; `n` is at least 1.
 
         >>> Accuracy.of(10, 32).rounded
         31.2
@@ -48,39 +45,39 @@ class Accuracy:
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:
-    """The 95 % score interval of a share, in percent (Wilson, 1927)."""
+    """Give the 95 % score interval of a share, in percent (Wilson, 1927)."""
     share = correct / n
     centre = share + Z_95**2 / (2 * n)
     spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n * n))
     scale = 100 / (1 + Z_95**2 / n)
     low, high = (centre - spread) * scale, (centre + spread) * scale
-    return low if correct else 0.0, high if correct < n else 100.0  # exactly, at the ends
+    # Exactly, at the ends.
+    return low if correct else 0.0, high if correct < n else 100.0
 
 
-def average(columns: Sequence[Accuracy]) -> dict[str, Any]:
-    """The plain mean of columns: of the rounded ones, as published, and of the exact ones.
-
-    The interval is that of the exact mean. It puts the columns' intervals together side by side
-    (MOVER; Zou and Donner, 2008), so it stays right for columns near 0 and for few items.
-    """
+def average(columns: Sequence[Accuracy]) -> Record:
+    """Average the rounded columns, as published, and the exact ones, with an interval."""
     k = len(columns)
     exact = sum(column.exact for column in columns) / k
+    # The columns' intervals put together side by side (MOVER; Zou and Donner, 2008), which stays
+    # right for columns near 0 and for few items.
     below = math.sqrt(sum((column.exact - column.interval[0]) ** 2 for column in columns)) / k
     above = math.sqrt(sum((column.interval[1] - column.exact) ** 2 for column in columns)) / k
     rounded = sum(column.rounded for column in columns) / k
     return {
-        "rounded": float(f"{rounded:.1f}"),  # as the harness prints it
+        # As the harness prints it.
+        "rounded": float(f"{rounded:.1f}"),
         "exact": exact,
         "interval": [exact - below, exact + above],
     }
 
 
-def summarize(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the graded items of one benchmark say.
+def summarize(records: Sequence[Record]) -> Record:
+    """Sum up the graded items of one benchmark.
 
     Args:
-        records: at least one, each with the fields of `Verdict`, and of a completion where it has
-            been generated here.
+        records: at least one, each with the fields of `Verdict`, and of a completion where it was
+            generated here.
     """
     accuracy = Accuracy.of(sum(record["correct"] for record in records), len(records))
     unanswered = sum(record["prediction"] in (None, "", NO_LETTER) for record in records)
@@ -99,8 +96,8 @@ def _count(values: Iterable[str]) -> dict[str, int]:
     return dict(sorted(Counter(values).items()))
 
 
-def _second_opinion(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """math-verify's accuracy on all items; no opinion in time is wrong. None for letters."""
+def _second_opinion(records: Sequence[Record]) -> Record | None:
+    """Take math-verify's accuracy on all items; no opinion in time is wrong. None for letters."""
     judged = [record for record in records if record["math_verify"] is not None]
     if not judged:
         return None
@@ -110,12 +107,12 @@ def _second_opinion(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | No
     return asdict(accuracy) | {"agreement": agreed / len(judged), "without_opinion": missing}
 
 
-def averages(columns: Mapping[str, Accuracy]) -> dict[str, dict[str, Any]]:
-    """Those of the three averages whose benchmarks are all there."""
+def averages(columns: Mapping[str, Accuracy]) -> dict[str, Record]:
+    """Compute those of the three averages whose benchmarks are all there."""
     return {
         name: average([columns[benchmark] for benchmark in members])
         for name, members in AVERAGES.items()
-        if all(benchmark in columns for benchmark in members)
+        if columns.keys() >= set(members)
     }
 
 
@@ -126,31 +123,28 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         metric.compute(predictions=outputs, references=golds)    # {"accuracy": 36.2, ...}
 
     Args:
-        config_name: id of a benchmark, which says how answers are found in outputs.
+        config_name: id of a benchmark, whose rules find the answers in outputs.
     """
 
-    def _info(self) -> Any:
+    def _info(self) -> evaluate.MetricInfo:
         if self.config_name not in BENCHMARKS:
             raise ValueError(
                 f"expected a benchmark of {', '.join(BENCHMARKS)}, found {self.config_name!r}: "
                 'give one as in MathAnswerAccuracy("gsm8k")'
             )
+        text = datasets.Value("string")
         return evaluate.MetricInfo(
             description="Accuracy of answers in model outputs, verdict for verdict that of "
             "ZubinGou/math-evaluation-harness at db77bc6.",
             citation="",
             inputs_description="predictions: model outputs; references: parsed golds.",
-            features=datasets.Features(
-                {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
-            ),
+            features=datasets.Features({"predictions": text, "references": text}),
         )
 
-    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
-        """`accuracy` (rounded, in percent), `math_verify`'s, and all else of `summarize`."""
-        kind = BENCHMARKS[self.config_name].answer_kind
+    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> Record:
+        """Give `accuracy` (rounded, in percent) and all else of `summarize`."""
+        pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
-            golds = map(strip_string, references)
-            pairs = zip(predictions, golds, strict=True)
-            verdicts: list[Verdict] = list(grader.grade(kind, pairs))
+            verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))
         summary = summarize([asdict(verdict) for verdict in verdicts])
         return {"accuracy": summary.pop("rounded"), **summary}

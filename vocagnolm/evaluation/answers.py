@@ -1,4 +1,4 @@
-"""What an output answers and whether that is right, by the rules of the published numbers."""
+"""The answer of an output, and the equality of two, by the rules of the published numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 
 def extract_answer(benchmark: str, output: str) -> str | None:
-    """The normalised answer of an output; None where there is no output.
+    """Find the normalised answer of an output; None where there is no output.
 
     >>> extract_answer("gsm8k", "5 + 3 = 8 eggs. The answer is 8."), extract_answer("gsm8k", "")
     ('8', None)
@@ -26,10 +26,10 @@ def extract_answer(benchmark: str, output: str) -> str | None:
 
 
 def answers_equal(prediction: str | None, gold: str) -> bool:
-    r"""Whether two normalised answers are equal, whatever they hold, within seconds.
+    r"""Compare two normalised answers, whatever they hold, within seconds.
 
-    What is neither the same string nor the same number is compared with sympy, in a process that is
-    killed after three seconds; the answer is then False.
+    Neither the same string nor the same number: sympy compares them, in a process that is killed
+    after three seconds; the answer is then False.
 
     >>> answers_equal("3.50", "3.5"), answers_equal("7", "8")
     (True, False)
@@ -42,5 +42,5 @@ def answers_equal(prediction: str | None, gold: str) -> bool:
 @cache
 def _shared_grader() -> Grader:
     grader = Grader(workers=1).__enter__()
-    atexit.register(grader.__exit__, None, None, None)
+    atexit.register(grader.__exit__)
     return grader

@@ -1,4 +1,4 @@
-"""What an evaluation leaves on disk while it runs, so that it can be killed at any moment.
+"""The files of an evaluation while it runs, so that it can be killed at any moment.
 
 A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: one JSON line per
 item, in the order of `idx`. Until a benchmark is complete its items lie in `ID.part0.jsonl`,
@@ -7,21 +7,23 @@ item, in the order of `idx`. Until a benchmark is complete its items lie in `ID.
 
 from __future__ import annotations
 
-import fcntl
-import gzip
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
-Record = dict[str, Any]
+from vocagnolm.host import lock
+from vocagnolm.host.files import check_writable, write_json, write_text
+from vocagnolm.host.settings import check_same, differences
+
+# A JSON object.
+Record: TypeAlias = dict[str, Any]
 SETTINGS_FILE = "settings.json"
 
 
 def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
-    """The objects of JSON lines.
+    """Read the objects of JSON lines.
 
     Raises:
         ValueError: a line is no JSON object; the message names it.
@@ -38,51 +40,21 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
         yield record
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file that is there completely or not at all, compressed if its name ends in .gz."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".tmp")
-    content = text.encode()
-    with aside.open("wb") as file:
-        file.write(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-
-
-def to_line(record: Mapping[str, Any]) -> str:
-    """A record as a line of ASCII: what a model writes may be no valid Unicode."""
+def to_line(record: Record) -> str:
+    """Write a record as a line of ASCII: the text of a model may be no valid Unicode."""
     return json.dumps(record) + "\n"
 
 
 class RunDirectory:
-    """The files of one evaluation.
-
-    Args:
-        path: the directory; it need not exist.
-    """
+    """The files of one evaluation; the directory need not exist."""
 
     def __init__(self, path: Path):
         self.path = path
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep every other evaluation out, for as long as this process lives at most.
-
-        Raises:
-            ValueError: another one is at work here, or the path is no directory.
-        """
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(
-                f"{self.path}: expected a directory, found a file: give another --output_dir"
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            _lock(descriptor, self.path)
-            yield
-        finally:
-            os.close(descriptor)
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep every other evaluation out, and refuse at once where one is at work."""
+        check_writable(self.path)
+        return lock.locked(self.path, patience_s=0)
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Refuse to continue under other settings than those of the items that are there.
@@ -91,40 +63,33 @@ class RunDirectory:
             settings: by name; those under "benchmarks" by benchmark, compared where both have it.
 
         Raises:
-            ValueError: something differs, and the message says what was and what is now; items are
-                there without settings; or the path is no directory.
+            ValueError: something differs, and the message lists it; items are there without
+                settings; or the directory cannot be used.
         """
-        if self.path.exists() and not self.path.is_dir():
-            raise ValueError(
-                f"{self.path}: expected a directory, found a file: give another --output_dir"
-            )
+        check_writable(self.path)
         before = self._settings()
-        if not before and any(map(self.finished, settings["benchmarks"])):
-            raise ValueError(
-                f"{self.path}: expected {SETTINGS_FILE} beside the items, found none, so nobody "
-                "knows what they belong to: give another --output_dir"
-            )
         if not before:
+            if any(map(self.finished, settings["benchmarks"])):
+                raise ValueError(
+                    f"{self.path}: expected {SETTINGS_FILE} beside the items, found none, so "
+                    "nobody knows what they belong to: give another --output_dir"
+                )
             return
-        now = json.loads(json.dumps(settings))
-        changed = _differences(_binding(before), _binding(now))
-        for name in before["benchmarks"].keys() & now["benchmarks"].keys():
-            pair = before["benchmarks"][name], now["benchmarks"][name]
-            changed += [f"{name} {change}" for change in _differences(*pair)]
-        if changed:
-            raise ValueError(
-                f"{self.path} holds results of another evaluation ({'; '.join(sorted(changed))}): "
-                "give another --output_dir"
-            )
+        changed = _changes(_binding(before), _binding(settings))
+        for name in sorted(before["benchmarks"].keys() & settings["benchmarks"].keys()):
+            old, new = before["benchmarks"][name], settings["benchmarks"][name]
+            changed += _changes(old, new, f"{name} ")
+        holder = f"{self.path} holds results of another evaluation"
+        check_same(changed, holder, "give another --output_dir")
 
     def write_settings(self, settings: Mapping[str, Any]) -> None:
         """Record the settings, together with those of benchmarks that ran before."""
         benchmarks = {**self._settings().get("benchmarks", {}), **settings["benchmarks"]}
-        whole = json.dumps({**settings, "benchmarks": benchmarks}, indent=2)
-        write_whole(self.path / SETTINGS_FILE, whole + "\n")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(self.path / SETTINGS_FILE, {**settings, "benchmarks": benchmarks})
 
     def _settings(self) -> Record:
-        """Those of the items that are there; settings without items bind nobody."""
+        """Read the settings of the items that are there; without items they bind nobody."""
         path = self.path / SETTINGS_FILE
         if not path.exists():
             return {}
@@ -137,13 +102,14 @@ class RunDirectory:
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
-        """The records so far, by `idx`. A last line that was cut off counts as not written.
+        """Read the records so far, by `idx`. A last line that was cut off counts as not written.
 
         Raises:
             ValueError: another line is no record; the message names it.
         """
         records: dict[int, Record] = {}
-        for path in self._files(benchmark):
+        whole = self.path / f"{benchmark}.jsonl"
+        for path in filter(Path.exists, (whole, *self._parts(benchmark))):
             lines = path.read_bytes().split(b"\n")[:-1]
             try:
                 for number, record in enumerate(read_lines(path, lines), 1):
@@ -155,23 +121,21 @@ class RunDirectory:
         return records
 
     def is_complete(self, benchmark: str) -> bool:
-        """Whether all items of a benchmark have been asked."""
+        """True if all items of a benchmark have been asked."""
         return (self.path / f"{benchmark}.jsonl").exists()
 
-    def _files(self, benchmark: str) -> list[Path]:
-        parts = self.path.glob(f"{benchmark}.part*.jsonl")
-        return [
-            path for path in (self.path / f"{benchmark}.jsonl", *sorted(parts)) if path.exists()
-        ]
+    def _parts(self, benchmark: str) -> list[Path]:
+        return sorted(self.path.glob(f"{benchmark}.part*.jsonl"))
 
     @contextmanager
     def appending(self, benchmark: str, process: int) -> Iterator[IO[str]]:
-        """The file in which a process appends its records of a benchmark."""
+        """Open the file in which a process appends its records of a benchmark."""
         path = self.path / f"{benchmark}.part{process}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab+") as file:
+            # A kill may have cut off the last line.
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # what a kill cut off
+            file.truncate(file.read().rfind(b"\n") + 1)
         with path.open("a", encoding="utf-8") as text:
             yield text
 
@@ -179,7 +143,7 @@ class RunDirectory:
         """Put the records of a finished benchmark in order, into one file.
 
         Raises:
-            ValueError: one of them is not there.
+            ValueError: one of them is missing.
         """
         records = self.finished(benchmark)
         if missing := [idx for idx in indices if idx not in records]:
@@ -188,33 +152,21 @@ class RunDirectory:
                 f"{len(indices) - len(missing)}: give an --output_dir that all processes share"
             )
         lines = "".join(to_line(records[idx]) for idx in indices)
-        write_whole(self.path / f"{benchmark}.jsonl", lines)
-        for part in self.path.glob(f"{benchmark}.part*.jsonl"):
+        # The whole file is there before a part goes: killed in between, nothing is lost.
+        write_text(self.path / f"{benchmark}.jsonl", lines)
+        for part in self._parts(benchmark):
             part.unlink()
 
 
-def _lock(descriptor: int, path: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise ValueError(
-            f"{path}: another evaluation is at work here: wait for it, or give another --output_dir"
-        ) from error
+def _changes(before: Record, now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    # A setting that is gone is a change too.
+    return differences(before, {**dict.fromkeys(before), **now}, prefix=prefix)
 
 
 def _binding(settings: Mapping[str, Any]) -> Record:
-    """What all items share. The name of a model whose content is known does not matter."""
+    """Settings that all items share. The name of a model whose content is known does not matter."""
     shared = {name: value for name, value in settings.items() if name != "benchmarks"}
     model = shared.get("model", {})
     if str(model.get("revision")).startswith("sha256:"):
         shared["model"] = model["revision"]
     return shared
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = sorted(before.keys() | now.keys())
-    return [
-        f"{name}: was {before.get(name)}, now {now.get(name)}"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]

@@ -1,36 +1,36 @@
-"""Grades outputs that are stored in a file, without a model."""
+"""Grade outputs that are stored in a file, without a model."""
 
 from __future__ import annotations
 
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from tqdm.auto import tqdm
 
 from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.grading.normalization import strip_string
-from vocagnolm.evaluation.records import Record, read_lines, to_line, write_whole
+from vocagnolm.evaluation.records import Record, read_lines, to_line
 from vocagnolm.evaluation.report import GRADER, second_opinion
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.host.files import write_text
 
-_FIELDS = ("idx", "gold", "raw_output")
-_TYPES: Mapping[str, tuple[type, ...]] = {"gold": (str, int, float), "raw_output": (str,)}
+# The fields of a line, with the types each may have.
+_FIELDS = {"idx": (object,), "gold": (str, int, float), "raw_output": (str,)}
 
 
 def regrade(file: Path, benchmark: str, output: Path | None) -> None:
-    """Grade stored outputs and write every line again, with what the graders say.
+    """Grade stored outputs and write every line again, with the graders' verdicts.
 
     Args:
         file: JSON lines, gzipped if the name ends in .gz, each with `idx`, `gold` (already parsed)
             and `raw_output`; an item file of ours is one.
-        benchmark: whose rules find the answer.
-        output: where the lines go, all or none; None for the standard output.
+        benchmark: its rules find the answer.
+        output: receives the lines, all or none; None for the standard output.
 
     Raises:
         ValueError: the file cannot be read, or a line is not of this form; nothing is written.
@@ -47,18 +47,19 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
         verdicts = [asdict(verdict) for verdict in shown]
     pairs = zip(records, verdicts, strict=True)
     text = "".join(to_line(record | verdict) for record, verdict in pairs)
+    summary = _summary(file, benchmark, summarize(verdicts))
     if output is None:
         sys.stdout.write(text)
+        sys.stderr.write(summary)
     else:
-        write_whole(output, text)
-    stream = sys.stderr if output is None else sys.stdout
-    stream.write(_summary(file, benchmark, summarize(verdicts)))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_text(output, text)
+        sys.stdout.write(summary)
 
 
 def _read(file: Path) -> Iterator[Record]:
     try:
-        open_bytes: Any = gzip.open if file.suffix == ".gz" else open
-        with open_bytes(file, "rb") as lines:
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             for number, record in enumerate(read_lines(file, lines), 1):
                 yield _checked(record, f"{file}, line {number}")
     except (OSError, EOFError, zlib.error) as error:
@@ -70,7 +71,7 @@ def _checked(record: Record, where: str) -> Record:
         raise ValueError(
             f"{where}: expected the fields {', '.join(_FIELDS)}, found no {', '.join(missing)}"
         )
-    for field, types in _TYPES.items():
+    for field, types in _FIELDS.items():
         if not isinstance(record[field], types):
             kind = type(record[field]).__name__
             expected = " or ".join(each.__name__ for each in types)
@@ -78,7 +79,7 @@ def _checked(record: Record, where: str) -> Record:
     return record
 
 
-def _summary(file: Path, benchmark: str, summary: dict[str, Any]) -> str:
+def _summary(file: Path, benchmark: str, summary: Record) -> str:
     low, high = summary["interval"]
     expected = BENCHMARKS[benchmark].item_count
     partial = f" (partial: {summary['n']} of {expected} items)" if summary["n"] < expected else ""

@@ -2,43 +2,42 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
-import platform
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from importlib import metadata
 from types import MappingProxyType
-from typing import Any
 
 from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
-from vocagnolm.evaluation.records import Record, RunDirectory, read_lines, write_whole
+from vocagnolm.evaluation.records import Record, RunDirectory, read_lines
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
+from vocagnolm.host.files import write_json, write_text
+from vocagnolm.host.tables import markdown_table
+from vocagnolm.host.versions import versions
 
 GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
+RESULTS_FILE = "results.json"
 _LATEX = str.maketrans(
     {mark: rf"\{mark}" for mark in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
 _PACKAGES = (
-    *("vocagnolm", "torch", "transformers", "tokenizers", "accelerate", "vllm"),
-    *("sympy", "antlr4-python3-runtime", "word2number", "math-verify"),
+    "python vocagnolm torch transformers tokenizers accelerate vllm sympy antlr4-python3-runtime "
+    "word2number math-verify"
 )
-RESULTS_FILE = "results.json"
 
 
 def second_opinion() -> str:
-    """The other grader, with its version."""
-    return f"math-verify {importlib.metadata.version('math-verify')}"
+    """Name the other grader, with its version."""
+    return f"math-verify {metadata.version('math-verify')}"
 
 
 def build_results(
     tasks: Sequence[Task],
     directory: RunDirectory,
-    settings: Mapping[str, Any],
-    environment: Mapping[str, Any] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """Everything that is known at the end; percentages are in [0, 100], intervals of 95 %.
+    settings: Mapping[str, object],
+    environment: Mapping[str, object] = MappingProxyType({}),
+) -> Record:
+    """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %.
 
     Benchmarks that were asked before, under the same settings, keep their columns.
     """
@@ -47,7 +46,6 @@ def build_results(
     accuracies = {
         name: Accuracy.of(column["correct"], column["n"]) for name, column in benchmarks.items()
     }
-    marks = {mark: None for column in benchmarks.values() for mark in column["marks"]}  # each once
     return {
         "model": settings["model"],
         "grader": GRADER,
@@ -57,78 +55,64 @@ def build_results(
             name: value | _marks_of_average([benchmarks[member] for member in AVERAGES[name]])
             for name, value in averages(accuracies).items()
         },
-        "marks": list(marks),
+        # Each mark once, in the order of the columns.
+        "marks": list(dict.fromkeys(m for column in benchmarks.values() for m in column["marks"])),
         "settings": dict(settings),
-        "environment": versions() | dict(environment),
+        "environment": versions(_PACKAGES) | dict(environment),
     }
 
 
-def _earlier(directory: RunDirectory) -> dict[str, Any]:
-    """The columns of other benchmarks that were asked here before, under the same settings."""
+def _earlier(directory: RunDirectory) -> Record:
+    """Read the columns of other benchmarks that were asked here before."""
     path = directory.path / RESULTS_FILE
     if not path.exists():
         return {}
     (results,) = read_lines(path, [path.read_bytes()])
-    columns: dict[str, Any] = results.get("benchmarks", {})
-    is_same = results.get("grader") == GRADER
-    return {name: c for name, c in columns.items() if is_same and directory.is_complete(name)}
+    if results.get("grader") != GRADER:
+        return {}
+    columns: Record = results.get("benchmarks", {})
+    return {name: column for name, column in columns.items() if directory.is_complete(name)}
 
 
-def _column(task: Task, directory: RunDirectory) -> dict[str, Any]:
-    finished = directory.finished(task.benchmark.id)
-    records: list[Record] = [finished[item.idx] for item in task.items]
-    prompts = task.prompt_set
+def _column(task: Task, directory: RunDirectory) -> Record:
+    finished, marks = directory.finished(task.benchmark.id), task.marks()
+    prompts, loaded = task.prompt_set, task.loaded
     return {
         "column": task.benchmark.column,
         "version": task.benchmark.version,
         "item_count": task.benchmark.item_count,
         "partial": task.is_partial,
-        **summarize(records),
+        **summarize([finished[item.idx] for item in task.items]),
         "prompts": prompts
         and {"name": prompts.name, "origin": prompts.origin, "sha256": prompts.sha256},
-        "data": {
-            "origin": task.loaded.origin,
-            "digest": task.loaded.digest,
-            "verified": task.loaded.verified,
-        },
-        "marked": list(task.marks()),
-        "marks": list(task.marks().values()),
+        "data": {"origin": loaded.origin, "digest": loaded.digest, "verified": loaded.verified},
+        "marked": list(marks),
+        "marks": list(marks.values()),
     }
 
 
-def _marks_of_average(columns: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An average is marked as its columns are."""
+def _marks_of_average(columns: Sequence[Record]) -> Record:
+    """Mark an average as its columns are."""
     return {
         "partial": any(column["partial"] for column in columns),
         "marked": list(dict.fromkeys(name for column in columns for name in column["marked"])),
     }
 
 
-def versions() -> dict[str, Any]:
-    """Versions that may change a number."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
-def markdown(results: Mapping[str, Any]) -> str:
-    """A table with the accuracies, their intervals and the second opinion, and what marks them."""
+def markdown(results: Record) -> str:
+    """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
     rows = [
         ["model", *_headings(results)],
-        [results["model"]["name"], *(_cell(part) for part in _parts(results))],
+        [results["model"]["name"], *map(_cell, _parts(results))],
         ["95 % interval", *("{:.1f} to {:.1f}".format(*p["interval"]) for p in _parts(results))],
         [f"{results['second_opinion']} (stricter)", *_opinions(results)],
     ]
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    lines.insert(1, "|" + "---|" * len(rows[0]))
     notes = [f"- {note}" for note in _notes(results)]
-    return "\n".join([*lines, "", *notes]) + "\n"
+    return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
 
 
 def progress(task: Task, directory: RunDirectory) -> str:
-    """A line for the log when a benchmark is done."""
+    """Sum up a finished benchmark in a line for the log."""
     column = _column(task, directory)
     low, high = column["interval"]
     marks = "".join(f"; {mark}" for mark in column["marks"])
@@ -138,40 +122,41 @@ def progress(task: Task, directory: RunDirectory) -> str:
     )
 
 
-def latex(results: Mapping[str, Any]) -> str:
-    """The accuracies as a row of a LaTeX table; comments say what they are."""
+def latex(results: Record) -> str:
+    """Write the accuracies as a row of a LaTeX table; comments say what they are."""
     cells = [results["model"]["name"].translate(_LATEX), *map(_cell, _parts(results))]
-    comments = [f"% {' & '.join(['model', *_headings(results)])}"]
-    comments += [f"% {note}" for note in _notes(results)]
-    return "\n".join([*comments, " & ".join(cells) + r" \\"]) + "\n"
+    comments = [" & ".join(["model", *_headings(results)]), *_notes(results)]
+    return "\n".join([*(f"% {text}" for text in comments), " & ".join(cells) + r" \\"]) + "\n"
 
 
-def _headings(results: Mapping[str, Any]) -> list[str]:
+def _headings(results: Record) -> list[str]:
     columns = [column["column"] for column in results["benchmarks"].values()]
     return [*columns, *results["averages"]]
 
 
-def _parts(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _parts(results: Record) -> list[Record]:
     return [*results["benchmarks"].values(), *results["averages"].values()]
 
 
-def _cell(part: Mapping[str, Any]) -> str:
-    """The number, with a star if it may not be put beside a published one."""
-    return f"{part['rounded']:.1f}" + ("*" if part["marked"] else "")
+def _cell(part: Record) -> str:
+    return _starred(part["rounded"], part)
 
 
-def _opinions(results: Mapping[str, Any]) -> list[str]:
-    """The second grader's numbers; it is not asked about letters, and has no averages."""
-    opinions = [column["math_verify"] for column in results["benchmarks"].values()]
-    stars = ["*" if column["marked"] else "" for column in results["benchmarks"].values()]
-    cells = [
-        f"{opinion['rounded']:.1f}{star}" if opinion else "-"
-        for opinion, star in zip(opinions, stars, strict=True)
-    ]
+def _starred(value: float, part: Record) -> str:
+    """Write a number, with a star if it may not be put beside a published one."""
+    return f"{value:.1f}*" if part["marked"] else f"{value:.1f}"
+
+
+def _opinions(results: Record) -> list[str]:
+    """Write the second grader's numbers; it is not asked about letters, and has no averages."""
+    cells = []
+    for column in results["benchmarks"].values():
+        opinion = column["math_verify"]
+        cells.append(_starred(opinion["rounded"], column) if opinion else "-")
     return cells + ["-"] * len(results["averages"])
 
 
-def _notes(results: Mapping[str, Any]) -> list[str]:
+def _notes(results: Record) -> list[str]:
     notes = [f"graded by {results['grader']}"]
     for mark in results["marks"]:
         marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
@@ -179,8 +164,8 @@ def _notes(results: Mapping[str, Any]) -> list[str]:
     return notes
 
 
-def write_results(results: Mapping[str, Any], directory: RunDirectory) -> None:
+def write_results(results: Record, directory: RunDirectory) -> None:
     """Write `results.json`, `row.md` and `row.tex`."""
-    write_whole(directory.path / RESULTS_FILE, json.dumps(results, indent=2) + "\n")
-    write_whole(directory.path / "row.md", markdown(results))
-    write_whole(directory.path / "row.tex", latex(results))
+    write_json(directory.path / RESULTS_FILE, results)
+    write_text(directory.path / "row.md", markdown(results))
+    write_text(directory.path / "row.tex", latex(results))

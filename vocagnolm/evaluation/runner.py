@@ -1,10 +1,10 @@
-"""Asks a model all items of some benchmarks, grades what it says, and survives being killed."""
+"""Ask a model all items of some benchmarks, grade the completions, and survive being killed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
+from accelerate import PartialState
 from tqdm.auto import tqdm
 
 from vocagnolm.evaluation.engines.generation import Completion, Engine
@@ -15,25 +15,23 @@ from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
 
 
 def run(
-    tasks: Sequence[Task], engine: Engine, grader: Grader, directory: RunDirectory, state: Any
+    tasks: Sequence[Task],
+    engine: Engine,
+    grader: Grader,
+    directory: RunDirectory,
+    state: PartialState,
 ) -> Iterator[Task]:
-    """Complete the records of all tasks, and give each task when they are.
+    """Complete the records of all tasks, and give each task when they are complete.
 
     Items that have a record are not asked again. Records are written as completions come; a
     benchmark's file is put in order when all processes are done with it.
-
-    Args:
-        tasks: what is asked.
-        engine: prompts in, completions out.
-        grader: entered.
-        directory: where records are.
-        state: Accelerate's `PartialState`: several processes share the items.
 
     Raises:
         ValueError: a prompt leaves no room in the context; nothing has been generated then.
     """
     shares = [_share(task, directory, state) for task in tasks]
-    streams = [  # all are checked before the first one runs
+    # All are checked before the first one runs.
+    streams = [
         engine.generate(
             [task.prompts[item.idx] for item in share],
             task.benchmark.stops,
@@ -52,8 +50,8 @@ def run(
         yield task
 
 
-def _share(task: Task, directory: RunDirectory, state: Any) -> list[Item]:
-    """The items that this process is to ask: every so manieth by length, for equal work."""
+def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
+    """Pick the items of this process: every so manieth by length, for equal work."""
     finished = directory.finished(task.benchmark.id)
     left = [item for item in task.items if item.idx not in finished]
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
@@ -66,10 +64,11 @@ def _ask(
     stream: Iterator[list[Completion]],
     grader: Grader,
     directory: RunDirectory,
-    state: Any,
+    state: PartialState,
 ) -> None:
     benchmark = task.benchmark
-    disable = None if state.is_main_process else True  # None: shown on a terminal
+    # None: shown on a terminal.
+    disable = None if state.is_main_process else True
     with (
         directory.appending(benchmark.id, state.process_index) as file,
         tqdm(total=len(share), desc=benchmark.id, unit="item", disable=disable) as bar,
@@ -78,8 +77,8 @@ def _ask(
             answers = [(done.text, share[done.index].gold) for done in completions]
             verdicts = grader.grade(benchmark.answer_kind, answers)
             for completion, verdict in zip(completions, verdicts, strict=True):
-                record = _record(task, share[completion.index], completion, verdict)
-                file.write(to_line(record))
+                item = share[completion.index]
+                file.write(to_line(_record(task, item, completion, verdict)))
             file.flush()
             bar.update(len(completions))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.evaluation.records import Record
+from vocagnolm.evaluation.records import Record, read_lines
+from vocagnolm.host.settings import TRACKER_FILE
 
-TRACKER_FILE = "wandb_run.json"  # written by train.py into the model's directory
 _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reason", "math_verify")
 
 
@@ -24,22 +23,18 @@ class Tracker:
         model: as given to `--model`.
 
     Raises:
-        ValueError: wandb is not installed, or what the training left is damaged.
+        ValueError: wandb is not installed, or the file of the training is damaged.
     """
 
     def __init__(self, model: str):
         self._wandb = _import_wandb()
         self._training = _training_run(Path(model) / TRACKER_FILE)
 
-    def report(self, results: Mapping[str, Any], records: Mapping[str, Iterable[Record]]) -> None:
-        """Put the columns into the summary, and the wrong answers into tables.
-
-        Args:
-            results: of `report.build_results`.
-            records: all of each benchmark.
+    def report(self, results: Record, records: Mapping[str, Iterable[Record]]) -> None:
+        """Put the columns into the summary, and the wrong answers of each benchmark into tables.
 
         Raises:
-            ValueError: wandb failed; it says why.
+            ValueError: wandb failed; the message passes on its words.
         """
         try:
             with self._start(f"evaluation of {results['model']['name']}") as run:
@@ -67,8 +62,8 @@ class Tracker:
         )
 
 
-def summary(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Names and values of the summary; what is marked says so in its name."""
+def summary(results: Record) -> Iterator[tuple[str, object]]:
+    """Name the values of the summary; the name of a marked one holds its marks."""
     for name, column in results["benchmarks"].items():
         place = _place(name, column)
         yield f"{place}/accuracy", column["rounded"]
@@ -84,12 +79,12 @@ def summary(results: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield "evaluation/grader", results["grader"]
 
 
-def _place(name: str, part: Mapping[str, Any]) -> str:
+def _place(name: str, part: Record) -> str:
     return "/".join(["evaluation", name, *part["marked"]])
 
 
-def _row(record: Record) -> list[Any]:
-    """The cells of a wrong answer; what is no valid Unicode is shown escaped."""
+def _row(record: Record) -> list[object]:
+    """Fill the cells of a wrong answer; invalid Unicode is shown escaped."""
     cells = [record[field] for field in _SHOWN]
     return [
         cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
@@ -98,7 +93,7 @@ def _row(record: Record) -> list[Any]:
 
 
 def _import_wandb() -> Any:
-    """The package; a directory of that name, which wandb makes for its files, is not it."""
+    """Import the package, not a directory of that name, which wandb makes for its files."""
     try:
         wandb = importlib.import_module("wandb")
     except ImportError:
@@ -111,14 +106,14 @@ def _import_wandb() -> Any:
     return wandb
 
 
-def _training_run(path: Path) -> dict[str, Any]:
-    """Id, project and entity; empty where no training left them."""
+def _training_run(path: Path) -> Record:
+    """Read id, project and entity; empty where no training left them."""
     if not path.is_file():
         return {}
     try:
-        place = json.loads(path.read_bytes())
+        (place,) = read_lines(path, [path.read_bytes()])
+        if not isinstance(place.get("id"), str):
+            raise ValueError(f"{path}: expected the id of a run, found none")
     except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, found {error}: delete the file") from error
-    if not isinstance(place, dict) or not isinstance(place.get("id"), str):
-        raise ValueError(f"{path}: expected the id of a run, found none: delete the file")
+        raise ValueError(f"{error}: delete the file") from error
     return place

@@ -4,8 +4,8 @@
      "sha256": "..."}
 
 Checkpoints, exports and teacher-loss stores have one; a store calls its files "shards". The last
-entry is a checksum of all others. Checkpoints of 0.1 have {name: {"bytes", "sha256"}} under "files"
-and no checksum of the manifest; they are read, too.
+entry is a checksum of all others. An earlier layout of checkpoints is read, too: it has
+{name: {"bytes", "sha256"}} under "files", and no checksum of the manifest.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise ValueError(f"{MANIFEST_FILE} is damaged") from error
     if manifest.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {_FORMAT}")
-    if isinstance(manifest.get(FILES), dict):
-        manifest[FILES] = [_of_former_layout(*item) for item in manifest[FILES].items()]
+    files = manifest.get(FILES)
+    if isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values()):
+        manifest[FILES] = [{"file": name, **entry} for name, entry in files.items()]
     else:
         is_as_written = path.read_bytes() == json_bytes(manifest)
         if manifest.pop("sha256", None) != manifest_sha256(manifest) or not is_as_written:
@@ -100,17 +101,13 @@ def read_manifest(directory: Path) -> Manifest:
     return manifest
 
 
-def _of_former_layout(name: str, described: object) -> object:
-    return {"file": name, **described} if isinstance(described, dict) else described
-
-
 def _is_entry(entry: object) -> bool:
-    """Check an entry: nobody may be led to files elsewhere by a manifest with right checksums."""
     if not isinstance(entry, dict):
         return False
     types = {"file": str, "sha256": str, "bytes": int}
     if not all(isinstance(entry.get(name), kind) for name, kind in types.items()):
         return False
+    # A manifest with right checksums could still lead to files elsewhere, and have them removed.
     path = PurePosixPath(entry["file"])
     return not path.is_absolute() and ".." not in path.parts
 
@@ -138,11 +135,10 @@ def find_faults(directory: Path, entries: Iterable[FileEntry]) -> Iterator[tuple
 
 
 def content_fault(directory: Path, manifest: Manifest) -> str | None:
-    """Read every byte of a directory and return its first fault; None if it is as it was written.
-
-    A file that the manifest does not know is one, unless it lies in a subdirectory of its own.
-    """
+    """Read every byte of a directory and return its first fault; None if it is as written."""
     known = {entry["file"] for entry in manifest[FILES]}
+    # A file that the manifest does not know is a fault, but not one in a subdirectory of its own,
+    # such as an evaluation's.
     places = {Path(name).parent for name in known}
     found = {name for name in written_files(directory) if Path(name).parent in places}
     if extra := sorted(found - known):

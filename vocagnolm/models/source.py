@@ -15,6 +15,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
+    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -23,6 +24,8 @@ from transformers import (
 from vocagnolm.host.files import file_sha256
 from vocagnolm.tokenizers import Role, load_tokenizer
 
+# Context of a model whose configuration names none.
+NO_LIMIT = sys.maxsize
 # Patterns of a model's files; a directory of a run holds much else.
 _MODEL_FILES = [
     "config.json",
@@ -85,6 +88,20 @@ class ModelSource:
                 "language model: give one that predicts the next token"
             )
         return config
+
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Load its tokenizer, slow or fast, untested.
+
+        Raises:
+            ValueError: it cannot be read.
+        """
+        try:
+            loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+                self.name, revision=self.revision, trust_remote_code=self.trust_remote_code
+            )
+        except (OSError, ValueError, KeyError) as error:
+            raise self._unreadable(error, "the tokenizer of ") from error
+        return loaded
 
     def load(
         self,
@@ -162,10 +179,10 @@ class ModelSource:
             raise self._unreadable(error) from error
         return model
 
-    def _unreadable(self, error: Exception) -> ValueError:
+    def _unreadable(self, error: Exception, part: str = "") -> ValueError:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         why = lines[0] if lines else type(error).__name__
-        return ValueError(f"{self._option} {self.name} cannot be loaded: {why}")
+        return ValueError(f"{part}{self._option} {self.name} cannot be loaded: {why}")
 
 
 def is_adapter(name: str | Path) -> bool:
@@ -197,9 +214,17 @@ def _is_no_load_report(record: logging.LogRecord) -> bool:
 
 
 def context_length(config: PreTrainedConfig) -> int:
-    """The most tokens a model was made for; no limit where its configuration names none."""
-    length = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(length) if length else sys.maxsize
+    """Return the most tokens a model was made for, `NO_LIMIT` where its configuration names none.
+
+    A "longrope" model rotates differently past the length it was first trained with, and does so
+    for a whole batch as soon as one of its rows is longer: its context ends there.
+    """
+    text_config = config.get_text_config()
+    length = getattr(text_config, "max_position_embeddings", None) or NO_LIMIT
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        length = min(length, rope.get("original_max_position_embeddings", length))
+    return int(length)
 
 
 def check_vocabulary(config: PreTrainedConfig, tokenizer: Any, role: Role) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
+from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT, unusable, values
@@ -24,7 +25,7 @@ from vocagnolm.host.files import read_json, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
-from vocagnolm.spans import Spans, encode_batch
+from vocagnolm.spans import Encoding, encode_batch
 from vocagnolm.store import store
 from vocagnolm.store.store import PLAN_FILE
 from vocagnolm.store.windows import Scorer, windows
@@ -141,26 +142,39 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     Raises:
         NonFiniteLoss: a loss is NaN or infinite; nothing is written.
     """
-    documents = list(_encode(job, job.documents(shard)))
-    reader = job.reader
+    texts, reader = job.documents(shard), job.reader
+    encodings = _encode(reader.tokenizer, texts)
     asked = [
         window
-        for number, document in enumerate(documents)
-        for window in windows(number, document.ids, reader.start, reader.limit, job.min_context)
+        for number, encoding in enumerate(encodings)
+        for window in windows(
+            number, encoding.ids.tolist(), reader.start, reader.limit, job.min_context
+        )
     ]
-    # Windows of a document score its tokens in order, each of them once.
-    losses: list[list[store.LossArray]] = [[] for _ in documents]
+    # The windows of a document score its tokens in order, each of them once.
+    losses: list[list[store.LossArray]] = [[np.empty(0, np.float32)] for _ in texts]
     for window, row in zip(asked, scorer.losses(asked), strict=True):
         losses[window.document].append(row)
     segments = []
-    for document, rows in zip(documents, losses, strict=True):
-        whole = np.concatenate([np.empty(0, np.float32), *rows])
-        _check_finite(whole, document.text, job.loss_dtype)
-        segment = store.StoredSegment(0, len(document.text), document.spans, whole)
-        segments.append((store.document_key(document.text), segment))
+    for text, encoding, rows in zip(texts, encodings, losses, strict=True):
+        whole = np.concatenate(rows)
+        _check_finite(whole, text, job.loss_dtype)
+        segment = store.StoredSegment(0, len(text), encoding.spans, whole)
+        segments.append((store.document_key(text), segment))
     source = job.source(shard)
     store.write_shard(job.directory, shard, segments, job.loss_dtype, source, is_shared=True)
-    return sum(len(document.ids) for document in documents)
+    return sum(len(encoding.ids) for encoding in encodings)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
+    """Encode documents; one that the tokenizer cannot read has no tokens."""
+    try:
+        return encode_batch(tokenizer, texts)
+    except ValueError:
+        if len(texts) == 1:
+            return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
+    # One of them cannot be read: find it.
+    return [encoding for text in texts for encoding in _encode(tokenizer, [text])]
 
 
 def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtype) -> None:
@@ -176,30 +190,6 @@ def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtyp
             f"a loss of {largest:g} is too large for {loss_dtype}, {where}: use --loss_dtype "
             "float32"
         )
-
-
-@dataclass(frozen=True)
-class _Document:
-    """A document with the teacher's tokens; none where the tokenizer finds none."""
-
-    text: str
-    ids: list[int]
-    spans: Spans
-
-
-def _encode(job: ScoringJob, texts: Sequence[str]) -> Iterator[_Document]:
-    try:
-        encodings = encode_batch(job.reader.tokenizer, texts)
-    except ValueError:
-        if len(texts) == 1:
-            yield _Document(texts[0], [], np.empty((0, 2), np.int64))
-        else:
-            # One of them cannot be read: find it.
-            for text in texts:
-                yield from _encode(job, [text])
-        return
-    for text, encoding in zip(texts, encodings, strict=True):
-        yield _Document(text, encoding.ids.tolist(), encoding.spans)
 
 
 class _Progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.corpus import load_corpus
 from vocagnolm.host.command import CorpusOptions, resolve_dtype, say
+from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
 from vocagnolm.host.versions import versions
@@ -151,14 +151,8 @@ def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
         ValueError: the directory cannot be written, or holds another store.
     """
     directory = job.directory
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--output_dir {directory} cannot be made ({error.strerror}): give another directory"
-        ) from error
-    if not os.access(directory, os.W_OK):
-        raise ValueError(f"--output_dir {directory} cannot be written: give another directory")
+    check_writable(directory)
+    directory.mkdir(parents=True, exist_ok=True)
     check_plan(directory, plan)
     if not (directory / MANIFEST_FILE).exists():
         return False

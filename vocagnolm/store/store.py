@@ -77,21 +77,6 @@ def document_key(text: str) -> bytes:
 # -- Writing -----------------------------------------------------------------------------------
 
 
-def schema(loss_dtype: LossDtype) -> pa.Schema:
-    """Return the columns of a shard."""
-    losses = {"float16": pa.float16(), "float32": pa.float32()}[loss_dtype]
-    return pa.schema(
-        [
-            ("document", pa.binary(_KEY_BYTES)),
-            ("start", pa.int32()),
-            ("end", pa.int32()),
-            ("codes", pa.list_(pa.uint8())),
-            ("exceptions", pa.list_(pa.int32())),
-            ("losses", pa.list_(losses)),
-        ]
-    )
-
-
 def write_shard(
     directory: Path,
     number: int,
@@ -112,24 +97,25 @@ def write_shard(
         is_shared: keep a shard that exists, because other jobs write the store too and one may have
             read its checksum already; otherwise replace it.
     """
-    keys, found = [], []
-    for key, segment in segments:
-        keys.append(key)
-        found.append(segment)
-    spans = [encode_spans(segment.spans, segment.start) for segment in found]
-    columns = [
-        keys,
-        [segment.start for segment in found],
-        [segment.end for segment in found],
-        [codes for codes, _ in spans],
-        [exceptions for _, exceptions in spans],
-        [segment.losses.astype(loss_dtype) for segment in found],
-    ]
-    fields = schema(loss_dtype).with_metadata({"source": source})
-    table = pa.Table.from_arrays(
-        [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)],
-        schema=fields,
+    fields = pa.schema(
+        {
+            "document": pa.binary(_KEY_BYTES),
+            "start": pa.int32(),
+            "end": pa.int32(),
+            "codes": pa.list_(pa.uint8()),
+            "exceptions": pa.list_(pa.int32()),
+            "losses": pa.list_(pa.from_numpy_dtype(loss_dtype)),
+        },
+        metadata={"source": source},
     )
+    columns: dict[str, list[object]] = {name: [] for name in fields.names}
+    for key, segment in segments:
+        codes, exceptions = encode_spans(segment.spans, segment.start)
+        losses = segment.losses.astype(loss_dtype)
+        row = (key, segment.start, segment.end, codes, exceptions, losses)
+        for column, value in zip(columns.values(), row, strict=True):
+            column.append(value)
+    table = pa.Table.from_pydict(columns, fields)
     path = directory / shard_name(number)
 
     def write(sink: BinaryIO) -> None:

@@ -2,10 +2,7 @@
 
 Few-shot prompts share most of their tokens, and completions end at very different lengths. So the
 shared tokens are read once and their keys and values handed to every batch; a batch ends when half
-of its rows are finished, and the others go on later, in a full batch again.
-
-Rows are `[shared prefix][padding][own tokens]`: the padding is masked, and as positions follow the
-mask, a row's tokens have the positions that they have alone.
+of its rows are finished, and the others resume later, in a full batch again.
 """
 
 from __future__ import annotations
@@ -24,7 +21,9 @@ from torch import Tensor
 from transformers import (
     DynamicCache,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -34,16 +33,17 @@ from vocagnolm.evaluation.engines.generation import (
     Completion,
     Decoding,
     GeneratedTokens,
-    context_length,
     end_of_text_ids,
     shared_length,
 )
+from vocagnolm.models.source import context_length
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_POSITIONS_FROM_MASK = {"bloom", "mpt"}  # without position ids, and right beside left padding
-_WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}  # rotations that depend on no table
-
+# Without position ids, and right beside left padding.
+_POSITIONS_FROM_MASK = {"bloom", "mpt"}
+# Rotations that depend on no table.
+_WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
 _TOO_LARGE = (
     "a batch of one prompt does not fit into memory: use a smaller model, a narrower dtype, fewer "
     "examples in the prompt or a device with more memory"
@@ -51,18 +51,14 @@ _TOO_LARGE = (
 
 
 class WaitingRows(Generic[T]):
-    """Which rows run next: a full batch whenever there are enough, fresh or begun.
-
-    Args:
-        fresh: rows that have not begun, in the order in which they are to.
-    """
+    """Scheduler of rows: a full batch whenever there are enough, fresh (in order) or begun."""
 
     def __init__(self, fresh: Sequence[T]):
         self._fresh = deque(fresh)
         self._begun: deque[T] = deque()
 
     def take(self, size: int) -> list[T]:
-        """Up to `size` rows: begun ones if they fill a batch, else fresh ones first."""
+        """Take up to `size` rows: begun ones if they fill a batch, else fresh ones first."""
         if len(self._begun) >= size:
             return [self._begun.popleft() for _ in range(size)]
         n_fresh = min(size, len(self._fresh))
@@ -81,16 +77,16 @@ class HFEngine:
     """Completes prompts with a causal language model of `transformers`.
 
     Args:
-        model: on the device where it is to run; it is put into evaluation mode.
-        tokenizer: its tokenizer.
+        model: on its device; it is put into evaluation mode.
+        tokenizer: the model's.
         batch_size: rows of a batch; halved for good when they do not fit into memory.
 
     Raises:
-        ValueError: the model keeps something else than keys and values of its tokens, or has no
-            positions that padding leaves alone.
+        ValueError: the model keeps anything but keys and values of its tokens, or has no positions
+            that padding leaves alone.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any, batch_size: int):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int):
         if batch_size < 1:
             raise ValueError(f"the batch size is {batch_size}: give 1 or more rows")
         _check_servable(model)
@@ -131,7 +127,8 @@ class HFEngine:
     def _run(self, rows: list[_Row], decoding: Decoding) -> Iterator[list[Completion]]:
         if not rows:
             return
-        rows.sort(key=lambda row: -len(row.prompt))  # what does not fit into memory shows at once
+        # The longest first, so that running out of memory shows at once.
+        rows.sort(key=lambda row: -len(row.prompt))
         try:
             prefix = self._read_prefix(rows)
         except torch.OutOfMemoryError as error:
@@ -142,8 +139,7 @@ class HFEngine:
             waiting.put_back([row for row in batch if not row.finished])
             if not fits:
                 self._shrink(len(batch))
-            finished = [row for row in batch if row.finished]
-            if finished:
+            if finished := [row for row in batch if row.finished]:
                 yield [
                     decoding.completion(row.index, len(row.prompt), row.new.ids) for row in finished
                 ]
@@ -165,7 +161,7 @@ class HFEngine:
         return _Prefix(shared, cache)
 
     def _advance(self, batch: list[_Row], prefix: _Prefix, decoding: Decoding) -> bool:
-        """Continue rows until half of them are finished; False if memory ran out on the way."""
+        """Continue rows until half of them are finished; return False if memory ran out."""
         try:
             self._continue(batch, prefix, decoding)
         except torch.OutOfMemoryError:
@@ -175,6 +171,12 @@ class HFEngine:
     @torch.inference_mode()
     def _continue(self, batch: list[_Row], prefix: _Prefix, decoding: Decoding) -> None:
         device, n_shared = self._model.device, len(prefix.ids)
+        # A row is [shared prefix][padding][own tokens], the padding masked. Positions follow the
+        # mask, so that a row's tokens have the positions that they have alone:
+        #
+        #     ids        S S S S S . . a b c        mask       1 1 1 1 1 0 0 1 1 1
+        #                S S S S S d e f g h                   1 1 1 1 1 1 1 1 1 1
+        #     positions  0 1 2 3 4     5 6 7
         own = [[*row.prompt[n_shared:], *row.new.ids] for row in batch]
         width = max(map(len, own))
         padding = [width - len(ids) for ids in own]
@@ -183,22 +185,21 @@ class HFEngine:
         cache = copy.deepcopy(prefix.cache)
         cache.batch_repeat_interleave(len(batch))
         steps = max(row.room() for row in batch)
-        if decoding.context is not None and _positions_are_bounded(self._model.config):
+        if _positions_are_bounded(self._model.config):
             # Finished rows are carried along, and must find a position for what they write.
             steps = min(steps, decoding.context - n_shared - width)
+        until_half = _HalfFinished(batch, decoding.eos_ids, device)
         with _plain_generation_config(self._model):
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 past_key_values=cache,
                 generation_config=_greedy(max_new_tokens=steps),
-                stopping_criteria=StoppingCriteriaList(
-                    [_HalfFinished(batch, decoding.eos_ids, device)]
-                ),
+                stopping_criteria=StoppingCriteriaList([until_half]),
             )
 
     def _shrink(self, n_rows: int) -> None:
-        """Go on with half the rows that did not fit into memory."""
+        """Make batches half as large as the one that did not fit into memory."""
         if n_rows == 1:
             raise ValueError(_TOO_LARGE)
         self.batch_size = n_rows // 2
@@ -211,7 +212,7 @@ class HFEngine:
 
 @dataclass
 class _Row:
-    """A prompt and what has been generated of its completion."""
+    """A prompt and the tokens so far of its completion."""
 
     index: int
     prompt: list[int]
@@ -220,7 +221,7 @@ class _Row:
     finished: bool = False
 
     def room(self) -> int:
-        """How many tokens it may still get."""
+        """Count the tokens that may still come."""
         return self.cap - len(self.new.ids)
 
     def append(self, token: int, eos_ids: frozenset[int]) -> None:
@@ -245,7 +246,7 @@ class _HalfFinished(StoppingCriteria):
         self._eos_ids = eos_ids
         self._go_on = torch.zeros(len(rows), dtype=torch.bool, device=device)
 
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
         for row, token in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
             if not row.finished:
                 row.append(token, self._eos_ids)
@@ -253,13 +254,13 @@ class _HalfFinished(StoppingCriteria):
         return ~self._go_on if 2 * n_finished >= len(self._rows) else self._go_on
 
 
-def _greedy(**settings: Any) -> GenerationConfig:
-    return GenerationConfig(do_sample=False, **settings)  # type: ignore[no-untyped-call]
+def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
+    return GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def _plain_generation_config(model: Any) -> Iterator[None]:
-    """Take away the model's own defaults, with which `generate` fills in what it is not told."""
+def _plain_generation_config(model: PreTrainedModel) -> Iterator[None]:
+    """Take away the model's own defaults, with which `generate` fills in settings left out."""
     own = model.generation_config
     model.generation_config = _greedy()
     try:
@@ -291,27 +292,26 @@ def _check_servable(model: PreTrainedModel) -> None:
         )
 
 
-def _can_pad_inside(model: Any, places: int) -> bool:
-    """Whether padding may stand behind a shared prefix without moving it away from what follows.
-
-    Not where distances are counted in places, padding included: ALiBi as in MPT, and windows of
-    attention that a batch of so many places outgrows. Padding in front of everything is right for
-    those.
-    """
+def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
+    """True if padding may stand between a shared prefix and a row's own tokens."""
+    # Not where distances are counted in places, padding included: ALiBi as in MPT, and windows of
+    # attention that a batch of so many places outgrows. For those, padding in front of everything
+    # is right.
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]
     if "local" in getattr(config, "attention_layers", ()):
-        windows.append(config.window_size)  # GPT-Neo
+        # GPT-Neo.
+        windows.append(config.window_size)
     return config.model_type != "mpt" and places <= min(windows, default=places)
 
 
-def _positions_are_bounded(config: Any) -> bool:
-    """Whether a position past the context is an error, or changes the rotation of other rows."""
+def _positions_are_bounded(config: PreTrainedConfig) -> bool:
+    """True if a position past the context is an error, or changes the rotation of other rows."""
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return rope.get("rope_type") not in _WITHOUT_BOUND
 
 
 def _is_no_reminder(record: logging.LogRecord) -> bool:
-    """Keeps out a warning about the length of batches, whose padding is no token of any row."""
+    """Drop a warning about the length of batches, whose padding is no token of any row."""
     return "friendly reminder" not in record.getMessage()

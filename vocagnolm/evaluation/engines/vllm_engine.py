@@ -11,17 +11,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig, GenerationConfig
-
-from vocagnolm.evaluation.engines.generation import (
-    Completion,
-    Decoding,
-    context_length,
-    end_of_text_ids,
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
 )
 
-LONGEST_CONTEXT = 8192  # vLLM reserves room for one such text; prompts take a quarter of it
-_GROUP = 512  # prompts: enough to keep the engine busy, few enough to be written early
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
+from vocagnolm.models.source import context_length
+
+# Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
+LONGEST_CONTEXT = 8192
+# Prompts: enough to keep the engine busy, few enough to be written early.
+_GROUP = 512
 
 
 class VLLMEngine:
@@ -29,9 +32,9 @@ class VLLMEngine:
 
     Args:
         model_name: a directory or a name on the hub.
-        tokenizer: its tokenizer, of `transformers`.
+        tokenizer: the model's.
         dtype: "bfloat16", "float16", "float32", or "auto" for that of the checkpoint.
-        revision: of the model and the tokenizer on the hub.
+        revision: branch, tag or commit on the hub, of model and tokenizer.
         trust_remote_code: run the code that comes with the model.
 
     Raises:
@@ -41,7 +44,7 @@ class VLLMEngine:
     def __init__(
         self,
         model_name: str,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         dtype: str = "auto",
         revision: str | None = None,
         trust_remote_code: bool = False,
@@ -57,7 +60,7 @@ class VLLMEngine:
             model_name, revision=revision, trust_remote_code=trust_remote_code
         )
         self._tokenizer = tokenizer
-        self._context = min(context_length(config) or LONGEST_CONTEXT, LONGEST_CONTEXT)
+        self._context = min(context_length(config), LONGEST_CONTEXT)
         self._eos_ids = end_of_text_ids(_generation_config(model_name, config, revision), tokenizer)
         try:
             self._llm = self._vllm.LLM(
@@ -67,11 +70,13 @@ class VLLMEngine:
                 tokenizer_revision=revision,
                 trust_remote_code=trust_remote_code,
                 dtype=dtype,
-                tensor_parallel_size=max(1, torch.cuda.device_count()),  # as the harness
+                # As the harness does.
+                tensor_parallel_size=max(1, torch.cuda.device_count()),
                 seed=0,
                 max_model_len=self._context,
                 enable_prefix_caching=True,
-                generation_config="vllm",  # not the model's, which may sample
+                # Not the model's, which may sample.
+                generation_config="vllm",
             )
         except RuntimeError as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
@@ -116,11 +121,10 @@ class VLLMEngine:
         )
 
 
-def _generation_config(model_name: str, config: Any, revision: str | None) -> GenerationConfig:
-    """The model's generation config, made from its configuration where it has no file of its own.
-
-    That is what `transformers` does when it loads a model.
-    """
+def _generation_config(
+    model_name: str, config: PreTrainedConfig, revision: str | None
+) -> GenerationConfig:
+    """Load the generation config, or make it from the configuration, as `transformers` does."""
     try:
         return GenerationConfig.from_pretrained(model_name, revision=revision or "main")
     except OSError:

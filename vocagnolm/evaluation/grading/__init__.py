@@ -1,1 +1,1 @@
-"""Grade answers verdict for verdict as the harness, in processes that can be killed."""
+"""From an output to a verdict, by processes that can be killed."""

@@ -1,7 +1,7 @@
-"""Whether two normalised answers are the same number or the same string, without any algebra.
+"""Equality of two normalised answers as numbers or strings, without any algebra.
 
-Steps 1 to 3 of the harness's `math_equal` at db77bc6; nine in ten pairs end here. What is left is
-decided by `symbolic.py`, in a process of its own.
+Steps 1 to 3 of the harness's `math_equal` at db77bc6; nine in ten pairs end here. The rest is left
+to `symbolic.py`, in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RELATIVE_TOLERANCE = 1e-4
 
 
 def decide(prediction: str | None, gold: str) -> tuple[bool, DecidedBy] | None:
-    """The verdict and the rule behind it; None where only algebra can tell.
+    """Give the verdict and the rule behind it; None where only algebra can tell.
 
     A number counts as right if it is the gold, a hundred times it or a hundredth of it.
 
@@ -33,7 +33,7 @@ def decide(prediction: str | None, gold: str) -> tuple[bool, DecidedBy] | None:
 
 
 def parse_number(text: str) -> float | None:
-    r"""What Python's `float` makes of a text without its commas; `50%` and `50\%` are 0.5."""
+    r"""Read a text without its commas as Python's `float` does; `50%` and `50\%` are 0.5."""
     text = text.replace(",", "")
     if text.endswith("%"):
         number = _float(text.removesuffix("%").removesuffix("\\"))

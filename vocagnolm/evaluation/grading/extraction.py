@@ -1,4 +1,4 @@
-"""What a model's output gives as its answer: the harness's rules, in the harness's order.
+"""The answer in a model's output: the harness's rules, in the harness's order.
 
 The reference is `extract_answer` and `run_execute` of ZubinGou/math-evaluation-harness at db77bc6.
 """
@@ -11,17 +11,18 @@ from typing import Literal
 from vocagnolm.evaluation.grading.normalization import strip_string
 
 AnswerKind = Literal["free", "letter", "marked"]
-NO_LETTER = "placeholder"  # the harness's word for an output without a letter
+# The harness's word for an output without a letter.
+NO_LETTER = "placeholder"
 _LETTER = re.compile(r"answer is \(?([abcde])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
 def extract(kind: AnswerKind, output: str) -> str | None:
-    r"""The normalised answer of an output.
+    r"""Find the normalised answer of an output.
 
     Args:
-        kind: "free" for numbers and formulas, "letter" for multiple choice, "marked" for what
-            stands behind `####` in the first line (the demo).
+        kind: "free" for numbers and formulas, "letter" for multiple choice, "marked" for the word
+            behind `####` in the first line (the demo).
         output: the text after the stop cut.
 
     Returns:
@@ -37,7 +38,7 @@ def extract(kind: AnswerKind, output: str) -> str | None:
 
 
 def _letter(output: str) -> str:
-    """The first letter after "answer is"; "answer is because" gives B."""
+    """Find the first letter after "answer is"; "answer is because" gives B."""
     text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
     found = _LETTER.search(text)
     return found[1].upper() if found else NO_LETTER
@@ -54,7 +55,7 @@ def _free_answer(output: str) -> str:
 
 
 def _answer_span(output: str) -> str:
-    """The part of an output that the first rule which applies takes for the answer."""
+    """Cut out the answer by the first rule that applies."""
     if "final answer is $" in output and "$. I hope" in output:
         return output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
     if "boxed" in output:
@@ -67,7 +68,7 @@ def _answer_span(output: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    """What stands in the braces that open `text`, to its end where they never close."""
+    """Cut out the content of the braces that open `text`, to its end where they never close."""
     if not text.startswith("{"):
         return text.partition("$")[0].strip()
     depth = 0

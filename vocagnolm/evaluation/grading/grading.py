@@ -12,34 +12,33 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 
+# The directory that holds the package: a checkout, or site-packages.
 _ROOT = Path(__file__).resolve().parents[3]
-WALL_LIMIT_S = 20.0  # for a worker that waits instead of working; processor time ends it sooner
-START_LIMIT_S = 120.0  # a cold disk
+# For a worker that waits instead of working; processor time ends it sooner.
+WALL_LIMIT_S = 20.0
+# A cold disk.
+START_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the graders say of one output.
+    """The verdicts of the graders on one output."""
 
-    Attributes:
-        prediction: the answer, normalised; None where there is no output, or none in time.
-        correct: the harness's verdict.
-        decided_by: "choice" (letters), "string", "numeric", "empty", "symbolic", or what kept it
-            from an answer: "timeout", "crash" (of the worker, for lack of memory for example).
-        math_verify: the second opinion; None for letters, and where there was none in time.
-    """
-
-    prediction: str | None
-    correct: bool
-    decided_by: str
-    math_verify: bool | None
+    # Normalised; None where there is no output, or none in time.
+    prediction: str | None = None
+    # The harness's verdict.
+    correct: bool = False
+    # "choice" (letters), "string", "numeric", "empty", "symbolic"; or "timeout", "crash" (of the
+    # worker, for lack of memory for example), which left no verdict.
+    decided_by: str = ""
+    # The second opinion; None for letters, and where there was none in time.
+    math_verify: bool | None = None
 
 
 class Grader:
@@ -55,12 +54,7 @@ class Grader:
         self._threads = ThreadPoolExecutor(self.workers)
         return self
 
-    def __exit__(
-        self,
-        exception: type[BaseException] | None,
-        value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._threads.shutdown(cancel_futures=True)
         while not self._idle.empty():
             self._idle.get().stop()
@@ -68,7 +62,7 @@ class Grader:
     def grade(
         self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
     ) -> Iterator[Verdict]:
-        """Verdicts on (output, gold) pairs, in their order; kind None: (prediction, gold)."""
+        """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
         return self._threads.map(lambda answer: self._grade(kind, *answer), answers)
 
     def _grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
@@ -92,8 +86,10 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            cwd=_ROOT,  # where `-m` looks first: for this very package
-            start_new_session=True,  # an interrupt is for us
+            # `-m` looks here first, and finds this very package.
+            cwd=_ROOT,
+            # An interrupt is for us.
+            start_new_session=True,
         )
         self._received = b""
         self._ready = False
@@ -103,33 +99,36 @@ class _Worker:
         self._process.communicate()
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
-        if self._process.poll() is not None:  # it ended while it had nothing to do
+        if self._process.poll() is not None:
+            # It ended while it had nothing to do.
             self._replace()
         if not self._ready:
             self._wait_until_ready()
-        replies: list[Any] = []
-        ended = ""
+        verdict = Verdict()
         try:
             self._send(json.dumps([kind, output, gold]).encode() + b"\n")
-            while len(replies) < 3:
-                replies.append(self._receive(WALL_LIMIT_S))
+            # Each reply adds to the verdict, which stands if the worker dies before the next one.
+            for _ in range(3):
+                verdict = replace(verdict, **self._receive(WALL_LIMIT_S))
         except _WorkerDiedError as error:
+            # The limit of processor time ends a worker by SIGPROF.
             ended = "timeout" if self._replace() == -signal.SIGPROF else str(error)
-        missing: list[Any] = [None, (False, ended), None]
-        prediction, (correct, decided_by), math_verify = replies + missing[len(replies) :]
-        return Verdict(prediction, correct, decided_by, math_verify)
+            if not verdict.decided_by:
+                verdict = replace(verdict, decided_by=ended)
+        return verdict
 
     def _send(self, line: bytes) -> None:
         assert self._process.stdin is not None
         rest = memoryview(line)
         try:
-            while rest:  # a signal may end a write in the middle
+            # A signal may end a write in the middle.
+            while rest:
                 rest = rest[self._process.stdin.write(rest) :]
         except BrokenPipeError as error:
             raise _WorkerDiedError("crash") from error
 
-    def _receive(self, limit: float) -> Any:
-        """The next reply, in at most `limit` seconds."""
+    def _receive(self, limit: float) -> dict[str, Any]:
+        """Read the next reply, in at most `limit` seconds."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + limit
         while b"\n" not in self._received:
@@ -142,7 +141,8 @@ class _Worker:
                 raise _WorkerDiedError("crash")
             self._received += received
         line, _, self._received = self._received.partition(b"\n")
-        return json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def _wait_until_ready(self) -> None:
         try:
@@ -155,7 +155,7 @@ class _Worker:
         self._ready = True
 
     def _replace(self) -> int:
-        """Start another process; the status of the last one, which its limit ends by SIGPROF."""
+        """Start another process, and return the status of the last one."""
         status = self._process.wait()
         self._process.communicate()
         self._start()

@@ -14,12 +14,14 @@ import operator
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import sympy
 from sympy.parsing.latex import parse_latex
 
-_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+# A number, formula, matrix, bracket or string; sympy names no type for all of these.
+Parsed: TypeAlias = Any
+_OPERATORS: dict[type[ast.AST], Callable[..., Parsed]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -27,14 +29,15 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Pow: operator.pow,
     ast.Mod: operator.mod,
     ast.FloorDiv: operator.floordiv,
-    ast.BitAnd: operator.and_,  # "7&8" is 0 there
+    # "7&8" is 0 there.
+    ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
     ast.BitXor: operator.xor,
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
     ast.Invert: operator.inv,
 }
-_BRACKETS: dict[type[ast.AST], Callable[..., Any]] = {
+_BRACKETS: dict[type[ast.AST], Callable[..., Parsed]] = {
     ast.Tuple: tuple,
     ast.List: list,
     ast.Set: set,
@@ -48,8 +51,8 @@ _MATRIX = re.compile(r"\(?\\begin\{[pb]matrix\}(.*?)\\end\{[pb]matrix\}\)?", re.
 _LEADING_NUMBER = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)~*(?:$|\.(?!\d)|&|E(?!\d)|\\\\)")
 
 
-def parse(text: str) -> Any:
-    r"""The first reading that succeeds, with `\\` first taken for `\`; else the text itself."""
+def parse(text: str) -> Parsed:
+    r"""Take the first reading that succeeds, `\\` first taken for `\`; else the text itself."""
     for read in (parse_latex, read_python, read_fragment):
         for candidate in (text.replace(r"\\", "\\"), text):
             with suppress(Exception):  # the reference takes any failure for "cannot be read"
@@ -57,8 +60,8 @@ def parse(text: str) -> Any:
     return text
 
 
-def read_python(text: str) -> Any:
-    """A Python expression of numbers, names, arithmetic, elementary functions and brackets.
+def read_python(text: str) -> Parsed:
+    """Read a Python expression of numbers, names, arithmetic, elementary functions and brackets.
 
     >>> read_python("{2, 1}"), read_python("'7'"), read_python("2*sqrt(x) # so")
     ({1, 2}, '7', 2*sqrt(x))
@@ -72,8 +75,8 @@ def read_python(text: str) -> Any:
     return _evaluate(body)
 
 
-def _evaluate(node: ast.AST) -> Any:
-    """No string in brackets or a call: sympy evaluates one that it is given, even in a tuple."""
+def _evaluate(node: ast.AST) -> Parsed:
+    # No string in brackets or a call: sympy evaluates one that it receives, even in a tuple.
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return sympy.Number(node.value)
     if isinstance(node, ast.Name):
@@ -88,8 +91,8 @@ def _evaluate(node: ast.AST) -> Any:
     raise ValueError(f"{type(node).__name__} is not read")
 
 
-def read_fragment(text: str) -> Any:
-    r"""A matrix, the number that opens a text, or a text whose spaces are `~`.
+def read_fragment(text: str) -> Parsed:
+    r"""Read a matrix, the number that opens a text, or a text whose spaces are `~`.
 
     >>> read_fragment(r"7\\8"), read_fragment("x~+1")
     (7, x + 1)

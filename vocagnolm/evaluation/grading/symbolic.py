@@ -1,8 +1,8 @@
 """Equality by algebra: the harness's rules with sympy, and math-verify's second opinion.
 
 Run this on a model's text only where it can be killed (`grading.py`): sympy may take forever or all
-memory. The reference is `math_equal` of ZubinGou/math-evaluation-harness at db77bc6. What stays a
-string after `reading.parse` meets no sympy function, as some of them would evaluate it.
+memory. The reference is `math_equal` of ZubinGou/math-evaluation-harness at db77bc6. A text that
+stays a string after `reading.parse` meets no sympy function, as some of them would evaluate it.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from math import isclose
-from typing import Any
+from typing import TypeAlias
 
 import math_verify
 from sympy import N, simplify
 
 from vocagnolm.evaluation.grading.equality import RELATIVE_TOLERANCE, decide
-from vocagnolm.evaluation.grading.reading import parse
+from vocagnolm.evaluation.grading.reading import Parsed, parse
 
 _MATRIX_STARTS = (r"\begin{pmatrix}", r"\begin{bmatrix}")
 _MATRIX_ENDS = (r"\end{pmatrix}", r"\end{bmatrix}")
+Rule: TypeAlias = Callable[[Parsed, Parsed], bool]
 _BRACKETED = re.compile(r"[(\[].+[)\]]")
 
 
-def answers_equal(prediction: str, gold: str) -> bool:
-    """Whether two normalised answers are equal by any of the harness's rules."""
+def algebraically_equal(prediction: str, gold: str) -> bool:
+    """Compare two normalised answers by all of the harness's rules."""
     if verdict := decide(prediction, gold):
         return verdict[0]
     gold, prediction = gold.strip(), prediction.strip()
@@ -40,7 +41,7 @@ def answers_equal(prediction: str, gold: str) -> bool:
 
 
 def verify(output: str, gold: str) -> bool:
-    """math-verify's opinion on a whole output; its own time limits need signals, ours do not."""
+    """Ask math-verify about a whole output, without its own time limits, which need signals."""
     expected = math_verify.parse(f"${gold}$", parsing_timeout=None)
     found = math_verify.parse(output, parsing_timeout=None)
     return bool(math_verify.verify(expected, found, timeout_seconds=None))
@@ -66,7 +67,7 @@ def _enclosed(text: str, brackets: str) -> bool:
 
 
 def _all_equal(predictions: list[str], golds: list[str]) -> bool:
-    return len(predictions) == len(golds) and all(map(answers_equal, predictions, golds))
+    return len(predictions) == len(golds) and all(map(algebraically_equal, predictions, golds))
 
 
 def _elementwise(prediction: str, gold: str) -> bool:
@@ -97,9 +98,9 @@ def _equations_equal(prediction: str, gold: str) -> bool:
         difference, expected = (f"{a.strip()} - ({b.strip()})" for a, b in (sides, gold_sides))
         return any(_expressions_equal(d, expected) for d in (difference, f"-({difference})"))
     if len(sides) == 2 and len(sides[0].strip()) <= 2 and len(gold_sides) == 1:
-        return answers_equal(sides[1], gold)
+        return algebraically_equal(sides[1], gold)
     if len(gold_sides) == 2 and len(gold_sides[0].strip()) <= 2 and len(sides) == 1:
-        return answers_equal(prediction, gold_sides[1])
+        return algebraically_equal(prediction, gold_sides[1])
     return False
 
 
@@ -112,18 +113,18 @@ def _expressions_equal(prediction: str, gold: str) -> bool:
     return any(_holds(rule, a, b) for rule in _RULES)
 
 
-def _holds(rule: Callable[[Any, Any], bool], a: Any, b: Any) -> bool:
+def _holds(rule: Rule, a: Parsed, b: Parsed) -> bool:
     try:
         return bool(rule(a, b))
     except Exception:  # noqa: BLE001 - the reference takes any failure for "not equal"
         return False
 
 
-def _numerically_close(a: Any, b: Any) -> bool:
+def _numerically_close(a: Parsed, b: Parsed) -> bool:
     return isclose(float(N(a)), float(N(b)), rel_tol=RELATIVE_TOLERANCE)
 
 
-def _rounded_equal(a: Any, b: Any) -> bool:
+def _rounded_equal(a: Parsed, b: Parsed) -> bool:
     if a.shape != b.shape:
         return False
     rounded = (m.applyfunc(lambda entry: round(entry, 3)) for m in (a, b))
@@ -131,7 +132,7 @@ def _rounded_equal(a: Any, b: Any) -> bool:
 
 
 # Any one of them, in the reference's order.
-_RULES: tuple[Callable[[Any, Any], bool], ...] = (
+_RULES: tuple[Rule, ...] = (
     lambda a, b: a == b,
     lambda a, b: a.equals(b) or simplify(a - b) == 0,
     lambda a, b: abs(a.lhs - a.rhs).equals(abs(b.lhs - b.rhs)),

@@ -1,9 +1,10 @@
 """A process that grades answers and may be killed: `python -m vocagnolm.evaluation.grading.worker`.
 
 Reads one JSON request per line, `[kind, output, gold]` for a model's output or `[null, prediction,
-gold]` for an answer that is extracted already, and answers with three lines: the prediction, the
-harness's verdict on it, and math-verify's opinion. A limit of processor time ends the process in
-the middle of a request; what it answered so far stands. Memory is limited, and no file is written.
+gold]` for an answer that is extracted already, and answers with three lines, each an object with
+fields of `Verdict`: the prediction, the harness's verdict on it, and math-verify's opinion. A limit
+of processor time ends the process in the middle of a request; the lines so far stand. Memory is
+limited, and no file is written.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import resource
 import signal
 import sys
 from types import CodeType
-from typing import Any
 
 from sympy.parsing import sympy_parser
 
@@ -22,51 +22,47 @@ from vocagnolm.evaluation.grading import symbolic
 from vocagnolm.evaluation.grading.equality import decide
 from vocagnolm.evaluation.grading.extraction import AnswerKind, extract
 
-HARNESS_LIMIT_S = 3.0  # of processor time, so that a busy machine gives the same verdicts
+# Processor time, so that a busy machine gives the same verdicts.
+HARNESS_LIMIT_S = 3.0
 OPINION_LIMIT_S = 1.0
-MEMORY_LIMIT_BYTES = 2**30  # of address space; the reference cases need 160 MB
+# Address space; the reference cases need 160 MB.
+MEMORY_LIMIT_BYTES = 2**30
 _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow"})
 
 
-def predict(kind: AnswerKind | None, text: str) -> str | None:
-    """The answer that is graded."""
-    return text if kind is None else extract(kind, text)
-
-
 def judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
-    """The harness's verdict, and the rule that decided it."""
+    """Give the harness's verdict, and the rule that decided it."""
     if kind == "letter":
         return prediction == gold, "choice"
     if kind == "marked":
         return prediction == gold, "string"
     if quick := decide(prediction, gold):
         return quick
-    return symbolic.answers_equal(str(prediction), gold), "symbolic"
+    return symbolic.algebraically_equal(str(prediction), gold), "symbolic"
 
 
 def opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
-    """math-verify on the whole output; None where it is not asked: about letters."""
+    """Ask math-verify about the whole output; None where it is not asked: about letters."""
     if kind != "free":
         return None
     try:
         return bool(output) and symbolic.verify(output, gold)
-    except Exception:  # noqa: BLE001 - what another library fails on is no right answer
+    except Exception:  # noqa: BLE001 - any failure of the library is no right answer
         return False
 
 
 def _limit(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal kills, even inside C code
+    # Its signal kills, even inside C code.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def restrict_sympy() -> None:
-    """Let sympy, which reads a string by evaluating it, read no more than numbers and symbols.
-
-    What it is given here is read before (`reading.py`), but it takes strings in many places, its
-    own numbers among them. `eval_expr` is the one place where it runs them.
-    """
+    """Let sympy, which reads a string by evaluating it, read no more than numbers and symbols."""
+    # Its input is read before (`reading.py`), but it takes strings in many places, its own numbers
+    # among them. `eval_expr` is the one place where it runs them.
     evaluate = sympy_parser.eval_expr
 
-    def evaluate_numbers(code: str | CodeType, local: Any, names: Any) -> Any:
+    def evaluate_numbers(code: str | CodeType, local: object, names: object) -> object:
         if not (isinstance(code, str) and code.strip().isidentifier()):
             compiled = compile(code, "<string>", "eval") if isinstance(code, str) else code
             functions = any(isinstance(constant, CodeType) for constant in compiled.co_consts)
@@ -80,22 +76,25 @@ def restrict_sympy() -> None:
 def main() -> None:
     """Serve requests until the input ends."""
     replies = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)
-    os.dup2(2, 1)  # what a library prints is not a reply
+    # A library may print: that is no reply.
+    os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     restrict_sympy()
-    print(json.dumps("ready"), file=replies)
+    print(json.dumps({"ready": True}), file=replies)
     for line in sys.stdin:
         kind, text, gold = json.loads(line)
         _limit(HARNESS_LIMIT_S)
-        prediction = predict(kind, text)
-        print(json.dumps(prediction), file=replies)
-        print(json.dumps(judge(kind, prediction, gold)), file=replies)
+        prediction = text if kind is None else extract(kind, text)
+        print(json.dumps({"prediction": prediction}), file=replies)
+        correct, decided_by = judge(kind, prediction, gold)
+        print(json.dumps({"correct": correct, "decided_by": decided_by}), file=replies)
         _limit(OPINION_LIMIT_S)
         second = opinion(kind, text, gold)
-        _limit(0)  # before the last reply, which the next request may follow at once
-        print(json.dumps(second), file=replies)
+        # Before the last reply, which the next request may follow at once.
+        _limit(0)
+        print(json.dumps({"math_verify": second}), file=replies)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What is asked: benchmarks as data, their rows, their prompts."""
+"""The tasks: benchmarks as data, their rows, their prompts."""

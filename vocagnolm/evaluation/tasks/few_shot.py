@@ -1,8 +1,7 @@
 """The worked examples that stand before a question, and the whole prompt.
 
 A prompt set is one text: exemplars, separated by two blank lines. The package ships its own; those
-of the harness, which published numbers were made with, are read from a directory. Which were used
-is known by their hash.
+of the harness, behind the published numbers, are read from a directory and known by their hash.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ from pathlib import Path
 from typing import Literal
 
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
-
-Origin = Literal["vocagnolm", "harness", "other"]
 
 _SEPARATOR = "\n\n\n"
 # prompts/cot/ of ZubinGou/math-evaluation-harness at db77bc6.
@@ -29,18 +26,14 @@ _HARNESS_SHA256 = {
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Exemplars as text.
+    """Exemplars as text."""
 
-    Attributes:
-        name: file name without its ending.
-        text: the exemplars.
-        origin: "vocagnolm" for those of the package, "harness" for the harness's own bytes.
-        sha256: of the file's bytes.
-    """
-
+    # File name without its ending.
     name: str
     text: str
-    origin: Origin
+    # "harness" for the harness's own bytes.
+    origin: Literal["vocagnolm", "harness", "other"]
+    # Of the file's bytes.
     sha256: str
 
 
@@ -60,27 +53,19 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
         )
     data = file.read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
-    origin: Origin = "other"
-    if prompts_dir is None:
-        origin = "vocagnolm"
-    elif sha256 == _HARNESS_SHA256.get(name):
-        origin = "harness"
     try:
-        text = data.decode()
+        text = data.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{file} is no UTF-8 text (byte {error.start}): restore the file"
         ) from error
-    return PromptSet(name, text.replace("\r\n", "\n"), origin, sha256)
+    if prompts_dir is None:
+        return PromptSet(name, text, "vocagnolm", sha256)
+    is_harness = sha256 == _HARNESS_SHA256.get(name)
+    return PromptSet(name, text, "harness" if is_harness else "other", sha256)
 
 
 def build_prompt(benchmark: Benchmark, prompt_set: PromptSet | None, question: str) -> str:
-    """The whole prompt: exemplars, two blank lines, the question in the benchmark's template.
-
-    Args:
-        benchmark: what is asked.
-        prompt_set: None for the question alone (the demo).
-        question: of an `Item`.
-    """
+    """Join exemplars, two blank lines, and the question in the benchmark's template."""
     asked = benchmark.template.format(question=question)
     return asked if prompt_set is None else prompt_set.text.strip() + _SEPARATOR + asked

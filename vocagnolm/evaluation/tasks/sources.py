@@ -1,7 +1,7 @@
-"""From a file, the hub or the embedded world to the items of a benchmark.
+"""From a file, the hub or the package to the items of a benchmark.
 
 Every way leads through the same raw rows and `Benchmark.item`, and ends in a digest of the items:
-whatever they came from, it tells whether they are the ones behind the published numbers.
+wherever they came from, it tells whether they are the ones behind the published numbers.
 """
 
 from __future__ import annotations
@@ -13,31 +13,26 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, HubSource, Item
+from vocagnolm.evaluation.tasks.questions import Row, is_asked
 
 HARNESS = "ZubinGou/math-evaluation-harness"
 _HARNESS_DATA = f"https://raw.githubusercontent.com/{HARNESS}/{HARNESS_COMMIT}/data"
-
-PlacedRow = tuple[str, Any]
-"""Where a row stands, for errors, and what stands there."""
+# The place of a row, for errors, and whatever stands there.
+PlacedRow: TypeAlias = tuple[str, object]
 
 
 @dataclass(frozen=True)
 class LoadedItems:
-    """The items of a benchmark, and where they come from.
-
-    Attributes:
-        items: sorted by `idx`.
-        origin: "demo_world", a file relative to `--data_dir`, or what was downloaded.
-        digest: `items_digest` of them.
-        verified: they are, question by question and gold by gold, those of the harness.
-    """
+    """All items of a benchmark, sorted by `idx`, and their origin."""
 
     items: tuple[Item, ...]
+    # "demo_world", a file relative to `--data_dir`, or the name of a download.
     origin: str
     digest: str
+    # They are, question by question and gold by gold, those of the harness.
     verified: bool
 
 
@@ -45,20 +40,20 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
     """Read all items of a benchmark.
 
     Args:
-        benchmark: whose items.
+        benchmark: its record.
         data_dir: a directory in the harness's layout; None to download. The demo needs neither.
 
     Raises:
-        ValueError: there is no such file or download, or it does not hold what the benchmark's
-            record says. The message is one line and says what to do.
+        ValueError: there is no such file or download, or it does not hold what the record says.
+            The message is one line and says what to do.
     """
     if benchmark.file is None:
-        origin, rows = "demo_world", _demo_rows()
+        origin, rows = "demo_world", _packaged_rows(benchmark)
     elif data_dir is not None:
         origin, rows = benchmark.file, _file_rows(benchmark, data_dir)
     elif benchmark.hub is not None:
         origin = f"{benchmark.hub.name}@{benchmark.hub.revision}"
-        rows = _hub_rows(benchmark.hub)
+        rows = _hub_rows(benchmark.id, benchmark.hub)
     else:
         origin = f"{HARNESS}@{HARNESS_COMMIT[:7]}/data/{benchmark.file}"
         rows = _harness_rows(benchmark)
@@ -73,7 +68,7 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
 
 
 def items_digest(items: Iterable[Item]) -> str:
-    """The sha256 over index, question and gold of each item, one JSON list per line."""
+    """Hash index, question and gold of each item, one JSON list per line."""
     digest = hashlib.sha256()
     for item in items:
         line = json.dumps([item.idx, item.question, item.gold], separators=(",", ":"))
@@ -82,36 +77,35 @@ def items_digest(items: Iterable[Item]) -> str:
 
 
 def _build(benchmark: Benchmark, rows: Iterable[PlacedRow]) -> tuple[Item, ...]:
-    """The items of the rows, sorted; a row without an `idx` has its number as one."""
     items: dict[int, Item] = {}
     for number, (where, row) in enumerate(rows):
-        item = _item(benchmark, number, where, row)
-        if item.idx in items:
-            raise _bad_row(
-                benchmark, where, f"expected an `idx` of its own, found {item.idx} again"
-            )
+        try:
+            item = _item(benchmark, number, row)
+            if item.idx in items:
+                raise ValueError(f"expected an `idx` of its own, found {item.idx} again")
+        except (ValueError, ZeroDivisionError) as error:
+            raise ValueError(f"{where}: {error}; {_where_to_get(benchmark)}") from error
         items[item.idx] = item
     return tuple(items[idx] for idx in sorted(items))
 
 
-def _item(benchmark: Benchmark, number: int, where: str, row: Any) -> Item:
+def _item(benchmark: Benchmark, number: int, row: object) -> Item:
+    """Build an item; a row without an `idx` has its number as one."""
+    if isinstance(row, bytes):
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError) as error:  # bad UTF-8 too
+            raise ValueError(f"expected a JSON object, found {error}") from error
     if not isinstance(row, dict):
-        raise _bad_row(benchmark, where, f"expected a JSON object, found {type(row).__name__}")
+        raise ValueError(f"expected a JSON object, found {type(row).__name__}")
     idx = row.get("idx", number)
     if type(idx) is not int:
-        raise _bad_row(benchmark, where, f"expected `idx` to be int, found {type(idx).__name__}")
-    try:
-        return benchmark.item(idx, row)
-    except (ValueError, ZeroDivisionError) as error:
-        raise _bad_row(benchmark, where, str(error)) from error
-
-
-def _bad_row(benchmark: Benchmark, where: str, why: str) -> ValueError:
-    return ValueError(f"{where}: {why}; {_where_to_get(benchmark)}")
+        raise ValueError(f"expected `idx` to be int, found {type(idx).__name__}")
+    return benchmark.item(idx, row)
 
 
 def _where_to_get(benchmark: Benchmark) -> str:
-    """What a message about bad or missing data ends with: the file, its sha256, and its places."""
+    """End a message about bad or missing data with the file, its sha256, and its places."""
     places = []
     if benchmark.file_sha256 is not None:
         whose = ", of a reconstruction" if benchmark.is_reconstruction else ""
@@ -124,10 +118,9 @@ def _where_to_get(benchmark: Benchmark) -> str:
     return ", or ".join(places)
 
 
-def _demo_rows() -> Iterator[PlacedRow]:
-    """The rows of the package's own file, which `tests/demo` compares with the embedded world."""
-    for line in (resources.files(__package__) / "demo.jsonl").read_bytes().splitlines():
-        yield "demo_world", json.loads(line)
+def _packaged_rows(benchmark: Benchmark) -> Iterator[PlacedRow]:
+    name = f"{benchmark.id}.jsonl"
+    return _lines(name, (resources.files(__package__) / name).read_bytes().splitlines())
 
 
 def _file_rows(benchmark: Benchmark, data_dir: Path) -> Iterator[PlacedRow]:
@@ -139,54 +132,43 @@ def _file_rows(benchmark: Benchmark, data_dir: Path) -> Iterator[PlacedRow]:
             f"of {benchmark.id}: {_where_to_get(benchmark)}, or leave --data_dir out to download"
         )
     with path.open("rb") as file:
-        yield from _json_rows(benchmark, str(path), file)
+        yield from _lines(str(path), file)
 
 
-def _json_rows(benchmark: Benchmark, name: str, lines: Iterable[bytes]) -> Iterator[PlacedRow]:
-    """The rows of JSON lines; empty lines hold none."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            where = f"{name}, line {number}"
-            yield where, _parse(benchmark, where, line)
+def _lines(name: str, lines: Iterable[bytes]) -> Iterator[PlacedRow]:
+    """Place the rows of JSON lines; empty lines hold none."""
+    return (
+        (f"{name}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()
+    )
 
 
-def _parse(benchmark: Benchmark, where: str, line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as error:  # bad UTF-8 too
-        raise _bad_row(benchmark, where, f"expected a JSON object, found {error}") from error
-
-
-def _hub_rows(hub: HubSource) -> Iterator[PlacedRow]:
-    """The rows of a dataset of the hub: its columns are named as the fields of the harness's."""
+def _hub_rows(benchmark_id: str, hub: HubSource) -> Iterator[PlacedRow]:
+    """Read a dataset of the hub, whose columns are named as the fields of the harness's."""
     number = 0
     for config, split in hub.parts:
-        part = _download(hub.name, name=config, split=split, revision=hub.revision)
-        for row in part:
-            if hub.keep(row):
+        for row in _download(hub.name, name=config, split=split, revision=hub.revision):
+            if is_asked(benchmark_id, row):
                 yield f"{hub.name}, {config or 'default'}/{split}, item {number}", row
                 number += 1
 
 
 def _harness_rows(benchmark: Benchmark) -> Iterator[PlacedRow]:
-    """The rows of the harness's own file, at its pinned commit.
-
-    Read as text: the JSON reader of `datasets` infers one type per column, which fails on columns
-    that are null for the first megabytes, and would be another parser than the one for files.
-    """
+    """Read the harness's own file, at its pinned commit."""
+    # As text: the JSON reader of `datasets` infers one type per column, which fails on columns that
+    # are null for the first megabytes, and would be another parser than the one for files.
     url = f"{_HARNESS_DATA}/{benchmark.file}"
-    lines = _download("text", data_files=url, split="train")
-    return _json_rows(benchmark, url, (row["text"].encode() for row in lines))
+    rows = _download("text", data_files=url, split="train")
+    return _lines(url, (row["text"].encode() for row in rows))
 
 
-def _download(path: str, **options: Any) -> Iterable[Any]:
-    """`datasets.load_dataset`, whose failures come back as one line."""
+def _download(path: str, **options: str | None) -> Iterable[Row]:
+    """Call `datasets.load_dataset`, whose failures come back as one line."""
     import datasets
     from datasets.exceptions import DatasetsError
 
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     try:
-        rows: Iterable[Any] = datasets.load_dataset(path, **options)
+        rows: Iterable[Row] = datasets.load_dataset(path, **options)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         what = options.get("data_files", path)
         why = (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""What is asked: the items of a benchmark with their whole prompts."""
+"""The items of a benchmark with their whole prompts, as they are asked in one evaluation."""
 
 from __future__ import annotations
 
@@ -7,27 +7,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
+from vocagnolm.evaluation.engines.generation import shared_length
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
 from vocagnolm.evaluation.tasks.few_shot import PromptSet, build_prompt, load_prompt_set
 from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
+from vocagnolm.models.source import NO_LIMIT
 
 
 @dataclass(frozen=True)
 class Task:
-    """A benchmark as it is asked in one evaluation.
-
-    Attributes:
-        benchmark: its record.
-        loaded: all its items, and where they come from.
-        prompt_set: the exemplars; None for the question alone.
-        limit: how many items are asked, the first by `idx`; None for all.
-    """
+    """A benchmark as it is asked in one evaluation."""
 
     benchmark: Benchmark
     loaded: LoadedItems
+    # None for the question alone.
     prompt_set: PromptSet | None
+    # Items that are asked, the first by `idx`; None for all.
     limit: int | None
 
     @property
@@ -37,7 +35,7 @@ class Task:
 
     @property
     def is_partial(self) -> bool:
-        """Whether items are left out."""
+        """True if items are left out."""
         return len(self.items) < len(self.loaded.items)
 
     @cached_property
@@ -48,8 +46,8 @@ class Task:
             for item in self.items
         }
 
-    def settings(self) -> dict[str, Any]:
-        """What must be the same for two items to belong together."""
+    def settings(self) -> dict[str, object]:
+        """Settings that two items must share to belong together."""
         return {
             "version": self.benchmark.version,
             "data_sha256": self.loaded.digest,
@@ -58,20 +56,39 @@ class Task:
         }
 
     def marks(self) -> dict[str, str]:
-        """Why the accuracy may not be put beside a published one: in a word, and in a sentence."""
+        """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
         marks = {}
         if self.is_partial:
             marks["partial"] = f"partial: {len(self.items)} of {len(self.loaded.items)} items"
-        if self.prompt_set and self.prompt_set.origin != "harness":
-            is_own = self.prompt_set.origin == "vocagnolm"
-            whose = "VocAgnoLM's own" if is_own else "others"
-            name = "own_prompts" if is_own else "other_prompts"
-            marks[name] = f"prompts: {whose}, not the harness's"
+        origin = self.prompt_set.origin if self.prompt_set else None
+        if origin == "vocagnolm":
+            marks["own_prompts"] = "prompts: VocAgnoLM's own, not the harness's"
+        elif origin == "other":
+            marks["other_prompts"] = "prompts: others, not the harness's"
         if not self.loaded.verified:
             marks["unverified_data"] = (
                 f"data: {self.loaded.origin} is not verified to be the harness's"
             )
         return marks
+
+    def preview(self, tokenizer: PreTrainedTokenizerBase, context: int) -> str:
+        """Show the first whole prompt, and the token counts of all."""
+        benchmark, prompts = self.benchmark, list(self.prompts.values())
+        ids: list[list[int]] = tokenizer(prompts, verbose=False)["input_ids"]
+        lengths = list(map(len, ids))
+        room = "" if context == NO_LIMIT else f", and {context} with the prompt"
+        if too_long := sum(length >= context for length in lengths):
+            room += f"; {too_long} prompts do not fit"
+        lines = [
+            f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} "
+            f"shots, data {self.loaded.origin}",
+            *(f"--- {mark}" for mark in self.marks().values()),
+            f"--- prompt tokens: {min(lengths)} to {max(lengths)}, mean "
+            f"{sum(lengths) / len(ids):.0f}; the first {shared_length(ids)} are shared",
+            f"--- new tokens: at most {benchmark.max_new_tokens}{room}",
+            prompts[0],
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def load_tasks(
@@ -80,18 +97,17 @@ def load_tasks(
     """Read items and prompts of benchmarks.
 
     Raises:
-        ValueError: a file is missing or not what it should be; the message says what to do.
+        ValueError: a file is missing or not as expected; the message says what to do.
     """
     tasks = []
     for name in names:
-        benchmark = BENCHMARKS[name]
-        prompts = (
-            load_prompt_set(benchmark.prompt_set, prompts_dir) if benchmark.prompt_set else None
-        )
+        benchmark, prompts = BENCHMARKS[name], None
+        if benchmark.prompt_set:
+            prompts = load_prompt_set(benchmark.prompt_set, prompts_dir)
         tasks.append(Task(benchmark, load_items(benchmark, data_dir), prompts, limit))
     return tasks
 
 
 def prompt_sha256(prompt: str) -> str:
-    """The hash by which an item's record names its prompt."""
+    """Hash a prompt, as an item's record names it."""
     return hashlib.sha256(prompt.encode()).hexdigest()
