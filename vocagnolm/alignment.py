@@ -13,14 +13,12 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     """Find the teacher tokens behind every student token (Algorithm 1), in O(N log M).
 
     Two binary searches per student token: the first teacher token that ends after its start, and
-    the last one that starts before its end. What lies between is the smallest range of teacher
+    the last one that starts before its end. The tokens between are the smallest range of teacher
     tokens that covers the student token: all of its characters (an IoS of 100 %) where the
     teacher's spans have no gaps. An empty student span, of which `fill_gaps` leaves none, is mapped
     only where it lies inside a teacher token.
 
-    Args:
-        student_spans: int64 [N, 2], half-open, starts and ends each non-decreasing.
-        teacher_spans: int64 [M, 2], likewise, over the same text.
+    Takes spans int64 [N, 2] and [M, 2] of the same text, starts and ends each non-decreasing.
 
     Returns:
         int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers any
@@ -41,6 +39,10 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
                 f"{name} spans must be in the order of the text, found {spans[wrong].tolist()} at"
                 f" token {wrong}: encode without special tokens, whose spans are (0, 0)"
             )
+    # text       a + b = c !
+    # student    0 0 0 1 1 2        starts 0 3 5, ends 3 5 6
+    # teacher    0 1 1 1 2          first that ends after a start: 0 1 3
+    #                               first that does not start before an end: 2 3 3
     ranges = np.empty((len(student_spans), 2), dtype=np.int64)
     ranges[:, 0] = teacher_spans[:, 1].searchsorted(student_spans[:, 0], side="right")
     ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
@@ -51,8 +53,8 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
 def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     """Map every student token to the teacher token of the same number, whatever it reads.
 
-    As the first ULD implementation pairs positions (Boizard et al. 2025): what one text has more
-    tokens of is left over.
+    As the first ULD implementation pairs positions (Boizard et al. 2025); the rest of the longer
+    text is left over.
 
     >>> align_positions(3, 2).tolist()
     [[0, 1], [1, 2], [-1, -1]]
@@ -64,13 +66,10 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
 
 
 def chunk_edges(tokens: int, chunks: int) -> npt.NDArray[np.int64]:
-    """Where a sequence is cut into chunks of equal token count (Section 2).
+    """Cut a sequence into chunks of equal token count (Section 2): [edges[c], edges[c + 1]).
 
     Chunk c of the student is guided by chunk c of the teacher; counts differ by at most one, and
     some chunks are empty where there are fewer tokens than chunks.
-
-    Returns:
-        int64 [chunks + 1]: chunk c holds the tokens [edges[c], edges[c + 1]).
 
     >>> chunk_edges(10, 4).tolist()
     [0, 2, 5, 7, 10]

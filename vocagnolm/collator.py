@@ -82,19 +82,28 @@ class PackedCollator:
     A teacher's rows are padded to the next multiple of 64 after the longest one, so that their
     shapes are few.
 
-    Attributes:
-        max_length: S, student positions of a row.
-        attend_across_documents: let position ids, and so attention, run through the whole block.
-        teacher_max_length: the most teacher positions of a row, where padding ends; give what the
-            blocks were packed with. Without it padding may exceed a context that is no multiple
-            of 64, and so a learned table of positions.
-        chunks: map every token of chunk c of a row to chunk c of the teacher's row (Section 6.1)
-            instead of to the teacher tokens that cover it.
+    >>> def segments(*tokens: int) -> list[IntArray]:
+    ...     return [np.array(tokens)]
+    >>> block: Block = {
+    ...     "block": 0, "student_ids": segments(1, 5, 6), "teacher_ids": segments(9, 7),
+    ...     "teacher_losses": [np.empty(0, np.float32)], "teacher_counts": segments(2),
+    ...     "first": segments(-1, 1, 1), "last": segments(-1, 2, 2),
+    ... }
+    >>> batch = PackedCollator(max_length=4)([block])
+    >>> batch["labels"].tolist(), batch["teacher_ranges"].tolist()
+    ([[-100, 5, 6, -100]], [[[-1, -1], [1, 2], [1, 2], [-1, -1]]])
     """
 
+    # S, student positions of a row.
     max_length: int
+    # Let position ids, and so attention, run through the whole block.
     attend_across_documents: bool = False
+    # The most teacher positions of a row, where padding ends, as the blocks were packed with.
+    # Without it padding may exceed a context that is no multiple of 64, and so a learned table of
+    # positions.
     teacher_max_length: int | Sequence[int] | None = None
+    # Map every token of chunk c of a row to chunk c of the teacher's row (Section 6.1), instead of
+    # to the teacher tokens that cover it.
     chunks: int | None = None
 
     def __call__(self, blocks: Sequence[Block]) -> Batch:

@@ -22,12 +22,16 @@ TEXT = "text"
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _HUB = "{} {} (no file or directory here, so a hub dataset)"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-# What `datasets` raises on bad data; StopIteration on a file without documents. It passes on what
-# decompression raises; of that, only a bad .bz2 or a .gz with a bad checksum is an OSError.
-_LIBRARY_ERRORS = (
-    *(DatasetsError, OSError, ValueError, TypeError, StopIteration),
-    *(EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError),
+# Raised by `datasets` on bad data; StopIteration on a file without documents. Errors of
+# decompression pass through; only a bad .bz2 or a .gz with a bad checksum is an OSError.
+_LIBRARY_ERRORS: tuple[type[BaseException], ...] = (
+    DatasetsError,
+    OSError,
+    ValueError,
+    TypeError,
+    StopIteration,
 )
+_LIBRARY_ERRORS += (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 def load_corpus(
@@ -38,26 +42,19 @@ def load_corpus(
     config_name: str | None = None,
     option: str = "--dataset",
 ) -> datasets.Dataset:
-    """Load the documents of `dataset` in a stable order.
+    """Load the documents of `dataset`, in a stable order, as a dataset with one column, `text`.
 
-    Args:
-        dataset: a file (`.jsonl`, `.json`, `.parquet`, `.txt`; each may be compressed), a directory
-            that holds such files at any depth, or the name of a dataset on the hub. Every `.txt`
-            file is one document.
-        split: split of a hub dataset; local files have only `train`.
-        text_column: the column that holds the text.
-        config_name: configuration of a hub dataset.
-        option: the option that named `dataset`, for errors.
-
-    Returns:
-        A dataset whose only column is `text`. Values are not checked here: a document that is
-        empty or not text is skipped, with its reason, when it is aligned.
+    `dataset` is a file (`.jsonl`, `.json`, `.parquet`, `.txt`; each may be compressed), a directory
+    that holds such files at any depth, or the name of a dataset on the hub. Every `.txt` file is
+    one document. Values are not checked here: a document that is empty or not text is skipped, with
+    its reason, when it is aligned. `option` names the dataset in errors.
 
     Raises:
         ValueError: the path does not exist, holds no or mixed formats, cannot be read, or has no
             such split or column. The message is one line and says what to do.
     """
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)  # its errors come back as one line
+    # Its errors come back as one line.
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
     path = Path(dataset).expanduser()
     if _is_local(path, dataset, option):
         return _load_local(path, split, text_column, option)
@@ -76,7 +73,7 @@ def load_sample(
     """Load about the first `count` documents, without downloading a corpus of terabytes.
 
     Returns:
-        The documents, as of `load_corpus`, and how many there are in all, None if it is not known.
+        The documents, as `load_corpus` gives them, and the number of all, None if not known.
     """
     if _is_local(Path(dataset).expanduser(), dataset, "--dataset"):
         corpus = load_corpus(dataset, split=split, text_column=text_column)
@@ -131,9 +128,8 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
     try:
         return datasets.concatenate_datasets(corpora)
     except ValueError as error:
-        types = {
-            str(corpus.features[TEXT]): file for corpus, file in zip(corpora, files, strict=True)
-        }
+        both = zip(corpora, files, strict=True)
+        types = {str(corpus.features[TEXT]): file for corpus, file in both}
         shown = ", ".join(f"{kind} in {file.name}" for kind, file in types.items())
         raise ValueError(
             f"{option} {path}: column {text_column!r} has several types ({shown}): "
@@ -145,7 +141,7 @@ def _load(builder: str, shown: str, split: str, **options: object) -> datasets.D
     try:
         return datasets.load_dataset(builder, split=split, **options)
     except _LIBRARY_ERRORS as error:
-        # The library wraps what went wrong; its cause is what helps the user.
+        # The library wraps the error whose message helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
             compressed = shown.endswith(_COMPRESSIONS)
@@ -164,7 +160,7 @@ def _only_text(corpus: datasets.Dataset, text_column: str, shown: str) -> datase
 
 
 def values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
-    """The values of a column; bytes where they should be text and are not valid UTF-8."""
+    """Return the values of a column; bytes where text is not valid UTF-8."""
     if isinstance(column, list):
         return column
     try:
@@ -181,7 +177,7 @@ def _decode(value: bytes | None) -> str | bytes | None:
 
 
 def unusable(text: Any) -> str | None:
-    """Why a value of the column is no document; None if it is one."""
+    """Return the reason why a value of the column is no document; None if it is one."""
     if isinstance(text, bytes):
         return "not valid UTF-8"
     if not isinstance(text, str):

@@ -64,16 +64,13 @@ class Piece:
 
 @dataclass(frozen=True)
 class TeacherTokens:
-    """One teacher's tokens of a piece: ids if it is co-resident, losses if they are stored.
+    """N tokens of a teacher in a piece: ids if it is co-resident, losses if they are stored."""
 
-    Attributes:
-        spans: int64 [N, 2], in characters of the piece.
-        ids: [N + 1], the start token first; or none.
-        losses: [N + 1] nats, NaN for the start token first; or none.
-    """
-
+    # In characters of the piece.
     spans: Spans
+    # [N + 1], the start token first.
     ids: Sequence[int] = ()
+    # [N + 1] nats, NaN for the start token first.
     losses: Sequence[float] = ()
 
 
@@ -95,14 +92,10 @@ class Guide(Protocol):
         """Return all that decides what is read and mapped."""
 
     def check(self) -> None:
-        """Verify what is read from, before anything rests on it.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Raise a ValueError if what is read from is damaged."""
 
     def describe(self) -> list[str]:
-        """Name each teacher that is not loaded as a model, and what is read of it."""
+        """Name each teacher that is not loaded as a model, and the source of its losses."""
 
     def pieces(self, document: int, text: str) -> Sequence[Piece]:
         """Return a document in the pieces that must not be joined; none where it is unknown."""
@@ -113,18 +106,13 @@ class Guide(Protocol):
 
 @dataclass(frozen=True)
 class Teachers:
-    """Co-resident teachers as a `Guide`.
-
-    Attributes:
-        readers: one for each; none for a student that is trained alone.
-        by_position: map tokens by number instead of by characters (`alignment.align_positions`).
-    """
+    """Co-resident teachers as a `Guide`; none of them for a student that is trained alone."""
 
     readers: tuple[Reader, ...]
     by_position: bool = False
 
     def limits(self) -> list[int]:
-        """Return the most tokens of a segment that each teacher reads."""
+        """Return the most tokens of a segment that each reads."""
         return [reader.limit for reader in self.readers]
 
     def fingerprint(self) -> str:
@@ -157,19 +145,17 @@ class Teachers:
 
 @dataclass(frozen=True)
 class Segments:
-    """The aligned segments of a corpus.
+    """The aligned segments of a corpus, a row for each, ordered by document and position.
 
-    Attributes:
-        rows: one row per segment, ordered by document and position. `student_ids` and
-            `teacher_ids` hold the special tokens; `first`, `last` hold for every student token
-            its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped. From
-            a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token. Several
-            teachers' tokens follow one another, `teacher_counts` of each, and so do whole copies of
-            `first` and `last`.
-        skipped: (document, reason) of each document that has no segment.
+    `student_ids` and `teacher_ids` hold the special tokens too; `first`, `last` hold for every
+    student token its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped.
+    From a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token. Several
+    teachers' tokens follow one another, `teacher_counts` of each, and so do whole copies of `first`
+    and `last`.
     """
 
     rows: datasets.Dataset
+    # (document, reason) of each document that has no segment.
     skipped: list[tuple[int, str]]
 
     def total(self, column: str) -> int:
@@ -180,7 +166,8 @@ class Segments:
         """Hold out a share of the documents: (the rest, the held-out ones)."""
         documents = self.rows.with_format("numpy")["document"][:]
         numbers = np.unique(documents)
-        count = math.ceil(round(fraction * len(numbers), 6))  # 7 % of 100 are 7, not 8
+        # Rounded first: 7 % of 100 are 7, not 8.
+        count = math.ceil(round(fraction * len(numbers), 6))
         held_out = np.random.default_rng(seed).permutation(numbers)[:count]
         is_held_out = np.isin(documents, held_out)
         rest, held = (
@@ -222,17 +209,13 @@ def align_corpus(
     """Cut every document into segments that both readers can hold, and align the two encodings.
 
     The result is cached beside the corpus under a fingerprint of the corpus, both readers and the
-    format, and is read from there the next time.
-
-    Args:
-        corpus: documents in the column `text`.
-        student: how the student reads.
-        teacher: how the one teacher reads, or the guide that several or stored ones make, if any.
-        num_proc: processes to share the work.
+    format, and is read from there the next time. A single teacher may be given by its reader.
     """
-    if not len(corpus):  # map would return it as it is
+    # map would return it unchanged.
+    if not len(corpus):
         return Segments(datasets.Dataset.from_dict({c: [] for c in _FEATURES}, _FEATURES), [])
-    if num_proc is not None:  # threads inside of each process would fight over the cores
+    # Threads inside of each process would fight over the cores.
+    if num_proc is not None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"

@@ -50,13 +50,8 @@ def pack(
     segment needs, and a block has left, what the tightest of its limits says, in student tokens.
     Where a teacher's row is tight, that fills more than asking for one room after the other.
 
-    Args:
-        student_tokens: student tokens of each segment, each at most `max_length`.
-        teacher_tokens: teacher tokens of each segment, each at most `teacher_max_length`; [N, K]
-            for K teachers.
-        max_length: room of a block, in student tokens.
-        teacher_max_length: room of a block, in teacher tokens (the teacher's context), or that of
-            each teacher.
+    Takes the tokens of N segments, [N] and [N] (or [N, K] for K teachers), each at most the room in
+    the student's row and in the teacher's (its context), or in that of each teacher.
 
     Returns:
         The segment numbers of each block, in the order of the segments. O(N log N) for N segments,
@@ -113,13 +108,10 @@ def limits_of_teachers(teacher_max_length: int | Sequence[int]) -> Sequence[int]
 
 
 class Blocks(Dataset[Block]):
-    """Blocks of segments, by number; `blocks[i]` reads only its own rows.
+    """Blocks of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads only its own rows.
 
-    Args:
-        segments: rows of `vocagnolm.data.Segments`.
-        max_length: student tokens of a block.
-        teacher_max_length: teacher tokens that one row of the teacher may hold, or one of each
-            teacher.
+    A block holds `max_length` student tokens, and `teacher_max_length` tokens of the teacher, or of
+    each teacher.
     """
 
     def __init__(

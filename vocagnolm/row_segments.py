@@ -25,46 +25,40 @@ USE_SDPA = "use --attn_implementation sdpa"
 
 
 class RowSegments(NamedTuple):
-    """Where the segments of a batch lie, its rows laid out one behind the other.
+    """Places of a batch's segments, its rows laid out one behind the other."""
 
-    Attributes:
-        edges: int32 [segments + 1], from 0 to B * T; no segment reaches beyond its row.
-        longest: tokens of the longest one, known on the host.
-    """
-
+    # int32 [segments + 1], from 0 to B * T; no segment reaches beyond its row.
     edges: Tensor
+    # Tokens of the longest one, known on the host: the kernel's launch needs it.
     longest: int
 
 
 def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> RowSegments:
-    """Segments of these lengths, in tokens and in the order of the rows; empty ones are dropped."""
+    """Make segments of these lengths, in the order of the rows; empty ones are dropped."""
     lengths = [length for length in lengths if length]
     edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
     return RowSegments(edges, max(lengths, default=0))
 
 
 def takes_segments(model: Any) -> bool:
-    """Whether a model's attention is told of segments; others see them in the position ids."""
-    return is_told_of_segments(getattr(model.config, "_attn_implementation", None))
+    """Test whether a model's attention needs segments; other sees them in the position ids."""
+    return needs_segments(getattr(model.config, "_attn_implementation", None))
 
 
-def is_told_of_segments(attention: str | None) -> bool:
-    """The same by its name. On a GPU such attention computes in 16 bits only."""
+def needs_segments(attention: str | None) -> bool:
+    """Test it by the attention's name. On a GPU such attention computes in 16 bits only."""
     return attention is not None and (attention == TORCH_VARLEN or "flash" in attention)
 
 
 def segment_call(
     model: Any, segments: RowSegments | None, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Arguments of a base model that lay the rows [B, T] out as one, [1, N], with its segments.
+    """Lay the rows [B, T] of a base model's arguments out as one, [1, N], with its segments.
 
-    Args:
-        model: whose attention takes segments.
-        segments: of the rows. None where every row is one segment from position 0 on.
-        arguments: `input_ids`, and with segments `position_ids`, both [B, T].
+    Without segments, every row is one segment from position 0 on.
 
     Raises:
-        ValueError: something is missing, or cannot be laid out.
+        ValueError: `input_ids` or `position_ids` is missing, or a mask is there.
     """
     if segments is None:
         if arguments.get("position_ids") is not None:
@@ -90,14 +84,10 @@ def segment_call(
 
 
 def check_attention(model: Any, device: torch.device | None = None) -> None:
-    """Refuse a model that the attention it is given cannot serve, as far as its kind tells.
-
-    Args:
-        model: a causal language model.
-        device: where it will run, if it is not there yet.
+    """Reject a causal language model that its attention cannot serve, as far as its kind tells.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: it cannot, there or on the device where it will run.
     """
     if not takes_segments(model):
         return
@@ -135,7 +125,7 @@ def _name(model: Any) -> str:
 
 
 def _check_kernel() -> None:
-    """Refuse a PyTorch whose variable-length attention is another one, or is not there."""
+    """Reject a PyTorch whose variable-length attention is another one, or is not there."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

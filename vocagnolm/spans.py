@@ -25,12 +25,7 @@ Spans = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """The tokens of one text, without special tokens.
-
-    Attributes:
-        ids: int32 [N], token ids.
-        spans: int64 [N, 2], the characters of each token; see `fill_gaps` for what holds of them.
-    """
+    """N tokens of one text, without special tokens; `fill_gaps` tells what spans satisfy."""
 
     ids: npt.NDArray[np.int32]
     spans: Spans
@@ -49,12 +44,8 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     text, and a truncation or padding saved with the tokenizer is ignored. An empty text has no
     tokens; a text of which the tokenizer drops every character has none either.
 
-    Args:
-        tokenizer: a fast tokenizer.
-        texts: N texts.
-
     Returns:
-        N encodings, whose spans cover every character of the text (`fill_gaps`).
+        One encoding for each text, whose spans cover every character of it (`fill_gaps`).
 
     Raises:
         ValueError: a text is not a `str` or holds a lone surrogate, or the tokenizer gives no
@@ -74,14 +65,8 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     In a gap between two tokens, the white space at its end goes to the token that follows, and what
     stands before that (as a rule an accent that was composed with its letter) to the token before.
     A token without characters, as some tokenizers make of white space, gets the one at its place.
-
-    Args:
-        spans: int64 [N, 2], starts and ends each non-decreasing, clamped to the text.
-        text: the text.
-
-    Returns:
-        int64 [N, 2], starts and ends each non-decreasing, no span empty, every character covered
-        (where N > 0). The argument itself where this already holds.
+    Takes and returns int64 [N, 2], starts and ends each non-decreasing; returned, no span is empty
+    and every character is covered (where N > 0). The argument itself where this already holds.
 
     >>> fill_gaps(np.array([[0, 1], [3, 4]]), "e\u0301 x").tolist()  # an accent, then a space
     [[0, 2], [2, 4]]
@@ -92,6 +77,12 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
         return spans
     starts, ends = np.clip(spans, 0, len(text)).T
     # Gap i lies between token i - 1 and token i: [before[i], after[i]).
+    #
+    #   text     . a a . b b .      before   0   3   6      0, and ends
+    #   token      0 0   1 1        after    1   4   7      starts, and the end of the text
+    #   gap      0     1     2
+    #
+    # It is parted where its white space begins: at `before` if there is nothing else.
     before, after = np.append(0, ends), np.append(starts, len(text))
     gaps = np.flatnonzero(before < after)
     borders = [
@@ -99,7 +90,8 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
         for start, end in zip(before[gaps].tolist(), after[gaps].tolist(), strict=True)
     ]
     before[gaps] = after[gaps] = borders
-    before[-1], after[0] = len(text), 0  # no token before the first gap, none after the last
+    # No token is before the first gap, none after the last.
+    before[-1], after[0] = len(text), 0
     filled = np.stack((after[:-1], before[1:]), axis=1)
     empty = filled[:, 0] == filled[:, 1]
     filled[empty, 1] = np.minimum(filled[empty, 0] + 1, len(text))
@@ -110,7 +102,7 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
 def find_disorder(spans: Spans) -> int | None:
     """Find the first span that ends before it starts, or starts or ends before the one before."""
     wrong, falling = spans[:, 0] > spans[:, 1], spans[1:] < spans[:-1]
-    # count_nonzero: several times faster than any() on the spans of one text.
+    # Several times faster than any() on the spans of one text.
     if not np.count_nonzero(wrong) and not np.count_nonzero(falling):
         return None
     wrong[1:] |= falling.any(axis=1)
@@ -145,7 +137,7 @@ def _check_text(text: object, name: str) -> None:
 
 
 def _tiles(spans: Spans, length: int) -> bool:
-    """Whether the spans cover the characters 0..length, none of them empty."""
+    """Test that the spans cover the characters 0..length, none of them empty."""
     starts, ends = spans[:, 0], spans[:, 1]
     return (
         starts.item(0) == 0
@@ -158,9 +150,10 @@ def _tiles(spans: Spans, length: int) -> bool:
 def encode_raw(
     tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str
 ) -> list[tuple[npt.NDArray[np.int32], Spans]]:
-    """Ids and spans as the tokenizer gives them, tested for order and limits."""
+    """Return ids and spans as the tokenizer gives them, tested for order and limits."""
+    # The tokenizer itself fails on an empty list.
     if not texts:
-        return []  # the tokenizer itself fails on an empty list
+        return []
     output = tokenizer(
         list(texts),
         add_special_tokens=False,
@@ -168,7 +161,8 @@ def encode_raw(
         return_offsets_mapping=True,
         truncation=False,
         padding=False,
-        verbose=False,  # a text longer than the context is no news: it is cut into segments later
+        # A text longer than the context is no news: it is cut into segments later.
+        verbose=False,
     )
     if "offset_mapping" not in output:
         raise no_offsets(name)

@@ -1,7 +1,7 @@
-"""Load tokenizers, test that they can be trusted, compare them, and open a text with a token.
+"""Load tokenizers, test and compare them; readers, which open and close a text with a token.
 
 A tokenizer that loses characters, gives no offsets or other ids than its own files is rejected
-here, before anything rests on it. transformers is imported by the functions that load.
+before anything rests on it. transformers is imported by the functions that load.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import hashlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 from vocagnolm.spans import encode, encode_raw, no_offsets, tokenizer_name
 
@@ -34,16 +32,7 @@ DOCUMENT_SEPARATOR = "<|endoftext|>"
 def load_tokenizer(
     name: str, role: Role, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer and test that it can be trusted with ids and offsets.
-
-    Args:
-        name: a directory or a name on the hub.
-        role: named in errors.
-        revision: branch, tag or commit on the hub.
-        trust_remote_code: allow code that comes with the tokenizer.
-
-    Returns:
-        The tokenizer of `AutoTokenizer`, tested by `check_tokenizer` and against its own files.
+    """Load a tokenizer from a directory or the hub; test its offsets, and its ids by its files.
 
     Raises:
         ValueError: it cannot be loaded, or fails a test; the message says what to do.
@@ -54,7 +43,8 @@ def load_tokenizer(
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
-    except Exception as error:  # a broken file can raise anything, even a bare Exception
+    # A broken file can raise anything, even a bare Exception.
+    except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         raise ValueError(
             f"{role} tokenizer {name} cannot be loaded ({reason}): give a directory with a"
@@ -69,21 +59,19 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
     """Test on a probe text that a tokenizer gives offsets, in order, and loses no characters.
 
     Raises:
-        ValueError: expected, found, which tokenizer, and what to do.
+        ValueError: it does not.
     """
     name = tokenizer_name(tokenizer, role)
     if not getattr(tokenizer, "is_fast", False):
         raise no_offsets(name)
     ((_, spans),) = encode_raw(tokenizer, [PROBE], name)
-    covered = np.zeros(len(PROBE), dtype=bool)
-    for start, end in spans:
-        covered[start:end] = True
-    visible = np.array([not character.isspace() for character in PROBE])
-    lost = visible & ~covered
-    if lost.sum() > MAX_LOST_FRACTION * visible.sum():
-        examples = "".join(np.array(list(PROBE))[lost][:10])
+    covered = {at for start, end in spans for at in range(start, end)}
+    visible = [at for at, character in enumerate(PROBE) if not character.isspace()]
+    lost = [at for at in visible if at not in covered]
+    if len(lost) > MAX_LOST_FRACTION * len(visible):
+        examples = "".join(PROBE[at] for at in lost[:10])
         raise ValueError(
-            f"{name} loses {lost.sum() / visible.sum():.1%} of a probe text (first characters lost:"
+            f"{name} loses {len(lost) / len(visible):.1%} of a probe text (first characters lost:"
             f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: use a tokenizer that"
             " represents every character (byte-level, or with byte fallback), and check that its"
             " directory holds all of its files"
@@ -91,12 +79,12 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
-    """What changes when a tokenizer does: the hash of its serialised backend."""
+    """Return what changes when a tokenizer does: the hash of its serialised backend."""
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
-    """Id of the token to put before a text, so that the text's first token has a loss.
+    """Return the id to put before a text, so that the text's first token has a loss.
 
     Not specified in the paper. The BOS token where there is one; else `<|endoftext|>`, which
     separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS.
@@ -117,18 +105,14 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
 
 @dataclass(frozen=True)
 class Reader:
-    """How one model reads a segment: its tokenizer, the special tokens around it and its limit.
-
-    Attributes:
-        tokenizer: a fast tokenizer that passed `check_tokenizer`.
-        start: id put before the text, so that the first real token has a loss.
-        end: id put after the last segment of a document, or None for none.
-        limit: the most tokens of a segment, specials counted.
-    """
+    """A model's way to read a segment: tokenizer, special tokens around the text, and limit."""
 
     tokenizer: PreTrainedTokenizerBase
+    # Id put before the text, so that the first real token has a loss.
     start: int
+    # Id put after the last segment of a document, if any.
     end: int | None
+    # The most tokens of a segment, specials counted.
     limit: int
 
     @property
@@ -195,10 +179,8 @@ def _check_against_files(
                 described,
             )
             continue
-        first = next(
-            (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
-            min(len(found), len(expected)),
-        )
+        pairs = enumerate(zip(found, expected, strict=False))
+        first = next((i for i, (a, b) in pairs if a != b), min(len(found), len(expected)))
         raise ValueError(
             f"{described} does not give the ids of its own tokenizer.json: token {first} of a probe"
             f" text is {found[first : first + 3]}, expected {expected[first : first + 3]}: set"
@@ -211,7 +193,8 @@ def _find_file(name: str, filename: str, revision: str | None) -> str | None:
 
     try:
         path: str | None = cached_file(name, filename, revision=revision)
-    except OSError:  # transformers' one error for a missing file and for a hub out of reach
+    # The one error of transformers for a missing file and for a hub out of reach.
+    except OSError:
         return None
     return path
 
@@ -219,12 +202,12 @@ def _find_file(name: str, filename: str, revision: str | None) -> str | None:
 def check_same_tokens(
     student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, method: str
 ) -> None:
-    """Refuse a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
+    """Reject a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
 
     Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
 
     Raises:
-        ValueError: with the first tokens that differ.
+        ValueError: some tokens differ.
     """
     ours, theirs = student.get_vocab(), teacher.get_vocab()
     differing = sorted(token for token, number in ours.items() if theirs.get(token) != number)

@@ -284,7 +284,7 @@ def test_segments_are_cumulative_lengths_when_some_are_empty() -> None:
 
 
 @pytest.mark.parametrize("method", ["vocagnolm", "several mean", "kld", "uld", "rho1 entropy"])
-def test_a_run_ends_at_the_same_parameters_when_attention_is_told_of_segments(
+def test_a_run_ends_at_the_same_parameters_when_attention_needs_segments(
     method: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -1,7 +1,7 @@
-"""LoRA adapters around a student: its own weights stay as they are, small factors are trained.
+"""LoRA adapters around a student: its own weights are frozen, small factors are trained.
 
-The wrapped model goes through Trainer, DDP and FSDP2 as PEFT's models do. What is special here is
-that token losses are computed from the output head's own weight, which therefore stays whole.
+The wrapped model goes through Trainer, DDP and FSDP2 as PEFT's models do. Token losses are computed
+from the output head's own weight, which therefore must not be adapted.
 """
 
 from __future__ import annotations
@@ -10,19 +10,22 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
 _ALL_LINEAR = "all-linear"
 
 
 @dataclass
 class AdapterArguments:
-    """Whether the student is trained whole or by LoRA adapters (arXiv 2106.09685), and by which."""
+    """Options of LoRA adapters (arXiv 2106.09685), with which the student is not trained whole."""
 
     use_peft: bool = field(
         default=False, metadata={"help": "Train LoRA adapters instead of the student's weights."}
@@ -59,19 +62,15 @@ class AdapterArguments:
 
 def add_adapters(
     model: PreTrainedModel, arguments: AdapterArguments, seed: int, revision: str | None = None
-) -> Any:
+) -> PeftModel:
     """Freeze a model and give its layers trainable adapters, in the model's own dtype.
 
-    Every process draws the same initial adapters, whatever was drawn before.
-
-    Args:
-        model: changed in place; may be on the meta device.
-        arguments: which layers, and how large the adapters are.
-        seed: of the adapters' initial values.
-        revision: of the model on the hub, which the saved adapters name with it.
+    Every process draws the same initial adapters from the seed, whatever was drawn before. Saved
+    adapters name the model and its revision on the hub.
 
     Returns:
-        The `peft.PeftModel` around it.
+        The `peft.PeftModel` around the model, which is changed in place and may be on the meta
+        device.
 
     Raises:
         ValueError: a named layer is not there, or may not have an adapter.
@@ -82,15 +81,18 @@ def add_adapters(
         torch.manual_seed(seed)
         try:
             return _wrap(model, config)
-        except ValueError as error:  # a layer of a kind that PEFT has no adapter for
-            reason = str(error).partition("(")[0].strip()  # the rest shows the layer in full
+        # A layer of a kind that PEFT has no adapter for; the message ends with it in full.
+        except ValueError as error:
+            reason = str(error).partition("(")[0].strip()
             raise ValueError(
                 f"--lora_target_modules: PEFT cannot adapt a layer ({reason}): name linear layers"
             ) from error
 
 
-def lora_config(model: nn.Module, arguments: AdapterArguments, revision: str | None = None) -> Any:
-    """The same as a `peft.LoraConfig`.
+def lora_config(
+    model: nn.Module, arguments: AdapterArguments, revision: str | None = None
+) -> LoraConfig:
+    """Make the `peft.LoraConfig` of the options.
 
     PEFT would train every layer whose name ends as one of `modules_to_save` does, `k_norm` with
     `norm`, and so is given whole names.
@@ -109,16 +111,16 @@ def lora_config(model: nn.Module, arguments: AdapterArguments, revision: str | N
     )
 
 
-def read_adapter_config(directory: Path) -> Any:
-    """The `peft.LoraConfig` that lies with saved adapters.
+def read_adapter_config(directory: Path) -> LoraConfig:
+    """Read the `peft.LoraConfig` that lies with saved adapters.
 
     Raises:
         ValueError: something else is there.
     """
     from peft import LoraConfig, PeftConfig
 
-    found: Any = None
-    with suppress(KeyError, TypeError, ValueError):  # said below
+    found: object = None
+    with suppress(KeyError, TypeError, ValueError):
         found = PeftConfig.from_pretrained(str(directory))
     if not isinstance(found, LoraConfig):
         raise ValueError(
@@ -128,12 +130,12 @@ def read_adapter_config(directory: Path) -> Any:
     return found
 
 
-def _wrap(model: PreTrainedModel, config: Any) -> Any:
+def _wrap(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     from peft import get_peft_model
 
-    wrapped = get_peft_model(model, config)
+    wrapped: PeftModel = get_peft_model(model, config)
     # PEFT would write its README over the run's own, which says when a run is finished.
-    wrapped.create_or_update_model_card = lambda output_dir: None
+    wrapped.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
     return wrapped
 
 
@@ -142,13 +144,14 @@ def _targets(arguments: AdapterArguments) -> str | list[str]:
     return _ALL_LINEAR if names == [_ALL_LINEAR] else names
 
 
-def _check_names(model: Any, arguments: AdapterArguments) -> None:
-    """Refuse names that nothing has, which PEFT would pass over, and layers that must stay whole.
+def _check_names(model: PreTrainedModel, arguments: AdapterArguments) -> None:
+    """Reject names that nothing has, which PEFT would pass over, and layers that must stay whole.
 
     A name is that of a layer, or the last parts of it, as in PEFT.
     """
     targets = () if _targets(arguments) == _ALL_LINEAR else _targets(arguments)
-    head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embeddings = model.get_input_embeddings()
     is_tied = head.weight is embeddings.weight
     for option, names in (
         ("lora_target_modules", targets),
@@ -165,30 +168,28 @@ def _check_names(model: Any, arguments: AdapterArguments) -> None:
                 )
             adapted = {inner for module in named.values() for inner in module.modules()}
             if head in adapted or (is_tied and embeddings in adapted):
+                weight = "the output head's own weight"
+                if head not in adapted:
+                    weight += ", which it shares"
                 raise ValueError(
-                    f"--{option}: {name} cannot be adapted, because losses are computed from the "
-                    "output head's own weight"
-                    + ", which it shares" * (head not in adapted)
-                    + ": leave it out"
+                    f"--{option}: {name} cannot be adapted, because losses are computed from "
+                    f"{weight}: leave it out"
                 )
 
 
 def _named(model: nn.Module, name: str) -> dict[str, nn.Module]:
-    """The layers of a name, or whose last parts it is, by their whole names."""
+    """Return the layers of a name, or with it as their last parts, by their whole names."""
     modules = model.named_modules()
     return {key: module for key, module in modules if key and f".{key}".endswith(f".{name}")}
 
 
-def merge_adapters(model: PreTrainedModel, config: Any, state: Mapping[str, Tensor]) -> Any:
-    """Add trained adapters to a model's own weights.
-
-    Args:
-        model: the one they were trained around; changed in place.
-        config: their `peft.LoraConfig`.
-        state: their weights, named as in `adapter_model.safetensors`.
+def merge_adapters(
+    model: PreTrainedModel, config: LoraConfig, state: Mapping[str, Tensor]
+) -> PreTrainedModel:
+    """Add trained adapters, named as in `adapter_model.safetensors`, to their model's own weights.
 
     Returns:
-        The model, without adapters, in its own dtype.
+        The model, changed in place, without adapters, in its own dtype.
 
     Raises:
         ValueError: the adapters belong to another model, or are not complete.
@@ -207,4 +208,5 @@ def merge_adapters(model: PreTrainedModel, config: Any, state: Mapping[str, Tens
             "were trained around"
         )
     set_peft_model_state_dict(wrapped, dict(state))
-    return wrapped.merge_and_unload()
+    merged: PreTrainedModel = wrapped.merge_and_unload()
+    return merged

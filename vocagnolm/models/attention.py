@@ -21,7 +21,7 @@ from vocagnolm.row_segments import TORCH_VARLEN, USE_SDPA, RowSegments
 
 
 class _DeferredMask:
-    """The mask of `sdpa`, made when it is asked for: with segments it never is."""
+    """The mask of `sdpa`, made on demand: with segments there is none."""
 
     def __init__(self, **arguments: Any):
         self._arguments = arguments
@@ -33,7 +33,7 @@ class _DeferredMask:
 
 
 def _interface(name: str, interface: Any) -> Callable[..., Any]:
-    """What `transformers` registered under a name."""
+    """Return the function that `transformers` registered under a name."""
     function: Callable[..., Any] = interface()[name]
     return function
 
@@ -50,13 +50,10 @@ def _attend(
     max_length_q: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within segments; without segments, what `sdpa` does.
-
-    Returns:
-        [B, T, H, D], and no weights.
+    """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights.
 
     Raises:
-        ValueError: the model asks for what the kernel cannot do.
+        ValueError: the model asks for something that the kernel cannot do.
     """
     _refuse(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
@@ -73,6 +70,7 @@ def _attend(
 
 
 def _refuse(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
+    """Reject a model whose attention is more than the kernel's: causal, without extras."""
     window = options.get("sliding_window")
     asked = {
         f"a sliding window of {window} tokens, shorter than a segment of {longest}": window
@@ -137,12 +135,9 @@ def _on_gpu(
 
     edges, longest = segments
     kernel: Callable[..., Any] = varlen_attn
-    out: Tensor = kernel(
-        *(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest),
-        scale=scaling,
-        window_size=(-1, 0),  # all positions before, none behind
-        enable_gqa=True,
-    )
+    # The window: all positions before, none behind.
+    options = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": True}
+    out: Tensor = kernel(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest, **options)
     return out
 
 

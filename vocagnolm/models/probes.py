@@ -23,19 +23,16 @@ from vocagnolm.token_loss import (
 )
 
 
-def check_longest(model: Any, device: torch.device | None = None, *, longest: int) -> None:
-    """Refuse attention that is told of segments and cannot serve one of so many tokens.
+def check_longest(
+    model: PreTrainedModel, device: torch.device | None = None, *, longest: int
+) -> None:
+    """Reject attention that needs segments and cannot serve one of so many tokens.
 
-    Only a few tokens are read, of which it is said that there are so many. Calls `add_token_losses`
-    first.
-
-    Args:
-        model: The student or a teacher.
-        device: Where it will run, if it is not there yet.
-        longest: Tokens of the longest segment that it will be given.
+    A few tokens are read, under the claim that they are so many. Calls `add_token_losses` first.
+    `device` is where the model will run, if it is not there yet.
 
     Raises:
-        ValueError: It cannot, as where a sliding window is shorter.
+        ValueError: the longest segment exceeds the attention, such as its sliding window.
     """
     call: Any = add_token_losses(model, device)
     if not takes_segments(inner_model(model)):
@@ -54,24 +51,22 @@ def check_packing(model: PreTrainedModel, device: torch.device | None = None) ->
     Position ids restart with every document, and attention must not cross documents. Not every
     attention implementation isolates them (flash attention does not in batches of several rows),
     and not every model can (recurrent ones carry their state on). Calls `add_token_losses` first.
-
-    Args:
-        model: The student or the teacher as it will be run: dtype, attention.
-        device: Where it will run, if it is not there yet.
+    `device` is where the model will run, if it is not there yet, in its final dtype and attention.
 
     Raises:
-        ValueError: The losses of packed documents depend on their neighbours.
-        NonFiniteLoss: The model's losses are NaN or infinite.
+        ValueError: the losses of packed documents depend on their neighbours.
+        NonFiniteLoss: losses are NaN or infinite.
     """
     call: Any = add_token_losses(model, device)
 
     def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
-        """Through the same path as training's."""
+        """Take the same path as training."""
         rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
         result: Tensor = call(**rows, segments=segments_of(lengths), token_losses=True)
         return result
 
-    documents = ((5, 11), (9, 7))  # tokens; other borders in the second row: masks differ by row
+    # Tokens by row; other borders in the second row, since masks may differ by row.
+    documents = ((5, 11), (9, 7))
     with probing(model, device):
         ids = probe_ids(model, (2, 16))
         plain = torch.arange(16, device=ids.device).expand(2, -1)

@@ -18,16 +18,12 @@ from vocagnolm.token_loss import add_token_losses
 
 
 def devices_of_a_machine() -> int:
-    """Processes of this machine, as the launcher says."""
+    """Return the processes of this machine, as the launcher says."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def require_several_devices() -> None:
-    """Refuse to spread a teacher over one device.
-
-    Raises:
-        ValueError: this machine has one process.
-    """
+    """Raise a ValueError where this machine has one process: nothing to spread a teacher over."""
     if devices_of_a_machine() < 2:
         raise ValueError(
             "--teacher_sharding node has no effect with one process on a machine: leave it out"
@@ -38,11 +34,8 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     """Spread the weights of a frozen model over the processes of each machine, in place.
 
     Every process must then call the model equally often, each with rows of its own. The losses are
-    those of the whole model, bit for bit; one layer is gathered at a time.
-
-    Args:
-        model: on the CPU, the same in all processes. It is put into eval mode and frozen.
-        device: where each process computes; its shard is moved there, layer by layer.
+    those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
+    CPU, the same in all processes, and leaves frozen, each shard on its process's device.
 
     Raises:
         ValueError: the processes are not as many on every machine, or the model has no layers.
@@ -52,7 +45,8 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    return add_token_losses(model)  # behind the sharding, so that its probe runs on the device
+    # Behind the sharding, so that its probe runs on the device.
+    return add_token_losses(model)
 
 
 def _mesh(device: torch.device) -> DeviceMesh:

@@ -27,29 +27,19 @@ from vocagnolm.tokenizers import Role, load_tokenizer
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
 # Patterns of a model's files; a directory of a run holds much else.
-_MODEL_FILES = [
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "*.safetensors",
-    "pytorch_model*.bin",
-    "adapter_model.bin",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.py",
-]
+_CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
+_WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
+_MODEL_FILES = _CONFIG_FILES + _WEIGHT_FILES + _TOKENIZER_FILES + ("merges.txt", "*.model")
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Where a model comes from and how it is to be loaded."""
+    """Origin of a model, and the options to load it with."""
 
     name: str
-    role: Role | Literal["model", "checkpoint"]  # the argument that names it
+    # The argument that names it.
+    role: Role | Literal["model", "checkpoint"]
     revision: str | None = None
     attn_implementation: str | None = None
     trust_remote_code: bool = False
@@ -109,7 +99,7 @@ class ModelSource:
         quantization: dict[str, Any] | None = None,
         device: torch.device | None = None,
     ) -> PreTrainedModel:
-        """Load its weights in `dtype`, or quantized, as a config of transformers says, on a device.
+        """Load its weights in `dtype`, or quantized, by a config of transformers, on a device.
 
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
         are lost on bfloat16 weights.
@@ -118,7 +108,8 @@ class ModelSource:
             ValueError: it cannot be read, or weights are missing from the checkpoint.
         """
         logging.getLogger("transformers.modeling_utils").addFilter(_is_no_load_report)
-        placed: dict[str, Any] = {}  # quantized weights cannot be moved once they are loaded
+        # Quantized weights cannot be moved once they are loaded.
+        placed: dict[str, Any] = {}
         if quantization:
             placed = {"quantization_config": quantization, "device_map": {"": device}}
         try:
@@ -126,14 +117,16 @@ class ModelSource:
                 self.name,
                 dtype=dtype,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are refused below, by name
+                # They are rejected below, by name.
+                ignore_mismatched_sizes=True,
                 **placed,
                 **self._options(),
             )
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise self._unreadable(error) from error
-        model: PreTrainedModel = loaded[0]
-        report: dict[str, Any] = loaded[1]
+        model: PreTrainedModel
+        report: dict[str, Any]
+        model, report = loaded
         absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
         if absent:
             shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
@@ -162,16 +155,13 @@ class ModelSource:
         return tokenizer
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
-        """The model that `load` will give, on the meta device: shapes without weights.
-
-        Args:
-            config: what `config` returned.
+        """Make the model that `load` will give on the meta device: shapes without weights.
 
         Raises:
             ValueError: the model cannot be made, such as for a package that its attention needs.
         """
-        options = self._options()
-        options.pop("revision", None)  # `from_config` takes none
+        # `from_config` takes no revision.
+        options = {name: value for name, value in self._options().items() if name != "revision"}
         try:
             with torch.device("meta"):
                 model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
@@ -186,7 +176,7 @@ class ModelSource:
 
 
 def is_adapter(name: str | Path) -> bool:
-    """Whether a directory holds adapters in PEFT's format, and no whole model."""
+    """Test whether a directory holds adapters in PEFT's format, and no whole model."""
     directory = Path(name)
     return (directory / "adapter_config.json").exists() and not (directory / "config.json").exists()
 
@@ -209,7 +199,7 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
 
 
 def _is_no_load_report(record: logging.LogRecord) -> bool:
-    """Keeps out the table of missing weights, which `load` says in one line."""
+    """Keep out the table of missing weights, which `load` says in one line."""
     return "LOAD REPORT" not in record.getMessage()
 
 
@@ -227,8 +217,10 @@ def context_length(config: PreTrainedConfig) -> int:
     return int(length)
 
 
-def check_vocabulary(config: PreTrainedConfig, tokenizer: Any, role: Role) -> None:
-    """Refuse a tokenizer whose ids the model has no embedding for.
+def check_vocabulary(
+    config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, role: Role
+) -> None:
+    """Reject a tokenizer whose ids the model has no embedding for.
 
     More rows than ids is common (vocabularies are padded); fewer means another model's tokenizer.
     """
@@ -244,10 +236,10 @@ def check_vocabulary(config: PreTrainedConfig, tokenizer: Any, role: Role) -> No
 def check_distinct(
     student: PreTrainedModel,
     teacher: PreTrainedModel,
-    student_tokenizer: Any,
-    teacher_tokenizer: Any,
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Refuse one set of weights under two tokenizers: at least one of them would read nonsense."""
+    """Reject one set of weights under two tokenizers: at least one of them would read nonsense."""
     if student_tokenizer.get_vocab() == teacher_tokenizer.get_vocab():
         return
     ours, theirs = (model.get_input_embeddings().weight.data for model in (student, teacher))

@@ -16,7 +16,7 @@ from transformers import HfArgumentParser
 
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
-from vocagnolm.row_segments import is_told_of_segments
+from vocagnolm.row_segments import needs_segments
 from vocagnolm.run.arguments import DataArguments as DataArguments
 from vocagnolm.run.arguments import GuidanceArguments as GuidanceArguments
 from vocagnolm.run.arguments import ModelArguments as ModelArguments
@@ -127,7 +127,7 @@ def _check_together(
 
 def _check_precision(model: ModelArguments, run: RunArguments) -> None:
     """Refuse 32 bits where the attention has 16 only."""
-    if run.device.type != "cuda" or not is_told_of_segments(model.attn_implementation):
+    if run.device.type != "cuda" or not needs_segments(model.attn_implementation):
         return
     for is_wide, found, instead in (
         (not run.is_mixed, "the student computes in float32", "--bf16 true"),
