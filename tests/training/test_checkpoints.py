@@ -23,7 +23,7 @@ from vocagnolm.host.manifest import (
     read_manifest,
     written_files,
 )
-from vocagnolm.host.settings import SETTINGS_FILE, check_settings, origin_fault, write_settings
+from vocagnolm.host.settings import RUN_FILE, check_settings, origin_fault, write_settings
 from vocagnolm.training import checkpoints
 from vocagnolm.training.checkpoints import (
     change_of_processes,
@@ -480,7 +480,7 @@ def test_check_settings_accepts_when_nothing_changed(tmp_path: Path) -> None:
     check_settings(tmp_path / "run", settings)  # there is none yet
     write_settings(tmp_path / "run", settings)
     check_settings(tmp_path / "run", settings)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [SETTINGS_FILE]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [RUN_FILE]
 
 
 def test_check_settings_lists_every_difference_when_settings_changed(tmp_path: Path) -> None:
@@ -497,9 +497,9 @@ def test_check_settings_lists_every_difference_when_settings_changed(tmp_path: P
 
 @pytest.mark.parametrize("content", [b"", b"{oops", b"[]", b"null", b'"text"', b"\xff\xfe"])
 def test_check_settings_refuses_when_its_file_is_damaged(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / SETTINGS_FILE).write_bytes(content)
+    (tmp_path / RUN_FILE).write_bytes(content)
     make_checkpoint(tmp_path, 1)
-    expected = f"{tmp_path / SETTINGS_FILE} is damaged: give another --output_dir"
+    expected = f"{tmp_path / RUN_FILE} is damaged: give another --output_dir"
     with pytest.raises(ValueError, match=f"^{re.escape(expected)}$"):
         check_settings(tmp_path, {"top_k": 0.4})
 

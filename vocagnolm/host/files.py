@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-ASIDE = ".tmp"  # ends the name of an incomplete file, which begins with a dot
+# Ends the name of an incomplete file, which begins with a dot.
+ASIDE = ".tmp"
 _CHUNK_BYTES = 1 << 22
 
 
@@ -30,6 +31,7 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
         file.flush()
         # The bytes must reach the disk before the name does, or a crash leaves an empty file.
         os.fsync(file.fileno())
+    # From here on a reader sees the old file or the new one, never a part.
     try:
         if replace:
             aside.replace(path)
@@ -51,6 +53,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file completely or not at all, compressed if its name ends in .gz."""
     content = text.encode()
     if path.suffix == ".gz":
+        # Without a time in it, equal texts are equal files.
         content = gzip.compress(content, mtime=0)
     write_file(path, lambda file: file.write(content))
 
@@ -96,6 +99,7 @@ def file_sha256(path: Path, *, flush: bool = False) -> str:
     with path.open("rb") as file:
         if flush:
             os.fsync(file.fileno())
+        # Piece by piece: weights may be larger than the memory.
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
@@ -107,6 +111,7 @@ def check_writable(output_dir: Path) -> None:
     Raises:
         ValueError: the directory, or its nearest parent that exists, is a file or read-only.
     """
+    # What does not exist yet will be made in its nearest parent that does.
     place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
     if not place.is_dir():
         raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")

@@ -16,8 +16,12 @@ from typing import TextIO
 logger = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
-_PATIENCE_S = 120  # a network file system may take this long to drop the lock of a dead machine
+# A network file system may take this long to drop the lock of a machine that died.
+_PATIENCE_S = 120
+# POSIX allows either where another process holds the lock.
 _TAKEN = (errno.EACCES, errno.EAGAIN)
+# Locks of this process, by file. A POSIX lock ends with the first close of its file, so each stays
+# open here, and is never opened a second time.
 _held: dict[Path, TextIO] = {}
 
 
@@ -49,10 +53,10 @@ def take(directory: Path, patience_s: int | None = None) -> None:
             f"--output_dir {directory} is written to by another run ({_holder(path)}): stop it, "
             "or give another --output_dir"
         )
+    # For the message of a process that waits.
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()
-    # The lock lasts as long as the file is open.
     _held[path] = file
 
 
@@ -60,6 +64,7 @@ def release(directory: Path) -> None:
     """Unlock a directory and remove the lock's file."""
     path = directory.resolve() / LOCK_FILE
     if file := _held.pop(path, None):
+        # While the lock is held, so that nobody else has a new file there yet.
         path.unlink(missing_ok=True)
         file.close()
 

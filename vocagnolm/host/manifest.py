@@ -23,9 +23,11 @@ from vocagnolm.host.files import ASIDE, file_sha256, json_bytes, read_json, writ
 MANIFEST_FILE = "manifest.json"
 FILES, SHARDS = "files", "shards"
 Manifest = dict[str, Any]
-_FORMAT = 1  # increase when a directory written now cannot be read like one written before
+# Increase when a directory written now cannot be read like one written before.
+_FORMAT = 1
 _THREADS = min(8, os.cpu_count() or 1)
-_FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")  # beginnings of names that come and go
+# Beginnings of names that come and go.
+_FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")
 
 
 class FileEntry(TypedDict):
@@ -55,6 +57,8 @@ def write_manifest(
 
     with ThreadPoolExecutor(_THREADS) as pool:
         entries = list(pool.map(describe, names))
+    # First the names of the files, then the manifest, then its name and that of the directory: a
+    # crash in between leaves a directory without a manifest, never a manifest without its files.
     for place in {(directory / name).parent for name in names}:
         _flush_directory(place)
     seal(directory, about, FILES, entries)
@@ -89,9 +93,11 @@ def read_manifest(directory: Path) -> Manifest:
     if manifest.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {_FORMAT}")
     files = manifest.get(FILES)
+    # The earlier layout has nothing to be compared with.
     if isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values()):
         manifest[FILES] = [{"file": name, **entry} for name, entry in files.items()]
     else:
+        # Byte for byte, so that nothing hides behind what JSON ignores or overwrites.
         is_as_written = path.read_bytes() == json_bytes(manifest)
         if manifest.pop("sha256", None) != manifest_sha256(manifest) or not is_as_written:
             raise ValueError(f"{MANIFEST_FILE} is damaged: it does not match its own checksum")

@@ -16,8 +16,9 @@ from accelerate.utils import broadcast_object_list, gather_object, parse_flag_fr
 from torch import distributed
 
 LONGEST_WAIT = timedelta(days=7)
-_LOOK_S = 0.05  # between two looks of a process that waits
-T = TypeVar("T")
+# Between two looks of a process that waits.
+_LOOK_S = 0.05
+_T = TypeVar("_T")
 
 
 class SharedError(ValueError):
@@ -31,6 +32,8 @@ def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
     Args:
         takes_long: one process may need longer than the time-out of the others.
     """
+    # All processes come to the exchange below, whether they failed or not; one that raised at once
+    # would leave the others waiting there until their time-out.
     why = None
     wait = _patience() if takes_long else None
     try:
@@ -43,13 +46,13 @@ def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
         raise SharedError(reasons[0])
 
 
-def decided_by_one(decide: Callable[[], T]) -> T:
+def decided_by_one(decide: Callable[[], _T]) -> _T:
     """Decide in the first process, and return its answer or raise its error in all of them."""
-    answer: list[T | None] = [None]
+    answer: list[_T | None] = [None]
     with in_agreement(takes_long=True):
         if PartialState().is_main_process:
             answer = [decide()]
-    decided: T = broadcast_object_list(answer)[0]
+    decided: _T = broadcast_object_list(answer)[0]
     return decided
 
 
@@ -74,6 +77,7 @@ def _patience() -> Callable[[], None]:
     """Return a barrier without time-out; all processes have to ask for it at once."""
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         return lambda: None
+    # NCCL would count the wait as a hang, and keep a core busy with it.
     group = _patient_group(distributed.group.WORLD)
 
     def wait() -> None:

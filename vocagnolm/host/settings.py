@@ -12,7 +12,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vocagnolm.host.files import check_writable, json_or_empty, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 
-SETTINGS_FILE = "run.json"
+# In the directory of a run: its settings, and its name in Weights & Biases.
+RUN_FILE = "run.json"
 TRACKER_FILE = "wandb_run.json"
 _Settings = Mapping[str, object]
 
@@ -22,6 +23,7 @@ def differences(before: _Settings, now: _Settings, *, prefix: str = "") -> list[
 
     Both are compared as JSON, where a tuple is a list. What `now` leaves out is not compared.
     """
+    # Settings of before were read from JSON.
     before, now = (json.loads(json.dumps(dict(settings))) for settings in (before, now))
     return [
         f"{prefix}{name} was {before.get(name)}, now {now[name]}"
@@ -84,7 +86,8 @@ def check_settings(
     """
     directory = Path(output_dir)
     check_writable(directory)
-    path = directory / SETTINGS_FILE
+    path = directory / RUN_FILE
+    # Settings alone bind nobody: a run that was stopped before it saved may be given others.
     has_progress = any(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
         directory.glob("*.safetensors")
     )
@@ -102,7 +105,7 @@ def check_settings(
 def write_settings(output_dir: str | Path, settings: _Settings) -> None:
     """Record the settings of a run, for `check_settings`."""
     Path(output_dir).mkdir(parents=True, exist_ok=True)
-    write_json(Path(output_dir) / SETTINGS_FILE, settings)
+    write_json(Path(output_dir) / RUN_FILE, settings)
 
 
 def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None) -> None:

@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from vocagnolm.host.command import note
 from vocagnolm.host.files import ASIDE, read_json
 from vocagnolm.host.manifest import write_manifest
-from vocagnolm.host.settings import SETTINGS_FILE, run_of
+from vocagnolm.host.settings import RUN_FILE, run_of
 from vocagnolm.models.adapters import (
     AdapterArguments,
     lora_config,
@@ -129,7 +129,7 @@ class _Source:
         if found := run_of(self.checkpoint):
             return found
         for directory in (self.checkpoint, self.checkpoint.parent):
-            if (path := directory / SETTINGS_FILE).exists():
+            if (path := directory / RUN_FILE).exists():
                 return read_json(path)
         return {}
 
@@ -156,7 +156,7 @@ class _Source:
         if not settings.get("student"):
             raise ValueError(
                 f"{self.checkpoint} does not say which student it is of: expected "
-                f"{SETTINGS_FILE} in it or beside it, as train.py writes it"
+                f"{RUN_FILE} in it or beside it, as train.py writes it"
             )
         return ModelSource(
             settings["student"],

@@ -33,7 +33,9 @@ from vocagnolm.tokenizers import Reader
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"  # whose versions a manifest names
+# Their versions are in every manifest.
+PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
+# Between two lines about the progress.
 _LOG_S = 30.0
 
 
@@ -102,6 +104,7 @@ def score_corpus(
         # One process looks for all: another job may write a shard between the looks of two.
         found = [_left(job) if state.is_main_process else []]
     (left,) = broadcast_object_list(found)
+    # Every process takes every n-th shard, so that all end at about the same time.
     mine = left[state.process_index :: state.num_processes]
     progress = _Progress(len(mine), state.num_processes)
     for shard in mine:
@@ -223,6 +226,7 @@ class _Progress:
 
 def begin(directory: Path, plan: Mapping[str, object]) -> None:
     """Claim a directory for a store, unless another job has just claimed it for another one."""
+    # The first job's plan stays; the others compare theirs with it.
     write_json(directory / PLAN_FILE, plan, replace=False)
     check_plan(directory, plan)
 
@@ -288,6 +292,7 @@ def check_corpus(job: ScoringJob, manifest: Manifest) -> None:
 def find_missing(opened: store.Store, corpus: datasets.Dataset) -> list[int]:
     """List the numbers of the usable documents of a corpus that a store lacks."""
     missing = []
+    # Arrow hands out texts that are no valid Unicode as such; Python strings would fail.
     for first in range(0, len(corpus), 1000):
         part = corpus.with_format("arrow")[first : first + 1000]
         for number, text in enumerate(values(part[TEXT]), first):

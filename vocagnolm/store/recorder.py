@@ -23,8 +23,10 @@ from vocagnolm.store import store
 from vocagnolm.tokenizers import Reader
 from vocagnolm.training.guard import Recorder
 
-MOST_HELD = 2**25  # losses in memory, padding counted
-PROCESSES = 10_000  # more than a job ever has: shards of a step are numbered by process
+# Losses in memory, padding counted.
+MOST_HELD = 2**25
+# More than a job ever has: process p writes shard step * PROCESSES + p.
+PROCESSES = 10_000
 
 
 class LossRecorder(Recorder):

@@ -23,8 +23,10 @@ from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check
 from vocagnolm.store.windows import HFScorer, Scorer
 from vocagnolm.tokenizers import Reader, teacher_reader, tokenizer_sha256
 
-_MIN_CONTEXT = 512  # by default, in a context that has room for it
-_LONGEST_CONTEXT = 4096  # by default: activations of longer ones are large
+# Defaults: context before the first scored token, where there is room for it, and the most that a
+# teacher reads at once, as activations of more are large.
+_MIN_CONTEXT = 512
+_LONGEST_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def score(options: Scoring) -> None:
             options.loss_dtype,
         )
         plan = _plan(options, config, job, dtype)
+    # The first process looks for all, as it also repairs.
     with in_agreement():
         is_finished = [state.is_main_process and _prepare(job, plan, options.repair)]
     if all(broadcast_object_list(is_finished)):
@@ -102,7 +105,8 @@ def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
     tokenizer = options.source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     limit = context_length(config)
     if options.engine == "vllm":
-        limit -= 1  # it generates one token behind every window
+        # It generates one token behind every window.
+        limit -= 1
     context = options.context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
         raise ValueError(
@@ -181,6 +185,7 @@ def _load_scorer(options: Scoring, reader: Reader, dtype: str, state: PartialSta
             source.name, reader.limit, dtype, source.revision, source.trust_remote_code
         )
     model = source.load(getattr(torch, dtype), options.quantization, state.device)
+    # Quantized weights were placed as they were loaded.
     if not options.quantization:
         model.to(state.device)
     return HFScorer(model, options.batch_tokens)

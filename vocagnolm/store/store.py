@@ -36,12 +36,13 @@ from vocagnolm.host.manifest import (
 from vocagnolm.spans import Spans
 from vocagnolm.store.codec import decode_spans, encode_spans
 
-PLAN_FILE = "plan.json"  # of an unfinished store: what a job must have in common with the first one
+# In an unfinished store: the settings that every job must have in common with the first one.
+PLAN_FILE = "plan.json"
 LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
 _KEY_BYTES = 16
-_ROWS = 1024  # of a record batch
-_PROVISIONAL = ".entry.json"  # a shard's description, until the manifest has it
+# Ends the name of a shard's description, until the manifest has it.
+_PROVISIONAL = ".entry.json"
 
 
 class ShardEntry(FileEntry):
@@ -108,6 +109,7 @@ def write_shard(
         },
         metadata={"source": source},
     )
+    # All tokens of a segment are one value of the last three columns.
     columns: dict[str, list[object]] = {name: [] for name in fields.names}
     for key, segment in segments:
         codes, exceptions = encode_spans(segment.spans, segment.start)
@@ -120,7 +122,7 @@ def write_shard(
 
     def write(sink: BinaryIO) -> None:
         with pa.ipc.new_stream(sink, fields) as writer:
-            writer.write_table(table, max_chunksize=_ROWS)
+            writer.write_table(table, max_chunksize=1024)
 
     if not is_shared:
         # The description of a shard must not outlive it.
@@ -208,6 +210,7 @@ def finish_store(
         description: what a reader has to know: teacher, tokenizer, segmentation, versions.
     """
     entries = [_entry(directory / shard_name(number)) for number in numbers]
+    # Names of the shards' texts, in order, name the corpus.
     sources = "".join(entry["source"] for entry in entries)
     about = {
         **description,
@@ -308,6 +311,7 @@ class Store:
         if not self._batches:
             self._map()
         key = document_key(text)
+        # Rows with the same key stand together, in any order of their starts.
         first, last = (np.searchsorted(self._keys, key, side=side) for side in ("left", "right"))
         found = sorted(map(self._segment, self._rows[first:last]), key=lambda part: part.start)
         whole, at = [], 0
@@ -328,9 +332,11 @@ class Store:
             _ends              5         9     11
             _keys    sorted; `_rows` has the row of each
         """
+        # Mapped, so that processes share the pages and nothing is read before it is needed.
         for entry in self.manifest[SHARDS]:
             file = pa.memory_map(str(self.directory / entry["file"]))
             self._batches.extend(pa.ipc.open_stream(file))
+        # The second buffer of a column of fixed width holds its values, one behind the other.
         keys = [np.frombuffer(b.column("document").buffers()[1], "S16") for b in self._batches]
         self._ends = np.cumsum([len(part) for part in keys])
         unsorted = np.concatenate([*keys, np.empty(0, "S16")])

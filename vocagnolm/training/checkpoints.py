@@ -21,7 +21,7 @@ from vocagnolm.host.manifest import (
     read_manifest,
     write_manifest,
 )
-from vocagnolm.host.settings import SETTINGS_FILE
+from vocagnolm.host.settings import RUN_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -202,7 +202,7 @@ def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> N
             f"{path} lacks {missing[0]}, which another process has written: --output_dir must be "
             "a directory that all machines share"
         )
-    run = json_or_empty(path.parent / SETTINGS_FILE)
+    run = json_or_empty(path.parent / RUN_FILE)
     write_manifest(path, {"step": step, "world_size": world_size, "run": run}, expected)
     aside = path.with_name(path.name + _REPLACED)
     if aside.exists():
