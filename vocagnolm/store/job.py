@@ -292,7 +292,6 @@ def check_corpus(job: ScoringJob, manifest: Manifest) -> None:
 def find_missing(opened: store.Store, corpus: datasets.Dataset) -> list[int]:
     """List the numbers of the usable documents of a corpus that a store lacks."""
     missing = []
-    # Arrow hands out texts that are no valid Unicode as such; Python strings would fail.
     for first in range(0, len(corpus), 1000):
         part = corpus.with_format("arrow")[first : first + 1000]
         for number, text in enumerate(values(part[TEXT]), first):
