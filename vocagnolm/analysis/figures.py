@@ -22,7 +22,7 @@ from vocagnolm.analysis.frame import (
     read_frame,
     settings,
 )
-from vocagnolm.analysis.panels import Figure, Mark, Panel, draw
+from vocagnolm.analysis.panels import Figure, Mark, Panel, draw, line, name_once
 from vocagnolm.analysis.runs import (
     EVAL_LOSS,
     ReportedRow,
@@ -55,17 +55,14 @@ def make(
     metric: str | None = None,
     reported: Sequence[str] = (),
 ) -> list[Path]:
-    """Draw figures of the paper.
+    """Draw figures of the paper into a directory, and return the images and pages.
 
     Args:
         numbers: each of `NUMBERS`.
-        paths: directories of runs, evaluations, audits and inspections.
+        paths: runs, evaluations, audits and inspections.
         directory: gets figure-N.png, .pdf and .json; for Figure 8, figure-8.html and .json.
-        metric: quality of a model: a column of the evaluation or "eval_loss"; None: the paper's.
-        reported: names of rows of the paper, which are drawn beside.
-
-    Returns:
-        The images and pages.
+        metric: a column of the evaluation or "eval_loss"; None: the paper's.
+        reported: rows of the paper, which are drawn beside.
 
     Raises:
         ValueError: a figure lacks something, or an option does not apply to it.
@@ -94,46 +91,30 @@ def _write_pages(
         reject(f"{option} for a figure of numbers", "--figure 8", "leave it out")
     found = [views for path in paths if (views := find_views(run_directory(path)))]
     if not found:
-        raise ValueError(
-            "expected guidance.json or guidance/step-*.json for --figure 8, found none: make one "
-            "with vocagnolm inspect --output_dir D, or train.py --guidance_table_steps 100"
-        )
-    names = ["figure-8", *(f"figure-8-{number}" for number in range(2, len(found) + 1))]
-    for name, views in zip(names, found, strict=True):
+        example = "vocagnolm inspect --output_dir D, or train.py --guidance_table_steps 100"
+        _miss(8, "guidance.json or guidance/step-*.json", example)
+    pages = []
+    for number, views in enumerate(found, 1):
+        name = "figure-8" if number == 1 else f"figure-8-{number}"
         write_view(read_views(views), directory, name)
-    return [directory / f"{name}.html" for name in names]
+        pages.append(directory / f"{name}.html")
+    return pages
 
 
 def plan(
     number: int, frame: pd.DataFrame, metric: str | None = None, reported: Sequence[str] = ()
 ) -> Figure:
-    """Put the numbers of a figure together; arguments as of `make`.
-
-    Raises:
-        ValueError: a figure lacks something, or an option does not apply to it.
-    """
+    """Put the numbers of a figure together; arguments as of `make`."""
     if metric and number == 3:
         reject("--metric for a figure of quality", "--figure 3", "leave it out")
     if reported and number in (3, 7):
-        reject(
-            "--reported for a figure whose numbers the paper prints",
-            f"--figure {number}",
-            "leave it out",
-        )
+        expected = "--reported for a figure whose numbers the paper prints"
+        reject(expected, f"--figure {number}", "leave it out")
     return PLANS[number](frame, metric or _DEFAULT_METRICS.get(number, ""), reported)
 
 
 def _miss(number: int, missing: str, example: str) -> NoReturn:
     reject(f"{missing} for --figure {number}", "none", f"make some with {example}")
-
-
-def _line(
-    found: Iterable[Mark], label: str, style: int, *, joined: bool = True, reported: bool = False
-) -> list[Mark]:
-    """Put marks on one line."""
-    return [
-        replace(mark, label=label, style=style, joined=joined, reported=reported) for mark in found
-    ]
 
 
 def _trained(frame: pd.DataFrame, *methods: str) -> pd.DataFrame:
@@ -150,6 +131,29 @@ def _models(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {name: runs[runs.run == run] for name, run in last.items()}
 
 
+def _audits(frame: pd.DataFrame, number: int) -> pd.DataFrame:
+    audits = frame[frame.source == "audit"]
+    if audits.empty:
+        _miss(number, "an audit of the teachers", _AUDIT)
+    return audits
+
+
+def _check_named(rows: Iterable[str], known: Sequence[str], expected: str, those: str) -> None:
+    """Reject reported rows that name nobody in the figure."""
+    if unused := [name for name in rows if name not in known]:
+        reject(
+            f"--reported to name {expected}",
+            f"{unused[0]!r} and {those} {', '.join(known)}",
+            "leave it out",
+        )
+
+
+def _overlap(audit: pd.DataFrame, column: str) -> dict[object, float]:
+    """Map numbers of chunks (0: the token level) to their overlap in percent."""
+    rows = audit[audit.column == column]
+    return dict(zip(rows.chunks.astype(int), rows.value, strict=True))
+
+
 def _metric_label(metric: str) -> str:
     if metric == EVAL_LOSS:
         return "held-out loss (nats per token)"
@@ -159,34 +163,15 @@ def _metric_label(metric: str) -> str:
 def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
     """Return the level of continual pretraining, if there is such a run."""
     found = marks(_trained(frame, "cpt"), metric, lambda row: 0.0)
-    return _line([replace(mark, x=None) for mark in found], METHODS["cpt"], style)
-
-
-def _name_once(found: Sequence[Mark], names: Mapping[object, str]) -> list[Mark]:
-    """Write the name of a place beside the highest of its marks."""
-    tops: dict[object, Mark] = {}
-    for mark in found:
-        if mark.x not in tops or mark.y > tops[mark.x].y:
-            tops[mark.x] = mark
-    return [
-        replace(mark, text=names[mark.x]) if mark.x in names and mark is tops[mark.x] else mark
-        for mark in found
-    ]
+    return line([replace(mark, x=None) for mark in found], METHODS["cpt"], style)
 
 
 def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 1."""
-    audits = frame[frame.source == "audit"]
-    if audits.empty:
-        _miss(1, "an audit of the teachers", _AUDIT)
+    audits = _audits(frame, 1)
     audited = list(dict.fromkeys(audits.teacher))
     models, rows = _models(frame), {row.name: row for row in read_reported(reported)[1]}
-    if unused := [name for name in rows if name not in audited]:
-        reject(
-            "--reported to name an audited teacher for --figure 1",
-            f"{unused[0]!r} and audits of {', '.join(audited)}",
-            "leave it out",
-        )
+    _check_named(rows, audited, "an audited teacher for --figure 1", "audits of")
     for name in audited:
         if name not in models and name not in rows:
             _miss(1, f"the quality of {name}", _QUALITY)
@@ -196,8 +181,8 @@ def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fi
         shares = dict(zip(of_kind.teacher, of_kind.value, strict=True))
         ours = [average(models[x], metric, shares[x], x) for x in audited if x in models]
         theirs = [Mark(shares[x], row.value(metric), text=x) for x, row in rows.items()]
-        both = _line(ours, "teachers, evaluated", 0, joined=False)
-        both += _line(theirs, "teachers, reported", 0, joined=False, reported=True)
+        both = line(ours, "teachers, evaluated", 0, joined=False)
+        both += line(theirs, "teachers, reported", 0, joined=False, reported=True)
         label = f"teacher's words that are the student's too (%)\ncompared as {how}"
         panels.append(Panel(label, _metric_label(metric), both))
     return Figure(1, "Vocabulary overlap and quality of the teachers", panels)
@@ -205,24 +190,21 @@ def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fi
 
 def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 3."""
-    audits = frame[(frame.source == "audit") & frame.column.isin(["iou", "ios"])]
-    if audits.empty:
-        _miss(3, "an audit of the teachers", _AUDIT)
+    audits = _audits(frame, 3)
     where = set(audits.dataset)
     labels = audits.teacher + ", " + audits.dataset if len(where) > 1 else audits.teacher
     audits = audits.assign(label=labels)
     if twice := audits.label[audits.duplicated(["label", "column", "chunks"])].tolist():
         reject(f"one audit of {twice[0]}", "two", "leave one out")
-    counts = [int(count) for count in sorted(audits.chunks.unique()) if count]
+    counts = sorted(set(audits.chunks.astype(int)) - {0})
     panels = []
     for name, column in (("IoU", "iou"), ("IoS", "ios")):
         found: list[Mark] = []
-        of_column = audits[audits.column == column].groupby("label", sort=False)
-        for style, (label, audit) in enumerate(of_column):
-            values = dict(zip(audit.chunks, audit.value, strict=True))
+        for style, (label, audit) in enumerate(audits.groupby("label", sort=False)):
+            values = _overlap(audit, column)
             curve = [Mark(str(n), values[n]) for n in counts if n in values]
-            found += _line(curve, label, style)
-            found += _line([Mark(TOKEN_LEVEL, values[0])], "", style, joined=False)
+            found += line(curve, label, style)
+            found += line([Mark(TOKEN_LEVEL, values[0])], "", style, joined=False)
         columns = [*map(str, counts), TOKEN_LEVEL]
         panels.append(Panel("chunks of a sequence", f"{name} (% of characters)", found, columns))
     place = "several corpora" if len(where) > 1 else where.pop()
@@ -249,11 +231,11 @@ def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figur
         if metric or not held:
             held = columns[:1]
         points = [average(setting, column, names[column]) for column in held]
-        found += _line(points, label, style, joined=False)
+        found += line(points, label, style, joined=False)
     for style, row in enumerate(read_reported(reported)[1], len(labels)):
         held = [column for column in columns if column in row.values] or columns[:1]
         points = [Mark(names[column], row.value(column)) for column in held]
-        found += _line(points, f"reported: {row.name}", style, joined=False, reported=True)
+        found += line(points, f"reported: {row.name}", style, joined=False, reported=True)
     y_label = _metric_label(metric) if metric else "accuracy (%)"
     return Figure(4, "Methods compared", [Panel("", y_label, found, list(names.values()))])
 
@@ -268,18 +250,13 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
     if guided.empty:
         _miss(5, "runs with a teacher", "train.py --teacher T")
     teachers = sorted(set(guided.teacher))
-    if unused := [name for name in models if name not in teachers]:
-        reject(
-            "--reported to name a teacher or a guided student for --figure 5",
-            f"{unused[0]!r} and teachers {', '.join(teachers)}",
-            "leave it out",
-        )
+    _check_named(models, teachers, "a teacher or a guided student for --figure 5", "teachers")
     qualities = _teacher_qualities(frame, metric, teachers, models)
     names: dict[object, str] = {quality: name for name, quality in qualities.items()}
     found: list[Mark] = []
     for method, runs in guided.groupby("method", sort=False):
         points = marks(runs, metric, lambda row: qualities[row.teacher])
-        found += _line(points, method, _STYLES[method])
+        found += line(points, method, _STYLES[method])
     found += _level(frame, metric, _STYLES[METHODS["cpt"]])
     for row in students:
         teacher, _, method = row.name.rpartition(" ")
@@ -287,12 +264,11 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
         if teacher not in qualities:
             names[quality] = teacher
         point, label = Mark(quality, row.value(metric)), f"reported: {method}"
-        found += _line([point], label, _STYLES[method], joined=False, reported=True)
+        found += line([point], label, _STYLES[method], joined=False, reported=True)
     whose = "teacher, as reported" if models else "teacher"
-    x_label, y_label = f"{whose}: {_metric_label(metric)}", f"student: {_metric_label(metric)}"
-    return Figure(
-        5, "Students and their teachers", [Panel(x_label, y_label, _name_once(found, names))]
-    )
+    unit = _metric_label(metric)
+    panel = Panel(f"{whose}: {unit}", f"student: {unit}", name_once(found, names))
+    return Figure(5, "Students and their teachers", [panel])
 
 
 def _teacher_qualities(
@@ -304,11 +280,8 @@ def _teacher_qualities(
         if not rows and name not in models:
             _miss(5, f"the quality of {name}", _QUALITY)
         if rows and name not in rows:
-            reject(
-                "--reported for all teachers or for none",
-                f"none for {name}",
-                "name it too, or evaluate all of them",
-            )
+            expected = "--reported for all teachers or for none"
+            reject(expected, f"none for {name}", "name it too, or evaluate all of them")
     if rows:
         return {name: rows[name].value(metric) for name in teachers}
     return {name: average(models[name], metric).y for name in teachers}
@@ -320,8 +293,8 @@ def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fig
         found = ", ".join(repr(name) for name in reported if name in others)
         reject(f"no --reported but {TABLE_2!r} for --figure 6", found, "leave the rest out")
     chunked, tokens = _trained(frame, "chunk"), _trained(frame, "vocagnolm")
-    is_random = chunked.options.map(lambda options: options["chunk_guidance"] == "random")
-    guided, chosen = chunked[~is_random.astype(bool)], chunked[is_random.astype(bool)]
+    guided_by = chunked.options.map(lambda options: options["chunk_guidance"])
+    guided, chosen = chunked[guided_by != "random"], chunked[guided_by == "random"]
     if guided.empty and tokens.empty and not reported:
         _miss(6, "runs guided by chunks or tokens", "train.py --method chunk --chunks 8 (to 64)")
     teachers = {*guided.teacher, *tokens.teacher} - {""}
@@ -330,35 +303,27 @@ def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fig
     audit = _audit_of(teachers, frame)
     # Number of chunks, 0 for the token level, stands for x until the overlap replaces it.
     lines = []
-    for style, (label, runs) in enumerate(
-        (("the teacher's chunks", guided), ("random chunks", chosen), (TOKEN_LEVEL, tokens))
-    ):
-        points = marks(runs, metric, lambda row: _chunks_of(row.options))
-        lines += _line(points, label, style, joined=label != TOKEN_LEVEL)
+    by_label = {"the teacher's chunks": guided, "random chunks": chosen, TOKEN_LEVEL: tokens}
+    for style, (label, runs) in enumerate(by_label.items()):
+        points = marks(runs, metric, lambda row: int(row.chunks))
+        lines += line(points, label, style, joined=label != TOKEN_LEVEL)
     if reported:
         lines += _table_2(metric)
     panels = []
     for name, column in (("IoU", "iou"), ("IoS", "ios")):
-        of_column = audit[audit.column == column]
-        overlap = dict(zip(of_column.chunks.astype(int), of_column.value, strict=True))
+        overlap = _overlap(audit, column)
+        known = ", ".join(str(count) for count in overlap if count)
         for mark in lines:
             if mark.x not in overlap:
-                reject(
-                    f"the audit of {', '.join(teachers)} to have {mark.x} chunks",
-                    ", ".join(str(count) for count in overlap if count),
-                    f"audit again with --chunks {mark.x}",
-                )
+                expected = f"the audit of {', '.join(teachers)} to have {mark.x} chunks"
+                reject(expected, known, f"audit again with --chunks {mark.x}")
         moved = [replace(mark, x=overlap[mark.x]) for mark in lines]
         names: dict[object, str] = {x: str(count) for count, x in overlap.items() if count}
         label = f"{name} of student's and teacher's characters (%)"
-        panels.append(Panel(label, _metric_label(metric), _name_once(moved, names)))
+        panels.append(Panel(label, _metric_label(metric), name_once(moved, names)))
     teacher, dataset = audit.teacher.iloc[0], audit.dataset.iloc[0]
     title = f"Quality by number of chunks against their overlap with {teacher}'s on {dataset}"
     return Figure(6, title, panels)
-
-
-def _chunks_of(options: Mapping[str, object]) -> int:
-    return int(str(options["chunks"])) if options["method"] == "chunk" else 0
 
 
 def _audit_of(teachers: set[str], frame: pd.DataFrame) -> pd.DataFrame:
@@ -366,11 +331,8 @@ def _audit_of(teachers: set[str], frame: pd.DataFrame) -> pd.DataFrame:
     count = len(audits.drop_duplicates(["run", "teacher"]))
     names = ", ".join(sorted(teachers))
     if len(teachers) != 1 or count > 1:
-        reject(
-            "runs and one audit of one teacher for --figure 6",
-            f"teachers {names} and {count} audits of them",
-            "leave some out",
-        )
+        expected = "runs and one audit of one teacher for --figure 6"
+        reject(expected, f"teachers {names} and {count} audits of them", "leave some out")
     if not count:
         _miss(6, f"an audit of {names}", f"{_AUDIT} --chunks 8 16 32 64")
     return audits
@@ -379,12 +341,8 @@ def _audit_of(teachers: set[str], frame: pd.DataFrame) -> pd.DataFrame:
 def _table_2(metric: str) -> list[Mark]:
     table = paper_guidance()[TABLE_2]
     if metric != table["column"]:
-        reject(
-            f"the metric of the paper's Table 2, {table['column']!r}, with --reported for "
-            "--figure 6",
-            repr(metric),
-            "leave --metric out",
-        )
+        expected = f"the metric of the paper's Table 2, {table['column']!r}, with --reported for"
+        reject(f"{expected} --figure 6", repr(metric), "leave --metric out")
     found: list[Mark] = []
     rows = {
         "the teacher's chunks": table["guided by the teacher"],
@@ -392,9 +350,9 @@ def _table_2(metric: str) -> list[Mark]:
     }
     for style, (label, row) in enumerate(rows.items()):
         points = [Mark(count, value) for count, value in zip(table["chunks"], row, strict=True)]
-        found += _line(points, f"reported: {label}", style, reported=True)
+        found += line(points, f"reported: {label}", style, reported=True)
     token = [Mark(0, table[TOKEN_LEVEL])]
-    return found + _line(token, f"reported: {TOKEN_LEVEL}", 2, joined=False, reported=True)
+    return found + line(token, f"reported: {TOKEN_LEVEL}", 2, joined=False, reported=True)
 
 
 def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
@@ -411,7 +369,7 @@ def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
         found: list[Mark] = []
         by_teacher = runs[runs.teacher != ""].groupby("teacher")
         for style, (teacher, of_one) in enumerate(by_teacher):
-            found += _line(marks(of_one, metric, lambda row: row.x), teacher, style)
+            found += line(marks(of_one, metric, lambda row: row.x), teacher, style)
         found += _level(frame, metric, len(by_teacher))
         panels.append(Panel(f"{METHODS[method]}: {x_label}", _metric_label(metric), found))
     if not panels:

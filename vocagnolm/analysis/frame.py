@@ -124,6 +124,7 @@ def _trained(place: Path) -> Rows:
         "setting": json.dumps(options, sort_keys=True),
         "seed": json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
         "options": options,
+        "chunks": settings.get("chunks") if settings["method"] == "chunk" else 0,
     }
     loss = read_eval_loss(place)
     rows = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,27 @@ class Figure:
         }
 
 
+def line(
+    found: Iterable[Mark], label: str, style: int, *, joined: bool = True, reported: bool = False
+) -> list[Mark]:
+    """Put marks on one line."""
+    return [
+        replace(mark, label=label, style=style, joined=joined, reported=reported) for mark in found
+    ]
+
+
+def name_once(found: Sequence[Mark], names: Mapping[object, str]) -> list[Mark]:
+    """Write the name of a place beside the highest of its marks."""
+    tops: dict[object, Mark] = {}
+    for mark in found:
+        if mark.x not in tops or mark.y > tops[mark.x].y:
+            tops[mark.x] = mark
+    return [
+        replace(mark, text=names[mark.x]) if mark.x in names and mark is tops[mark.x] else mark
+        for mark in found
+    ]
+
+
 def draw(figure: Figure, path: Path) -> None:
     """Draw a figure as PNG, and as PDF beside it."""
     import matplotlib
@@ -147,10 +168,10 @@ def _inches(panel: Panel, *, alone: bool) -> float:
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     lines, is_joined = panel.lines(), any(mark.joined for mark in panel.marks)
-    for number, line in enumerate(lines):
+    for number, found in enumerate(lines):
         # Lines that only have marks stand side by side within each column.
         apart = panel.columns and not is_joined
-        _draw_line(axes, panel, line, 0.6 * ((number + 0.5) / len(lines) - 0.5) if apart else 0.0)
+        _draw_line(axes, panel, found, 0.6 * ((number + 0.5) / len(lines) - 0.5) if apart else 0.0)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.tick_params(labelsize=SMALL)
     axes.margins(y=0.1)
@@ -168,26 +189,26 @@ def broken(names: Sequence[str]) -> list[str]:
     return [name.replace("w/o ", "w/o\n").replace(", ", ",\n") for name in names]
 
 
-def _draw_line(axes: Axes, panel: Panel, line: Sequence[Mark], offset: float) -> None:
-    first, style = line[0], series_style(line[0].style)
+def _draw_line(axes: Axes, panel: Panel, found: Sequence[Mark], offset: float) -> None:
+    first, style = found[0], series_style(found[0].style)
     dash = dashes(first.style) if first.joined else "none"
-    label = f"{first.label}*" if any(mark.marked for mark in line) else first.label or None
+    label = f"{first.label}*" if any(mark.marked for mark in found) else first.label or None
     if first.x is None:
-        for mark in line:
+        for mark in found:
             axes.axhline(mark.y, color=style["color"], linestyle=dash, label=label, linewidth=1.2)
             if mark.bar:
                 axes.axhspan(*mark.bar, color=style["color"], alpha=0.12, linewidth=0)
         return
-    ends = [mark.bar or (mark.y, mark.y) for mark in line]
+    ends = [mark.bar or (mark.y, mark.y) for mark in found]
     axes.errorbar(
-        [_place(panel, mark) + offset for mark in line],
-        [mark.y for mark in line],
+        [_place(panel, mark) + offset for mark in found],
+        [mark.y for mark in found],
         # Distances below and above the marks.
         yerr=[
-            [max(mark.y - low, 0.0) for mark, (low, _) in zip(line, ends, strict=True)],
-            [max(high - mark.y, 0.0) for mark, (_, high) in zip(line, ends, strict=True)],
+            [max(mark.y - low, 0.0) for mark, (low, _) in zip(found, ends, strict=True)],
+            [max(high - mark.y, 0.0) for mark, (_, high) in zip(found, ends, strict=True)],
         ]
-        if any(mark.bar for mark in line)
+        if any(mark.bar for mark in found)
         else None,
         markerfacecolor="white" if first.reported else style["color"],
         linestyle=dash,
