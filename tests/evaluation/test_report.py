@@ -49,7 +49,7 @@ def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
     report.write_results(results, RunDirectory(path))
     texts = {name: (path / name).read_text() for name in ("results.json", "row.md", "row.tex")}
     summary = dict(tracking.summary(results))
-    return texts | {"printed": report.markdown(results), "wandb": json.dumps(summary)}
+    return texts | {"printed": report.to_markdown(results), "wandb": json.dumps(summary)}
 
 
 def test_results_hold_everything_known_when_an_evaluation_is_done(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_results_hold_everything_known_when_an_evaluation_is_done(tmp_path: Path
 
 def test_graders_have_rows_and_keys_of_their_own_when_they_disagree(tmp_path: Path) -> None:
     results = build(tmp_path, make_task("gsm8k"), make_task("mathqa"))
-    lines = report.markdown(results).splitlines()
+    lines = report.to_markdown(results).splitlines()
     assert lines[0] == "| model | GSM8K | MQA |"
     assert lines[2] == "| runs/my_student | 25.0 | 25.0 |"
     assert lines[4] == f"| {report.second_opinion()} (stricter) | 0.0 | - |"
@@ -82,7 +82,7 @@ def test_graders_have_rows_and_keys_of_their_own_when_they_disagree(tmp_path: Pa
     assert summary["evaluation/gsm8k/accuracy"] == 25.0
     assert summary["evaluation/gsm8k/math_verify_accuracy"] == 0.0
     assert "evaluation/mathqa/math_verify_accuracy" not in summary
-    assert "math-verify" not in report.latex(results)
+    assert "math-verify" not in report.to_latex(results)
 
 
 def test_nothing_is_marked_when_all_is_as_in_the_harness(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_average_is_marked_when_one_of_its_columns_is(tmp_path: Path) -> None:
     keys = dict(tracking.summary(results))
     assert {"evaluation/AVG/partial", "evaluation/AVG w/o SAT"} <= keys.keys()
     assert "evaluation/AVG" not in keys
-    row = report.markdown(results).splitlines()[2].split("|")
+    row = report.to_markdown(results).splitlines()[2].split("|")
     assert [cell.strip() for cell in row[-4:-1]] == ["27.8*", "25.0", "25.0"]
 
 
@@ -157,7 +157,7 @@ def test_marks_are_all_there_when_there_are_several(tmp_path: Path) -> None:
 def test_latex_row_survives_when_the_name_is_full_of_commands(tmp_path: Path) -> None:
     results = build(tmp_path, make_task("gsm8k"))
     results["model"] = {"name": r"a_b%c&d#e$f{g}~h^i\j", "revision": "r"}
-    row = report.latex(results).splitlines()[-1]
+    row = report.to_latex(results).splitlines()[-1]
     assert row == (
         r"a\_b\%c\&d\#e\$f\{g\}\textasciitilde{}h\textasciicircum{}i\textbackslash{}j & 25.0 \\"
     )

@@ -17,6 +17,7 @@ import vocagnolm.evaluation.engines.vllm_engine
 from vocagnolm.evaluation.engines.generation import Completion, Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+from vocagnolm.models.source import ModelSource
 
 NEW_TOKENS = 30
 PROMPTS = [
@@ -120,6 +121,10 @@ def saved(
     return model, AutoTokenizer.from_pretrained(tmp_path)
 
 
+def source_of(tokenizer: Any) -> ModelSource:
+    return ModelSource(tokenizer.name_or_path, "model")
+
+
 def completions_of(engine: Engine, stops: Sequence[str]) -> list[Completion]:
     groups = list(engine.generate(PROMPTS, stops, NEW_TOKENS))
     return sorted((c for group in groups for c in group), key=lambda c: c.index)
@@ -129,7 +134,7 @@ def test_both_engines_give_the_same_completions_when_they_choose_the_same_tokens
     saved: tuple[Any, Any], vllm: list[LLM]
 ) -> None:
     model, tokenizer = saved
-    hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(tokenizer.name_or_path, tokenizer)
+    hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(source_of(tokenizer), tokenizer)
     free = completions_of(hf, ())
     assert completions_of(other, ()) == free
     stops = [free[0].text[8:11], free[3].text[5:9]]
@@ -144,7 +149,7 @@ def test_vllm_is_greedy_within_the_context_when_the_model_samples(
 ) -> None:
     model, tokenizer = saved
     name, context = tokenizer.name_or_path, model.config.max_position_embeddings
-    completions_of(VLLMEngine(name, tokenizer, "float32"), ["\n\nQuestion:"])
+    completions_of(VLLMEngine(source_of(tokenizer), tokenizer, "float32"), ["\n\nQuestion:"])
     expected = LLM(
         model=name,
         tokenizer=name,
@@ -178,7 +183,7 @@ def test_vllm_gives_groups_as_they_finish_when_prompts_are_many(
     saved: tuple[Any, Any], vllm: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, tokenizer = saved
-    engine = VLLMEngine(tokenizer.name_or_path, tokenizer)
+    engine = VLLMEngine(source_of(tokenizer), tokenizer)
     expected = completions_of(engine, ())
     monkeypatch.setattr(vocagnolm.evaluation.engines.vllm_engine, "_GROUP", 4)
     groups = engine.generate(PROMPTS, (), NEW_TOKENS)
@@ -192,7 +197,7 @@ def test_vllm_ends_texts_as_transformers_does_when_there_is_no_generation_config
 ) -> None:
     model, tokenizer = saved
     (Path(tokenizer.name_or_path) / "generation_config.json").unlink()
-    list(VLLMEngine(tokenizer.name_or_path, tokenizer).generate(["a"], (), 3))
+    list(VLLMEngine(source_of(tokenizer), tokenizer).generate(["a"], (), 3))
     assert tokenizer.eos_token_id is not None
     expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
     assert vllm[0].calls[0][1][0].stop_token_ids == expected
@@ -202,7 +207,7 @@ def test_vllm_says_what_does_not_fit_before_anything_runs_when_a_prompt_is_too_l
     saved: tuple[Any, Any], vllm: list[LLM]
 ) -> None:
     _, tokenizer = saved
-    engine = VLLMEngine(tokenizer.name_or_path, tokenizer)
+    engine = VLLMEngine(source_of(tokenizer), tokenizer)
     with pytest.raises(ValueError, match="1 of 1 prompts leave no room"):
         engine.generate(["1 + " * 200], (), NEW_TOKENS)
 
@@ -212,4 +217,4 @@ def test_vllm_says_how_to_install_it_when_it_is_missing(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
     with pytest.raises(ValueError, match="pip install vllm"):
-        VLLMEngine(saved[1].name_or_path, saved[1])
+        VLLMEngine(source_of(saved[1]), saved[1])

@@ -42,13 +42,13 @@ from vocagnolm.host.command import (
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 
-NAME = "vocagnolm evaluate"
+_NAME = "vocagnolm evaluate"
 _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, preview or regrade, and return the exit status."""
-    return run_command(NAME, lambda: _evaluate_or_regrade(parse(argv)), resumable=True)
+    return run_command(_NAME, lambda: _evaluate_or_regrade(parse(argv)), resumable=True)
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
     Raises:
         ValueError: an argument is wrong, missing, or without effect.
     """
-    parser = Parser(NAME, __doc__)
+    parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
     add("--revision", help="Branch, tag or commit on the hub.")
@@ -217,7 +217,7 @@ def _load_engine(
             raise ValueError(
                 "--engine vllm spreads a model over the GPUs itself: start it with python"
             )
-        return VLLMEngine(source.name, tokenizer, dtype, source.revision, source.trust_remote_code)
+        return VLLMEngine(source, tokenizer, dtype)
     try:
         model = source.load(getattr(torch, dtype)).to(state.device)
     except torch.OutOfMemoryError as error:
@@ -241,7 +241,7 @@ def _publish(
 ) -> None:
     """Write and print the row, and report it."""
     report.write_results(results, directory)
-    say(report.markdown(results))
+    say(report.to_markdown(results))
     say(f"written: {directory.path}/results.json, row.md, row.tex and an item file per benchmark")
     if tracker:
         names = [task.benchmark.id for task in tasks]

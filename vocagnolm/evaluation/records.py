@@ -8,7 +8,7 @@ item, in the order of `idx`. Until a benchmark is complete its items lie in `ID.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
@@ -19,7 +19,7 @@ from vocagnolm.host.settings import check_same, differences
 
 # A JSON object.
 Record: TypeAlias = dict[str, Any]
-SETTINGS_FILE = "settings.json"
+_SETTINGS_FILE = "settings.json"
 
 
 def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
@@ -56,22 +56,17 @@ class RunDirectory:
         check_writable(self.path)
         return lock.locked(self.path, patience_s=0)
 
-    def check_settings(self, settings: Mapping[str, Any]) -> None:
+    def check_settings(self, settings: Record) -> None:
         """Refuse to continue under other settings than those of the items that are there.
 
-        Args:
-            settings: by name; those under "benchmarks" by benchmark, compared where both have it.
-
-        Raises:
-            ValueError: something differs, and the message lists it; items are there without
-                settings; or the directory cannot be used.
+        Those under "benchmarks" are compared for the benchmarks that both have.
         """
         check_writable(self.path)
         before = self._settings()
         if not before:
             if any(map(self.finished, settings["benchmarks"])):
                 raise ValueError(
-                    f"{self.path}: expected {SETTINGS_FILE} beside the items, found none, so "
+                    f"{self.path}: expected {_SETTINGS_FILE} beside the items, found none, so "
                     "nobody knows what they belong to: give another --output_dir"
                 )
             return
@@ -82,15 +77,15 @@ class RunDirectory:
         holder = f"{self.path} holds results of another evaluation"
         check_same(changed, holder, "give another --output_dir")
 
-    def write_settings(self, settings: Mapping[str, Any]) -> None:
+    def write_settings(self, settings: Record) -> None:
         """Record the settings, together with those of benchmarks that ran before."""
         benchmarks = {**self._settings().get("benchmarks", {}), **settings["benchmarks"]}
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / SETTINGS_FILE, {**settings, "benchmarks": benchmarks})
+        write_json(self.path / _SETTINGS_FILE, {**settings, "benchmarks": benchmarks})
 
     def _settings(self) -> Record:
         """Read the settings of the items that are there; without items they bind nobody."""
-        path = self.path / SETTINGS_FILE
+        path = self.path / _SETTINGS_FILE
         if not path.exists():
             return {}
         (settings,) = read_lines(path, [path.read_bytes()])
@@ -158,12 +153,12 @@ class RunDirectory:
             part.unlink()
 
 
-def _changes(before: Record, now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def _changes(before: Record, now: Record, prefix: str = "") -> list[str]:
     # A setting that is gone is a change too.
     return differences(before, {**dict.fromkeys(before), **now}, prefix=prefix)
 
 
-def _binding(settings: Mapping[str, Any]) -> Record:
+def _binding(settings: Record) -> Record:
     """Settings that all items share. The name of a model whose content is known does not matter."""
     shared = {name: value for name, value in settings.items() if name != "benchmarks"}
     model = shared.get("model", {})

@@ -99,7 +99,7 @@ def _marks_of_average(columns: Sequence[Record]) -> Record:
     }
 
 
-def markdown(results: Record) -> str:
+def to_markdown(results: Record) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
     rows = [
         ["model", *_headings(results)],
@@ -122,7 +122,7 @@ def progress(task: Task, directory: RunDirectory) -> str:
     )
 
 
-def latex(results: Record) -> str:
+def to_latex(results: Record) -> str:
     """Write the accuracies as a row of a LaTeX table; comments say what they are."""
     cells = [results["model"]["name"].translate(_LATEX), *map(_cell, _parts(results))]
     comments = [" & ".join(["model", *_headings(results)]), *_notes(results)]
@@ -167,5 +167,5 @@ def _notes(results: Record) -> list[str]:
 def write_results(results: Record, directory: RunDirectory) -> None:
     """Write `results.json`, `row.md` and `row.tex`."""
     write_json(directory.path / RESULTS_FILE, results)
-    write_text(directory.path / "row.md", markdown(results))
-    write_text(directory.path / "row.tex", latex(results))
+    write_text(directory.path / "row.md", to_markdown(results))
+    write_text(directory.path / "row.tex", to_latex(results))

@@ -27,7 +27,7 @@ def run(
     benchmark's file is put in order when all processes are done with it.
 
     Raises:
-        ValueError: a prompt leaves no room in the context; nothing has been generated then.
+        ValueError: a prompt leaves no room in the context; nothing was generated.
     """
     shares = [_share(task, directory, state) for task in tasks]
     # All are checked before the first one runs.

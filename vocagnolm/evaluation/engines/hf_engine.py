@@ -21,7 +21,6 @@ from torch import Tensor
 from transformers import (
     DynamicCache,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteria,
@@ -39,7 +38,7 @@ from vocagnolm.evaluation.engines.generation import (
 from vocagnolm.models.source import context_length
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+_T = TypeVar("_T")
 # Without position ids, and right beside left padding.
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # Rotations that depend on no table.
@@ -50,36 +49,30 @@ _TOO_LARGE = (
 )
 
 
-class WaitingRows(Generic[T]):
+class WaitingRows(Generic[_T]):
     """Scheduler of rows: a full batch whenever there are enough, fresh (in order) or begun."""
 
-    def __init__(self, fresh: Sequence[T]):
+    def __init__(self, fresh: Sequence[_T]):
         self._fresh = deque(fresh)
-        self._begun: deque[T] = deque()
+        self._begun: deque[_T] = deque()
 
-    def take(self, size: int) -> list[T]:
+    def take(self, size: int) -> list[_T]:
         """Take up to `size` rows: begun ones if they fill a batch, else fresh ones first."""
-        if len(self._begun) >= size:
-            return [self._begun.popleft() for _ in range(size)]
-        n_fresh = min(size, len(self._fresh))
-        n_begun = min(size - n_fresh, len(self._begun))
-        return [
-            *(self._fresh.popleft() for _ in range(n_fresh)),
-            *(self._begun.popleft() for _ in range(n_begun)),
-        ]
+        rows: list[_T] = []
+        for queue in [self._begun] if len(self._begun) >= size else [self._fresh, self._begun]:
+            while queue and len(rows) < size:
+                rows.append(queue.popleft())
+        return rows
 
-    def put_back(self, rows: Sequence[T]) -> None:
+    def put_back(self, rows: Sequence[_T]) -> None:
         """Let rows wait for their next batch."""
         self._begun.extend(rows)
 
 
 class HFEngine:
-    """Completes prompts with a causal language model of `transformers`.
+    """Completes prompts with a causal language model of `transformers`, on the model's device.
 
-    Args:
-        model: on its device; it is put into evaluation mode.
-        tokenizer: the model's.
-        batch_size: rows of a batch; halved for good when they do not fit into memory.
+    The batch size is halved for good when a batch does not fit into memory.
 
     Raises:
         ValueError: the model keeps anything but keys and values of its tokens, or has no positions
@@ -99,7 +92,7 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
-        """Give completions as they finish; see `vocagnolm.evaluation.engines.generation.Engine`.
+        """Give completions as they finish, as every `Engine`.
 
         Raises:
             ValueError: at once, if a prompt does not fit into the context, or the tokenizer is
@@ -130,23 +123,29 @@ class HFEngine:
         # The longest first, so that running out of memory shows at once.
         rows.sort(key=lambda row: -len(row.prompt))
         try:
-            prefix = self._read_prefix(rows)
+            prefix, cache = self._read_prefix(rows)
         except torch.OutOfMemoryError as error:
             raise ValueError(_TOO_LARGE) from error
         waiting = WaitingRows(rows)
         while batch := waiting.take(self.batch_size):
-            fits = self._advance(batch, prefix, decoding)
-            waiting.put_back([row for row in batch if not row.finished])
-            if not fits:
+            try:
+                self._advance(batch, prefix, cache, decoding)
+            except torch.OutOfMemoryError:
+                # Tokens that came before it are kept.
                 self._shrink(len(batch))
+            waiting.put_back([row for row in batch if not row.finished])
             if finished := [row for row in batch if row.finished]:
                 yield [
                     decoding.completion(row.index, len(row.prompt), row.new.ids) for row in finished
                 ]
 
     @torch.inference_mode()
-    def _read_prefix(self, rows: list[_Row]) -> _Prefix:
-        """Read the tokens with which all prompts begin, always less than a whole prompt."""
+    def _read_prefix(self, rows: list[_Row]) -> tuple[list[int], DynamicCache]:
+        """Read the tokens with which all prompts begin, always less than a whole prompt.
+
+        Returns:
+            The tokens, and the keys and values they leave in one row.
+        """
         cache = DynamicCache(config=self._model.config)
         prompts = [row.prompt for row in rows]
         shared: list[int] = []
@@ -158,19 +157,14 @@ class HFEngine:
             input_ids = torch.tensor([shared], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
             self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
-        return _Prefix(shared, cache)
-
-    def _advance(self, batch: list[_Row], prefix: _Prefix, decoding: Decoding) -> bool:
-        """Continue rows until half of them are finished; return False if memory ran out."""
-        try:
-            self._continue(batch, prefix, decoding)
-        except torch.OutOfMemoryError:
-            return False
-        return True
+        return shared, cache
 
     @torch.inference_mode()
-    def _continue(self, batch: list[_Row], prefix: _Prefix, decoding: Decoding) -> None:
-        device, n_shared = self._model.device, len(prefix.ids)
+    def _advance(
+        self, batch: list[_Row], prefix: list[int], cache: DynamicCache, decoding: Decoding
+    ) -> None:
+        """Continue rows until half of them are finished."""
+        device, n_shared = self._model.device, len(prefix)
         # A row is [shared prefix][padding][own tokens], the padding masked. Positions follow the
         # mask, so that a row's tokens have the positions that they have alone:
         #
@@ -180,12 +174,14 @@ class HFEngine:
         own = [[*row.prompt[n_shared:], *row.new.ids] for row in batch]
         width = max(map(len, own))
         padding = [width - len(ids) for ids in own]
-        input_ids = [[*prefix.ids, *[0] * pad, *ids] for pad, ids in zip(padding, own, strict=True)]
+        input_ids = [[*prefix, *[0] * pad, *ids] for pad, ids in zip(padding, own, strict=True)]
         mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad)] for pad in padding]
-        cache = copy.deepcopy(prefix.cache)
+        cache = copy.deepcopy(cache)
         cache.batch_repeat_interleave(len(batch))
         steps = max(row.room() for row in batch)
-        if _positions_are_bounded(self._model.config):
+        rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
+        if rope.get("rope_type") not in _WITHOUT_BOUND:
+            # A position past the context is an error, or changes the rotation of other rows.
             # Finished rows are carried along, and must find a position for what they write.
             steps = min(steps, decoding.context - n_shared - width)
         until_half = _HalfFinished(batch, decoding.eos_ids, device)
@@ -228,14 +224,6 @@ class _Row:
         """Add a token, which may finish the row."""
         has_stop = self.new.append(token)
         self.finished = has_stop or token in eos_ids or not self.room()
-
-
-@dataclass(frozen=True)
-class _Prefix:
-    """Tokens with which all prompts begin, and the keys and values they leave in one row."""
-
-    ids: list[int]
-    cache: DynamicCache
 
 
 class _HalfFinished(StoppingCriteria):
@@ -300,16 +288,10 @@ def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]
-    if "local" in getattr(config, "attention_layers", ()):
+    if "local" in config.to_dict().get("attention_layers", ()):
         # GPT-Neo.
         windows.append(config.window_size)
     return config.model_type != "mpt" and places <= min(windows, default=places)
-
-
-def _positions_are_bounded(config: PreTrainedConfig) -> bool:
-    """True if a position past the context is an error, or changes the rotation of other rows."""
-    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    return rope.get("rope_type") not in _WITHOUT_BOUND
 
 
 def _is_no_reminder(record: logging.LogRecord) -> bool:

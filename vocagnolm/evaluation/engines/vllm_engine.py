@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from transformers import (
-    AutoConfig,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
-from vocagnolm.models.source import context_length
+from vocagnolm.models.source import ModelSource, context_length
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
 LONGEST_CONTEXT = 8192
@@ -30,45 +28,31 @@ _GROUP = 512
 class VLLMEngine:
     """Completes prompts with vLLM.
 
-    Args:
-        model_name: a directory or a name on the hub.
-        tokenizer: the model's.
-        dtype: "bfloat16", "float16", "float32", or "auto" for that of the checkpoint.
-        revision: branch, tag or commit on the hub, of model and tokenizer.
-        trust_remote_code: run the code that comes with the model.
-
     Raises:
-        ValueError: vLLM is not installed.
+        ValueError: vLLM is not installed, or cannot load the model.
     """
 
     def __init__(
-        self,
-        model_name: str,
-        tokenizer: PreTrainedTokenizerBase,
-        dtype: str = "auto",
-        revision: str | None = None,
-        trust_remote_code: bool = False,
+        self, source: ModelSource, tokenizer: PreTrainedTokenizerBase, dtype: str = "auto"
     ):
         try:
-            self._vllm: Any = importlib.import_module("vllm")
+            self._vllm = importlib.import_module("vllm")
         except ImportError as error:
             raise ValueError(
                 f"the engine vllm cannot be imported ({error}): install it with `pip install vllm`"
                 ", or use --engine hf"
             ) from error
-        config = AutoConfig.from_pretrained(
-            model_name, revision=revision, trust_remote_code=trust_remote_code
-        )
+        config, name, revision = source.config(), source.name, source.revision
         self._tokenizer = tokenizer
         self._context = min(context_length(config), LONGEST_CONTEXT)
-        self._eos_ids = end_of_text_ids(_generation_config(model_name, config, revision), tokenizer)
+        self._eos_ids = end_of_text_ids(_generation_config(name, config, revision), tokenizer)
         try:
             self._llm = self._vllm.LLM(
-                model=model_name,
-                tokenizer=tokenizer.name_or_path or model_name,
+                model=name,
+                tokenizer=tokenizer.name_or_path or name,
                 revision=revision,
                 tokenizer_revision=revision,
-                trust_remote_code=trust_remote_code,
+                trust_remote_code=source.trust_remote_code,
                 dtype=dtype,
                 # As the harness does.
                 tensor_parallel_size=max(1, torch.cuda.device_count()),
@@ -80,16 +64,12 @@ class VLLMEngine:
             )
         except RuntimeError as error:
             why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise ValueError(f"--engine vllm cannot load {model_name}: {why}") from error
+            raise ValueError(f"--engine vllm cannot load {name}: {why}") from error
 
     def generate(
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
-        """Give completions as they finish; see `vocagnolm.evaluation.engines.generation.Engine`.
-
-        Raises:
-            ValueError: at once, if a prompt does not fit into the context.
-        """
+        """Give completions as they finish, as every `Engine`."""
         decoding = Decoding(
             self._tokenizer, tuple(stops), max_new_tokens, self._context, self._eos_ids
         )
@@ -100,25 +80,25 @@ class VLLMEngine:
             group = prompt_ids[first : first + _GROUP]
             outputs = self._llm.generate(
                 [{"prompt_token_ids": ids} for ids in group],
-                [self._sampling_params(len(ids), decoding) for ids in group],
+                [
+                    self._vllm.SamplingParams(
+                        n=1,
+                        temperature=0.0,
+                        top_p=1.0,
+                        seed=0,
+                        max_tokens=decoding.cap(len(ids)),
+                        stop=list(decoding.stops),
+                        stop_token_ids=sorted(decoding.eos_ids),
+                        skip_special_tokens=True,
+                    )
+                    for ids in group
+                ],
                 use_tqdm=False,
             )
             yield [
                 decoding.completion(first + offset, len(ids), list(output.outputs[0].token_ids))
                 for offset, (ids, output) in enumerate(zip(group, outputs, strict=True))
             ]
-
-    def _sampling_params(self, n_prompt_tokens: int, decoding: Decoding) -> Any:
-        return self._vllm.SamplingParams(
-            n=1,
-            temperature=0.0,
-            top_p=1.0,
-            seed=0,
-            max_tokens=decoding.cap(n_prompt_tokens),
-            stop=list(decoding.stops),
-            stop_token_ids=sorted(decoding.eos_ids),
-            skip_special_tokens=True,
-        )
 
 
 def _generation_config(

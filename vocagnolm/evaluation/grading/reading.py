@@ -51,7 +51,7 @@ _MATRIX = re.compile(r"\(?\\begin\{[pb]matrix\}(.*?)\\end\{[pb]matrix\}\)?", re.
 _LEADING_NUMBER = re.compile(r"(-?\d+(?:,\d{3})*(?:\.\d+)?)~*(?:$|\.(?!\d)|&|E(?!\d)|\\\\)")
 
 
-def parse(text: str) -> Parsed:
+def read_answer(text: str) -> Parsed:
     r"""Take the first reading that succeeds, `\\` first taken for `\`; else the text itself."""
     for read in (parse_latex, read_python, read_fragment):
         for candidate in (text.replace(r"\\", "\\"), text):

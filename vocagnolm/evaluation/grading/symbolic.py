@@ -2,7 +2,7 @@
 
 Run this on a model's text only where it can be killed (`grading.py`): sympy may take forever or all
 memory. The reference is `math_equal` of ZubinGou/math-evaluation-harness at db77bc6. A text that
-stays a string after `reading.parse` meets no sympy function, as some of them would evaluate it.
+stays a string after `read_answer` meets no sympy function, as some of them would evaluate it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math_verify
 from sympy import N, simplify
 
 from vocagnolm.evaluation.grading.equality import RELATIVE_TOLERANCE, decide
-from vocagnolm.evaluation.grading.reading import Parsed, parse
+from vocagnolm.evaluation.grading.reading import Parsed, read_answer
 
 _MATRIX_STARTS = (r"\begin{pmatrix}", r"\begin{bmatrix}")
 _MATRIX_ENDS = (r"\end{pmatrix}", r"\end{bmatrix}")
@@ -105,7 +105,7 @@ def _equations_equal(prediction: str, gold: str) -> bool:
 
 
 def _expressions_equal(prediction: str, gold: str) -> bool:
-    a, b = parse(prediction), parse(gold)
+    a, b = read_answer(prediction), read_answer(gold)
     if _holds(lambda a, b: str(a) == str(b), a, b):
         return True
     if isinstance(a, str) or isinstance(b, str):

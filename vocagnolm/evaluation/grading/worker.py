@@ -30,7 +30,7 @@ MEMORY_LIMIT_BYTES = 2**30
 _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", "Pow"})
 
 
-def judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
+def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
     """Give the harness's verdict, and the rule that decided it."""
     if kind == "letter":
         return prediction == gold, "choice"
@@ -41,7 +41,7 @@ def judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[b
     return symbolic.algebraically_equal(str(prediction), gold), "symbolic"
 
 
-def opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
+def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
     """Ask math-verify about the whole output; None where it is not asked: about letters."""
     if kind != "free":
         return None
@@ -88,10 +88,10 @@ def main() -> None:
         _limit(HARNESS_LIMIT_S)
         prediction = text if kind is None else extract(kind, text)
         print(json.dumps({"prediction": prediction}), file=replies)
-        correct, decided_by = judge(kind, prediction, gold)
+        correct, decided_by = _judge(kind, prediction, gold)
         print(json.dumps({"correct": correct, "decided_by": decided_by}), file=replies)
         _limit(OPINION_LIMIT_S)
-        second = opinion(kind, text, gold)
+        second = _opinion(kind, text, gold)
         # Before the last reply, which the next request may follow at once.
         _limit(0)
         print(json.dumps({"math_verify": second}), file=replies)
