@@ -52,7 +52,6 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
         sys.stdout.write(text)
         sys.stderr.write(summary)
     else:
-        output.parent.mkdir(parents=True, exist_ok=True)
         write_text(output, text)
         sys.stdout.write(summary)
 

@@ -50,11 +50,12 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file completely or not at all, compressed if its name ends in .gz."""
+    """Write a text file, in a directory made for it, compressed if its name ends in .gz."""
     content = text.encode()
     if path.suffix == ".gz":
         # Without a time in it, equal texts are equal files.
         content = gzip.compress(content, mtime=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, lambda file: file.write(content))
 
 

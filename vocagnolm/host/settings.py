@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
 from vocagnolm.host.files import check_writable, json_or_empty, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 
@@ -84,6 +82,9 @@ def check_settings(
         ValueError: `output_dir` cannot be used or belongs to another run; the message lists every
             difference.
     """
+    # Here, as readers of settings and records do without the seconds that transformers takes.
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
     directory = Path(output_dir)
     check_writable(directory)
     path = directory / RUN_FILE
