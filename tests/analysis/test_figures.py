@@ -20,7 +20,7 @@ from vocagnolm.analysis.frame import METHODS, read_frame
 from vocagnolm.analysis.runs import PAPER_FILE, REPORTED_FILE, teacher_name
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
 from vocagnolm.run import parse as config
-from vocagnolm.run.job import settings
+from vocagnolm.run.arguments import GuidanceArguments
 from vocagnolm.views.view import FORMAT, read_views
 
 MISTRAL, QWEN = "gair-prox/Mistral-7B-ProXMath", "Qwen/Qwen2.5-Math-7B-Instruct"
@@ -458,7 +458,7 @@ def test_teacher_is_named_by_stores(house: House) -> None:
 
 def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
     argv = ["--teacher", QWEN, MISTRAL, "--use_cpu", "True"]
-    run = write_json(tmp_path / "run" / "run.json", settings(config.parse(argv))).parent
+    run = write_json(tmp_path / "run" / "run.json", config.parse(argv).settings).parent
     (row,) = read_frame([run]).itertuples()
     assert row.method == "VocAgnoLM"
     assert row.teacher == "Qwen2.5-Math-Instruct + Mistral-ProXMath"
@@ -466,7 +466,7 @@ def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
 
 
 def test_methods_are_those_of_train_py() -> None:
-    method = get_type_hints(config.GuidanceArguments)["method"]
+    method = get_type_hints(GuidanceArguments)["method"]
     assert set(get_args(method)) == set(METHODS)
 
 

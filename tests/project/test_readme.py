@@ -61,9 +61,9 @@ def test_scoring_command_of_the_readme_parses() -> None:
 def test_command_of_the_readme_parses(words: list[str]) -> None:
     if "--config_file" in words:
         assert (ROOT / words[words.index("--config_file") + 1]).is_file()
-    arguments = config.parse(words[words.index("train.py") + 1 :])
-    model, _, guidance, _ = arguments
-    assert model.teacher or model.teacher_losses == ["stores/qwen"] or guidance.method == "cpt"
+    job = config.parse(words[words.index("train.py") + 1 :])
+    model = job.model
+    assert model.teacher or model.teacher_losses == ["stores/qwen"] or job.method.method == "cpt"
 
 
 def test_readme_is_short_and_wrapped() -> None:

@@ -24,7 +24,7 @@ from vocagnolm.models.source import ModelSource
 from vocagnolm.run import export
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
-from vocagnolm.run.pair import load_pair, student_sizes
+from vocagnolm.run.pair import load_pair
 from vocagnolm.training.checkpoints import checkpoint_fault
 
 pytest.importorskip("peft")
@@ -153,8 +153,8 @@ def test_resumed_run_equals_the_uninterrupted_one_when_adapters_are_trained(worl
 
 
 def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> None:
-    model, _, guidance, _ = config.parse(world.argv("counted", use_cpu="True", **LORA))
-    sizes = student_sizes(load_pair(model, guidance, 64), model)
+    job = config.parse(world.argv("counted", use_cpu="True", **LORA))
+    sizes = load_pair(job.model, job.method, job.run.device, 64).student_sizes
     base: Any = ModelSource(str(world.student), "student").load(torch.float32)
     adapters = adapters_of(world.root / "adapted")
     assert sizes.trained == sum(weight.numel() for weight in adapters.values())

@@ -19,9 +19,9 @@ from vocagnolm.run import main as train
 from vocagnolm.run import memory
 from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan
-from vocagnolm.run.describe import describe_memory
 from vocagnolm.run.memory import Layout, Precision, Sizes, student_memory, teacher_memory
-from vocagnolm.run.pair import load_pair, student_sizes, teacher_sizes
+from vocagnolm.run.pair import Pair, load_pair
+from vocagnolm.run.plan import describe_memory
 
 #                 parameters, trained, linear, layer, layers, rest, hidden, inner
 SIZES = Sizes(1000, 100, 600, 300, 2, 400, 10, 30)
@@ -163,11 +163,9 @@ def world(
 
 def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
-    arguments = config.parse(argv)
-    model, data, guidance, _ = arguments
-    pair = load_pair(model, guidance, data.max_length)
-    sizes = student_sizes(pair, model), teacher_sizes(pair)
-    return sizes, run_plan.device_memory(*sizes, arguments)
+    job = config.parse(argv)
+    pair = load_pair(job.model, job.method, job.run.device, job.data.max_length)
+    return (pair.student_sizes, pair.teacher_sizes), run_plan.device_memory(job, pair)
 
 
 def test_plan_counts_what_one_process_holds_when_it_trains(
@@ -219,7 +217,7 @@ def test_plan_says_what_the_options_change_when_it_is_made(
 def test_layout_is_accelerates_when_the_launcher_says_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *_, run = config.parse(world.argv("plan", use_cpu="True"))
+    run = config.parse(world.argv("plan", use_cpu="True")).run
     assert run_plan.student_layout(run) == Layout()
     monkeypatch.setattr(type(run), "world_size", 32)
     run.gradient_accumulation_steps = 4
@@ -242,7 +240,7 @@ def test_dry_run_prints_both_shardings_when_one_process_plans(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = Sizes(2**30, 2**30, 0, 2**20, 1000, 24 * 2**20, 10, 30)
-    monkeypatch.setattr(run_plan, "teacher_sizes", lambda pair: [big])
+    monkeypatch.setattr(Pair, "teacher_sizes", [big])
     gathered = 4 * 26 / 1024
     for sharding in ("none", "node"):
         argv = world.argv("dry", use_cpu="True", teacher_sharding=sharding)
@@ -263,5 +261,5 @@ def test_dry_run_prints_both_shardings_when_one_process_plans(
 
 
 def test_memory_is_told_in_gib_when_it_is_described() -> None:
-    (line,) = describe_memory({"a": 2**30, "b": 2**29})
+    line = describe_memory({"a": 2**30, "b": 2**29})
     assert line == "memory     about 1.50 GiB per device: a 1.00, b 0.50"

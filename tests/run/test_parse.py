@@ -19,8 +19,11 @@ from transformers.utils import is_bitsandbytes_available
 
 import vocagnolm.run.global_batch
 from vocagnolm.guidance import Guidance
+from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.global_batch import split_global_batch
-from vocagnolm.run.parse import Arguments, DataArguments, RunArguments, parse
+from vocagnolm.run.job import Job
+from vocagnolm.run.parse import parse
+from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ("--use_cpu", "True")
@@ -53,78 +56,78 @@ def test_config_doctests_run_when_read() -> None:
 
 
 @pytest.fixture(scope="module")
-def defaults() -> Arguments:
+def defaults() -> Job:
     return parse(TEACHER)
 
 
 @pytest.mark.parametrize(
     ("part", "name", "value"),
     [
-        (0, "student", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
-        (0, "teacher_dtype", "auto"),
-        (0, "trust_remote_code", False),
-        (1, "dataset", "open-web-math/open-web-math"),
-        (1, "dataset_split", "train"),
-        (1, "text_column", "text"),
-        (1, "max_length", 2048),
-        (1, "eval_fraction", 0.0),
-        (1, "attend_across_documents", False),
-        (2, "method", "vocagnolm"),
-        (2, "top_k", 0.4),
-        (2, "aggregation", "max"),
-        (2, "unmapped", "include"),
-        (2, "selection_scope", "sequence"),
-        (2, "loss_divisor", "all"),
-        (3, "global_batch_tokens", 2 * 1024 * 1024),
-        (3, "learning_rate", 8e-5),
-        (3, "lr_scheduler_type", "cosine_with_min_lr"),
-        (3, "lr_scheduler_kwargs", {"min_lr_rate": 0.1}),
-        (3, "adam_beta1", 0.9),
-        (3, "adam_beta2", 0.95),
-        (3, "weight_decay", 0.1),
-        (3, "max_grad_norm", 1.0),
-        (3, "num_train_epochs", 1.0),
-        (3, "max_steps", -1),
-        (3, "remove_unused_columns", False),
-        (3, "logging_nan_inf_filter", False),
-        (3, "resume_from_checkpoint", "auto"),
-        (3, "dry_run", False),
-        (3, "ddp_timeout", 1800),
-        (3, "per_device_eval_batch_size", 8),
-        (3, "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
+        ("model", "student", "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T"),
+        ("model", "teacher_dtype", "auto"),
+        ("model", "trust_remote_code", False),
+        ("data", "dataset", "open-web-math/open-web-math"),
+        ("data", "dataset_split", "train"),
+        ("data", "text_column", "text"),
+        ("data", "max_length", 2048),
+        ("data", "eval_fraction", 0.0),
+        ("data", "attend_across_documents", False),
+        ("method", "method", "vocagnolm"),
+        ("method", "top_k", 0.4),
+        ("method", "aggregation", "max"),
+        ("method", "unmapped", "include"),
+        ("method", "selection_scope", "sequence"),
+        ("method", "loss_divisor", "all"),
+        ("run", "global_batch_tokens", 2 * 1024 * 1024),
+        ("run", "learning_rate", 8e-5),
+        ("run", "lr_scheduler_type", "cosine_with_min_lr"),
+        ("run", "lr_scheduler_kwargs", {"min_lr_rate": 0.1}),
+        ("run", "adam_beta1", 0.9),
+        ("run", "adam_beta2", 0.95),
+        ("run", "weight_decay", 0.1),
+        ("run", "max_grad_norm", 1.0),
+        ("run", "num_train_epochs", 1.0),
+        ("run", "max_steps", -1),
+        ("run", "remove_unused_columns", False),
+        ("run", "logging_nan_inf_filter", False),
+        ("run", "resume_from_checkpoint", "auto"),
+        ("run", "dry_run", False),
+        ("run", "ddp_timeout", 1800),
+        ("run", "per_device_eval_batch_size", 8),
+        ("run", "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
     ],
 )
 def test_parse_gives_the_papers_settings_when_only_a_teacher_is_named(
-    defaults: Arguments, part: int, name: str, value: Any
+    defaults: Job, part: str, name: str, value: Any
 ) -> None:
-    assert getattr(defaults[part], name) == value
+    assert getattr(vars(defaults)[part], name) == value
 
 
-def test_parse_decays_to_a_tenth_when_the_schedule_is_the_default(defaults: Arguments) -> None:
-    run = defaults[3]
+def test_parse_decays_to_a_tenth_when_the_schedule_is_the_default(defaults: Job) -> None:
+    run = defaults.run
     assert isinstance(run.lr_scheduler_kwargs, dict)
     assert run.learning_rate * run.lr_scheduler_kwargs["min_lr_rate"] == pytest.approx(8e-6)
 
 
 def test_parse_leaves_out_the_minimum_when_another_schedule_is_chosen() -> None:
-    run = parse((*TEACHER, "--lr_scheduler_type", "linear"))[3]
+    run = parse((*TEACHER, "--lr_scheduler_type", "linear")).run
     assert not run.lr_scheduler_kwargs
-    given = parse((*TEACHER, "--lr_scheduler_kwargs", '{"min_lr": 1e-6}'))[3]
+    given = parse((*TEACHER, "--lr_scheduler_kwargs", '{"min_lr": 1e-6}')).run
     assert given.lr_scheduler_kwargs == {"min_lr": 1e-6}
 
 
-def test_guidance_is_the_trainers_default_when_nothing_is_given(defaults: Arguments) -> None:
-    assert defaults[2].guidance() == Guidance()
+def test_guidance_is_the_trainers_default_when_nothing_is_given(defaults: Job) -> None:
+    assert defaults.method.guidance() == Guidance()
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_parse_computes_in_bfloat16_when_the_gpu_has_it(
     monkeypatch: pytest.MonkeyPatch, has_bf16: bool
 ) -> None:
-    assert parse(TEACHER)[3].bf16 is False  # --use_cpu
+    assert parse(TEACHER).run.bf16 is False  # --use_cpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
-    argument_class = vocagnolm.run.parse.RunArguments
+    argument_class = RunArguments
     monkeypatch.setattr(argument_class.__mro__[1], "__post_init__", lambda self: None)
     assert argument_class().bf16 is has_bf16
     assert argument_class(use_cpu=True).bf16 is False
@@ -208,7 +211,7 @@ def test_parse_refuses_when_the_batch_is_impossible(argv: tuple[str, ...], messa
 def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
     monkeypatch: pytest.MonkeyPatch, world_size: int
 ) -> None:
-    run = parse(TEACHER)[3]
+    run = parse(TEACHER).run
     monkeypatch.setattr(type(run), "world_size", property(lambda self: world_size))
     run.set_batch(2048)
     assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, 8)
@@ -223,7 +226,7 @@ def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
 def test_set_batch_keeps_the_evaluation_batch_when_it_is_given(
     given: tuple[str, ...], expected: int
 ) -> None:
-    run = parse((*TEACHER, *("--per_device_eval_batch_size",) * len(given), *given))[3]
+    run = parse((*TEACHER, *("--per_device_eval_batch_size",) * len(given), *given)).run
     assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, expected)
 
 
@@ -266,14 +269,15 @@ def test_parse_takes_the_recipe_and_then_the_flags_when_both_are_given(tmp_path:
         "lr_scheduler_kwargs: {min_lr_rate: 0.5}\nuse_cpu: true\nreport_to: [none]\n"
         "seed: null\nattend_across_documents: false\noutput_dir: --odd\n",
     )
-    model, data, _, run = parse((*config, "--learning_rate", "1e-3", "--max_length=128"))
+    job = parse((*config, "--learning_rate", "1e-3", "--max_length=128"))
+    model, data, run = job.model, job.data, job.run
     assert model.teacher == ["from/recipe"]
     assert (run.learning_rate, data.max_length, run.global_batch_tokens) == (1e-3, 128, 256)
     assert run.lr_scheduler_kwargs == {"min_lr_rate": 0.5}
     assert (run.seed, run.report_to, run.output_dir) == (42, [], "--odd")
     assert data.attend_across_documents is False
     # Where --config stands does not matter.
-    assert parse(("--learning_rate", "1e-3", *config))[3].learning_rate == 1e-3
+    assert parse(("--learning_rate", "1e-3", *config)).run.learning_rate == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -317,7 +321,7 @@ def test_parse_accepts_when_the_recipe_is_ours(path: Path) -> None:
     argv = ["--config", str(path), *CPU]
     if names.get("method", "vocagnolm") == "vocagnolm" and "teacher" not in names:
         argv += ["--teacher", "t"]
-    parts = parse(argv)
+    parts = vars(parse(argv)).values()
     for name, value in names.items():
         part = next(part for part in parts if hasattr(part, name))
         found = getattr(part, name)
@@ -448,7 +452,7 @@ def test_parse_refuses_in_one_line_when_transformers_does(
     assert error_of(*TEACHER, *argv).startswith(start)
 
 
-OPTIONS = {option.name for option in fields(vocagnolm.run.parse.RunArguments)}
+OPTIONS = {option.name for option in fields(RunArguments)}
 
 
 @pytest.mark.skipif("train_sampling_strategy" not in OPTIONS, reason="not in this transformers")
@@ -573,12 +577,12 @@ def test_parse_refuses_an_option_when_the_method_ignores_it(method: str, name: s
     teacher = () if method in ("cpt", "random") or value == "random" else TEACHER
     argv = (*CPU, *teacher, "--method", method, f"--{name}", value)
     if name in LOOKED_AT[method]:
-        assert str(getattr(parse(argv)[2], name)) == value
+        assert str(getattr(parse(argv).method, name)) == value
     else:
         expected = f"--{name} has no effect with --method {method}: leave it out"
         assert error_of(*argv) == expected
     assert (
-        set(parse((*CPU, *teacher, "--method", method))[2].in_effect())
+        set(parse((*CPU, *teacher, "--method", method)).method.in_effect())
         == {*("method", *LOOKED_AT[method])}
         if value != "random"
         else True
@@ -636,7 +640,7 @@ def test_parse_refuses_a_store_when_distributions_are_compared(method: str) -> N
 
 def test_parse_takes_several_teachers_when_they_are_given() -> None:
     options = ("--teacher_reduction", "weighted", "--teacher_weights", "1", "2")
-    model = parse((*CPU, "--teacher", "a", "b", "--teacher_revision", "x", "y", *options))[0]
+    model = parse((*CPU, "--teacher", "a", "b", "--teacher_revision", "x", "y", *options)).model
     assert (model.teacher, model.teacher_revision) == (["a", "b"], ["x", "y"])
     assert model.teacher_weights == [1.0, 2.0]
     for name in ("teacher_revision", "teacher_tokenizer"):
@@ -734,21 +738,21 @@ def test_parse_refuses_32_bits_on_a_gpu_when_the_attention_has_16(
 def test_parse_names_the_output_after_the_models_when_it_is_not_given(
     argv: tuple[str, ...], output_dir: str
 ) -> None:
-    assert parse((*argv, *CPU))[3].output_dir == output_dir
+    assert parse((*argv, *CPU)).run.output_dir == output_dir
 
 
 def test_parse_evaluates_when_there_is_something_to_evaluate_on() -> None:
-    assert parse(TEACHER)[3].eval_strategy == IntervalStrategy.NO
-    run = parse((*TEACHER, "--eval_fraction", "0.1", "--save_steps", "70"))[3]
+    assert parse(TEACHER).run.eval_strategy == IntervalStrategy.NO
+    run = parse((*TEACHER, "--eval_fraction", "0.1", "--save_steps", "70")).run
     assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
-    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_steps", "9"))[3]
+    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_steps", "9")).run
     assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 9)
-    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_strategy", "epoch"))[3]
+    run = parse((*TEACHER, "--eval_dataset", "d", "--eval_strategy", "epoch")).run
     assert run.eval_strategy == IntervalStrategy.EPOCH
 
 
 def test_parse_does_not_evaluate_when_told_not_to() -> None:
-    run = parse((*TEACHER, "--eval_fraction", "0.1", "--eval_strategy", "no"))[3]
+    run = parse((*TEACHER, "--eval_fraction", "0.1", "--eval_strategy", "no")).run
     assert run.eval_strategy == IntervalStrategy.NO
 
 
@@ -756,7 +760,9 @@ def test_parse_does_not_evaluate_when_told_not_to() -> None:
 def test_parse_loads_the_best_model_when_there_is_something_to_evaluate_on(
     documents: tuple[str, ...],
 ) -> None:
-    run = parse((*TEACHER, *documents, "--load_best_model_at_end", "True", "--save_steps", "70"))[3]
+    run = parse(
+        (*TEACHER, *documents, "--load_best_model_at_end", "True", "--save_steps", "70")
+    ).run
     assert run.load_best_model_at_end is True
     assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
     assert run.metric_for_best_model == "loss"
@@ -775,12 +781,12 @@ STORES = ("--teacher_losses", "S1", "S2")
 
 def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: Path) -> None:
     argv = (*CPU, *STORES, "--teacher_reduction", "weighted", "--teacher_weights", "1", "2.5")
-    model = parse(argv)[0]
+    model = parse(argv).model
     assert (model.teacher, model.teacher_losses) == (None, ["S1", "S2"])
     assert (model.teacher_reduction, model.teacher_weights) == ("weighted", [1.0, 2.5])
     content = "teacher_losses: [S1, S2]\nteacher_reduction: weighted\nteacher_weights: [1, 2.5]\n"
-    assert parse((*CPU, *recipe(tmp_path, content)))[0] == model
-    assert parse((*CPU, *recipe(tmp_path, "teacher_losses: S1")))[0].teacher_losses == ["S1"]
+    assert parse((*CPU, *recipe(tmp_path, content))).model == model
+    assert parse((*CPU, *recipe(tmp_path, "teacher_losses: S1"))).model.teacher_losses == ["S1"]
 
 
 @pytest.mark.parametrize(
@@ -861,4 +867,4 @@ def test_parse_names_the_output_after_the_stores_when_it_is_not_given(
     stores: tuple[str, ...], output_dir: str
 ) -> None:
     argv = (*CPU, "--student", "c/d", "--teacher_losses", *stores)
-    assert parse(argv)[3].output_dir == output_dir
+    assert parse(argv).run.output_dir == output_dir

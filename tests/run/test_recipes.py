@@ -15,6 +15,8 @@ from vocagnolm.analysis.figures import NUMBERS
 from vocagnolm.analysis.frame import METHODS
 from vocagnolm.analysis.runs import REPORTED_FILE, paper_guidance, teacher_name
 from vocagnolm.run import parse as config
+from vocagnolm.run.job import Job
+from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -51,7 +53,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(RECIPES).with_suffix(""))
 
 
-def parse(path: Path) -> config.Arguments:
+def parse(path: Path) -> Job:
     return config.parse(["--config", str(path), "--use_cpu", "True"])
 
 
@@ -71,8 +73,9 @@ def test_recipe_makes_the_papers_batch_and_tokens_when_parsed_on_32_gpus(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world_size = property(lambda self: WORLD_SIZE)
-    monkeypatch.setattr(config.RunArguments, "world_size", world_size)
-    _, data, _, run = parse(path)
+    monkeypatch.setattr(RunArguments, "world_size", world_size)
+    job = parse(path)
+    data, run = job.data, job.run
     assert run.per_device_train_batch_size is not None
     assert run.gradient_accumulation_steps is not None
     sequences = WORLD_SIZE * run.per_device_train_batch_size * run.gradient_accumulation_steps
@@ -86,7 +89,7 @@ def test_recipe_writes_out_the_papers_settings_when_read(path: Path) -> None:
     found = values(path)
     expected = SECTION_4_3 | DEFAULTS
     assert {name: found[name] for name in expected} == expected
-    in_effect = parse(path)[2].in_effect()
+    in_effect = parse(path).method.in_effect()
     hidden = set(in_effect) - set(found) - {"guidance_table_steps"}
     assert not hidden, "every option that has an effect is written out"
     assert {"attend_across_documents", "max_steps", "output_dir"} <= found.keys()

@@ -17,10 +17,11 @@ from transformers import AutoTokenizer
 
 from vocagnolm.data import align_corpus
 from vocagnolm.host.manifest import MANIFEST_FILE
-from vocagnolm.run import job
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
+from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
+from vocagnolm.run.watchers import load_recorder
 from vocagnolm.store.store import Store
 from vocagnolm.tokenizers import student_reader, teacher_reader
 
@@ -154,14 +155,13 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
     found = []
     for bits in (8, 8, 4, None):
         given = [f'--teacher_quantization={{"bits": {bits}}}'] if bits else []
-        arguments = config.parse([*argv, *given])
-        pair = load_pair(arguments[0], arguments[2], BLOCK)
-        documents = job.load_documents(pair, arguments[1], arguments[3])
-        blocks, _ = job.load_blocks(pair, arguments[1], arguments[3], documents)
+        job = config.parse([*argv, *given])
+        pair = load_pair(job.model, job.method, job.run.device, BLOCK)
+        documents = load_documents(job, pair)
         message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
         refused = pytest.raises(ValueError, match=re.escape(message))
         with nullcontext() if bits == 8 else refused:
-            found.append(job.load_recorder(pair, arguments, documents, blocks))
+            found.append(load_recorder(job, pair, documents))
     assert len(found) == 2
 
 

@@ -28,9 +28,10 @@ from vocagnolm.guidance import Guidance
 from vocagnolm.host import processes
 from vocagnolm.models import source as models
 from vocagnolm.packing import Blocks
-from vocagnolm.run import job
+from vocagnolm.run import documents
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
+from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.spans import encode
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
@@ -527,9 +528,9 @@ def test_no_process_aligns_when_another_finds_damage(
         raise AssertionError("aligned")
 
     store = str(place.score())
-    monkeypatch.setattr(config.RunArguments, "local_process_index", 1)
+    monkeypatch.setattr(RunArguments, "local_process_index", 1)
     monkeypatch.setattr(processes, "gather_object", lambda found: ["it is damaged", *found])
-    monkeypatch.setattr(job, "align_corpus", align)
+    monkeypatch.setattr(documents, "align_corpus", align)
     assert error_of(teacher_losses=store) == "it is damaged"
 
 

@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from vocagnolm.run import main as train
-from vocagnolm.run.pair import load_pair, student_sizes, teacher_sizes
+from vocagnolm.run.job import Job
+from vocagnolm.run.pair import load_pair
 from vocagnolm.run.plan import device_memory
 
 STUDENT = "student with AdamW"
@@ -51,13 +52,14 @@ def measure_runs() -> None:
     """Let every run of `train.py` in this process write `held-RANK.json` into its directory."""
     own = train.train
 
-    def measured(trainer: Any, checkpoint: Any, arguments: Any) -> int:
-        model, data, guidance, run = arguments
-        pair = load_pair(model, guidance, data.max_length)
-        planned = device_memory(student_sizes(pair, model), teacher_sizes(pair), arguments)
+    def measured(trainer: Any, checkpoint: Any, job: Job) -> int:
+        run = job.run
+        planned = device_memory(
+            job, load_pair(job.model, job.method, run.device, job.data.max_length)
+        )
         path = Path(run.output_dir) / f"held-{run.process_index}.json"
         trainer.add_callback(Held(trainer, path, planned))
-        return own(trainer, checkpoint, arguments)
+        return own(trainer, checkpoint, job)
 
     train.train = measured
 

@@ -33,7 +33,7 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.host.command import run_script
-from vocagnolm.run import job
+from vocagnolm.run import documents
 from vocagnolm.run import main as train
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints
@@ -127,7 +127,7 @@ def watch(moment: Moment) -> None:
 
         setattr(owner, name, replacement)
 
-    told(job, "load_documents", slow=False)
+    told(train, "load_documents", slow=False)
     told(VocAgnoTrainer, "compute_loss", slow=False)
     told(ResumableTrainer, "_save_checkpoint")
     for owner, name in (
@@ -184,14 +184,14 @@ def _shard(version: int) -> None:
 
 def _slow_alignment(seconds: float) -> None:
     """The first process needs long to align the corpus, while the others wait."""
-    original = job.align_corpus
+    original = documents.align_corpus
 
     def align_corpus(*args: Any, **kwargs: Any) -> Any:
         if os.environ.get("RANK", "0") == "0":
             time.sleep(seconds)
         return original(*args, **kwargs)
 
-    job.align_corpus = align_corpus
+    documents.align_corpus = align_corpus
 
 
 def _full_disk(save: int) -> None:
@@ -211,10 +211,10 @@ def _unreadable_file(rank: str) -> None:
     """One process cannot read what all of them need."""
     if os.environ.get("RANK", "0") == rank:
 
-        def load_blocks(*args: Any) -> None:
+        def pack(*args: Any) -> None:
             raise OSError(errno.EIO, "Input/output error", "pages.arrow")
 
-        job.load_blocks = load_blocks
+        documents.Blocks = pack
 
 
 BREAKS = {

@@ -141,8 +141,8 @@ def load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPa
     )
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    pair = load_pair(model, guidance, arguments.max_length)
-    student, teachers = load_models(pair, model, device)
+    pair = load_pair(model, guidance, device, arguments.max_length)
+    student, teachers = load_models(pair)
     assert isinstance(pair.guide, Teachers)
     assert isinstance(teachers, list)
     return LoadedPair(

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from vocagnolm.distillation import Distance, Distillation
 from vocagnolm.guidance import Guidance
+from vocagnolm.host.command import CorpusOptions
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 
@@ -128,8 +129,16 @@ class DataArguments:
         if self.num_proc is not None and self.num_proc < 1:
             raise ValueError(f"--num_proc must be at least 1, got {self.num_proc}")
 
+    def corpus_options(self) -> CorpusOptions:
+        """Return the options of the corpus as `load_corpus` takes them."""
+        return {
+            "split": self.dataset_split,
+            "text_column": self.text_column,
+            "config_name": self.dataset_config,
+        }
+
     def processes(self, documents: int) -> int | None:
-        """How many processes should share the work on a corpus; None: this one does it."""
+        """Return the number of processes that share the work on a corpus; None: this one alone."""
         if documents < _MANY_DOCUMENTS:
             return None
         count = self.num_proc or cores()

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from torch.distributed.checkpoint.api import CheckpointException
@@ -14,16 +13,20 @@ from torch.distributed.checkpoint.api import CheckpointException
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
-from vocagnolm.host import settings as run_record
 from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
 from vocagnolm.host.processes import decided_by_one, in_agreement
+from vocagnolm.host.settings import check_settings, origin_fault, write_settings, write_tracker
 from vocagnolm.models.layers import compile_layers
 from vocagnolm.models.probes import check_longest, check_packing
-from vocagnolm.run import failures, job
-from vocagnolm.run import parse as config
-from vocagnolm.run import plan as run_plan
+from vocagnolm.run import failures
+from vocagnolm.run.documents import Documents, load_documents
+from vocagnolm.run.job import Job, default_settings
 from vocagnolm.run.model_card import write_model_card
-from vocagnolm.run.pair import load_models, load_pair, trainer_options
+from vocagnolm.run.pair import Pair, load_models, load_pair, teacher_reduction
+from vocagnolm.run.parse import parse
+from vocagnolm.run.plan import describe_run, show_example
+from vocagnolm.run.watchers import load_guidance_table, load_recorder
+from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout
@@ -36,109 +39,129 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet_logs()
     with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
         try:
-            arguments = config.parse(sys.argv[1:] if argv is None else argv)
-            built = build(arguments)
+            job = parse(sys.argv[1:] if argv is None else argv)
+            built = build(job)
         except NonFiniteLoss as error:
             return stop(NAME, error, Exit.BAD_NUMBERS)
         except RuntimeError as error:
-            return stop_if_known(error, "the preparation")
+            return _stop_if_known(error, "the preparation")
         except (ValueError, ImportError, OSError) as error:
             return stop(NAME, error, Exit.WRONG)
         if built is None:
-            return 0
+            return Exit.DONE
         trainer, checkpoint = built
         try:
-            return train(trainer, checkpoint, arguments)
+            return train(trainer, checkpoint, job)
         except NonFiniteLoss as error:
             return stop(NAME, error, Exit.BAD_NUMBERS)
         except LayoutError as error:
             return stop(NAME, error, Exit.WRONG)
         except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
-            return stop_if_known(error, f"{trainer.doing} ({trainer.state.global_step} steps done)")
+            doing = f"{trainer.doing} ({trainer.state.global_step} steps done)"
+            return _stop_if_known(error, doing)
 
 
-def build(arguments: config.Arguments) -> tuple[VocAgnoTrainer, str | None] | None:
-    """Everything that can go wrong before the first step: the trainer and where it resumes.
+def _stop_if_known(error: BaseException, doing: str) -> int:
+    """Tell in one line what this process alone has met, or raise the error as it is."""
+    explanation = failures.explain(error, doing)
+    if explanation is None:
+        raise error
+    return stop(NAME, explanation, Exit.LOST)
 
-    None after a dry run, and where the run is finished.
+
+def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
+    """Do all that can go wrong before the first step.
+
+    Returns:
+        The trainer, and the checkpoint that it resumes from, if any. None after a dry run, and
+        where the run is finished.
     """
-    model, data, guidance, run = arguments
-    settings, defaults = job.settings(arguments), job.defaults()
-    run_record.check_settings(run.output_dir, settings, defaults)
-    origin = partial(run_record.origin_fault, settings=settings, defaults=defaults)
+    run, defaults = job.run, default_settings()
+    check_settings(run.output_dir, job.settings, defaults)
     checkpoint = None
     if not run.dry_run:
         if decided_by_one(lambda: checkpoints.is_finished(run.output_dir)):
             say(f"{run.output_dir} holds the finished run: nothing to do")
             return None
+        fault = partial(origin_fault, settings=job.settings, defaults=defaults)
         checkpoint = decided_by_one(
-            lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, origin)
+            lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
         )
-    pair = load_pair(model, guidance, data.max_length)
-    documents = job.load_documents(pair, data, run)
-    blocks, eval_blocks = job.load_blocks(pair, data, run, documents)
+    pair = load_pair(job.model, job.method, run.device, job.data.max_length)
+    documents = load_documents(job, pair)
     if is_main():
-        say(run_plan.describe(pair, arguments, documents, blocks))
+        say(describe_run(job, pair, documents))
     if run.dry_run:
-        say(run_plan.example(pair, documents))
+        say(show_example(pair, documents))
         return None
-    settings |= job.corpus_settings(pair, documents, blocks)
-    run_record.check_settings(run.output_dir, settings, defaults, checkpoint)
-    recorder = job.load_recorder(pair, arguments, documents, blocks)
-    student, teacher = load_models(pair, model, run.device, seed=run.seed)
-    trainer = VocAgnoTrainer(
-        model=student,
-        teacher=teacher,
-        args=run,
-        **trainer_options(arguments, teacher),
-        recorder=recorder,
-        max_bad_steps=run.max_bad_steps,
-        device_peak_tflops=run.device_peak_tflops,
-        train_dataset=blocks,
-        eval_dataset=eval_blocks,
-        data_collator=PackedCollator(
-            data.max_length,
-            data.attend_across_documents,
-            teacher_max_length=pair.teacher_rows,
-            chunks=guidance.chunks if guidance.method == "chunk" else None,
-        ),
-        processing_class=pair.student_reader.tokenizer,
-    )
-    if table := job.load_guidance_table(trainer, pair, arguments, documents, blocks):
-        trainer.add_callback(table)
-    check_and_compile(trainer, model, data)
+    settings = job.settings | documents.settings(pair)
+    check_settings(run.output_dir, settings, defaults, checkpoint)
+    trainer = _make_trainer(job, pair, documents)
+    _check_and_compile(trainer, job, documents)
     with in_agreement(takes_long=True):
         if is_main():
             lock.take(Path(run.output_dir))
-            run_record.write_settings(run.output_dir, settings)
+            write_settings(run.output_dir, settings)
             documents.write_skipped(run.output_dir)
     return trainer, checkpoint
 
 
-def check_and_compile(
-    trainer: VocAgnoTrainer, model: config.ModelArguments, data: config.DataArguments
-) -> None:
-    """See that all models keep documents apart, before their layers are compiled for speed."""
-    crosses, device = data.attend_across_documents, trainer.args.device
-    blocks: tuple[Any, Any] = (trainer.train_dataset, trainer.eval_dataset)
-    teachers = getattr(trainer.teacher, "models", ())
-    ours, *theirs = blocks[0].longest_segments(crosses)
-    if blocks[1] is not None:
-        ours = max(ours, blocks[1].longest_segments(crosses)[0])
-    theirs = theirs or [ours] * len(teachers)  # one that shares the tokens reads the student's rows
+def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
+    """Load the models, and make the trainer with all that watches the run."""
+    data, method, run = job.data, job.method, job.run
+    # Before the models are loaded: a directory may hold another store.
+    recorder = load_recorder(job, pair, documents)
+    student, teacher = load_models(pair, seed=run.seed)
+    trainer = VocAgnoTrainer(
+        model=student,
+        teacher=teacher,
+        args=run,
+        method=method.method,
+        guidance=method.guidance(),
+        divisor=method.loss_divisor,
+        distillation=method.distillation(),
+        teacher_reduction=teacher_reduction(job.model) if isinstance(teacher, list) else None,
+        recorder=recorder,
+        max_bad_steps=run.max_bad_steps,
+        device_peak_tflops=run.device_peak_tflops,
+        train_dataset=documents.blocks,
+        eval_dataset=documents.eval_blocks,
+        data_collator=PackedCollator(
+            data.max_length,
+            data.attend_across_documents,
+            teacher_max_length=pair.teacher_rows,
+            chunks=method.chunks if method.method == "chunk" else None,
+        ),
+        processing_class=pair.student_reader.tokenizer,
+    )
+    if table := load_guidance_table(job, pair, documents, trainer):
+        trainer.add_callback(table)
+    return trainer
+
+
+def _check_and_compile(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:
+    """Check that all models keep documents apart, before their layers are compiled for speed."""
+    crosses, device = job.data.attend_across_documents, job.run.device
+    teachers = trainer.teacher.models if isinstance(trainer.teacher, ResidentTeacher) else []
+    ours, *theirs = documents.blocks.longest_segments(crosses)
+    if documents.eval_blocks is not None:
+        ours = max(ours, documents.eval_blocks.longest_segments(crosses)[0])
+    # A teacher that shares the student's tokens reads the student's rows.
+    theirs = theirs or [ours] * len(teachers)
     readers = list(zip((trainer.model, *teachers), (ours, *theirs), strict=False))
     for reader, longest in readers:
         check_longest(reader, device, longest=longest)
         if not crosses:
             check_packing(reader, device)
-    if model.compile_layers:  # behind the probes, which would be compiled too
+    # Behind the probes, which would be compiled too.
+    if job.model.compile_layers:
         for reader, _ in readers:
             compile_layers(reader)
 
 
-def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arguments) -> int:
+def train(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) -> int:
     """Train, evaluate, save a model that `from_pretrained` loads, and return the exit status."""
-    run = arguments[-1]
+    run = job.run
     if checkpoint:
         say(f"resuming from {checkpoint}")
         say(checkpoints.change_of_processes(Path(checkpoint), run.world_size))
@@ -149,31 +172,25 @@ def train(trainer: VocAgnoTrainer, checkpoint: str | None, arguments: config.Arg
         say(f"stopped after step {step} of {steps}, saved in {run.output_dir}: start it again")
         return Exit.STOPPED
     with preemption.handling(preemption.SCHEDULERS, preemption.finish_first):
-        finish(trainer, arguments)
-    return 0
+        _finish(trainer, job)
+    return Exit.DONE
 
 
-def finish(trainer: VocAgnoTrainer, arguments: config.Arguments) -> None:
-    """Evaluate and save the trained model; its card comes last, which makes the run a finished."""
-    run = arguments[-1]
+def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
+    """Evaluate and save the trained model; its card comes last and marks the run as finished."""
+    run = job.run
     if trainer.eval_dataset is not None and not trainer.evaluated_last_step:
         trainer.evaluate()
     trainer.doing = "the saving of the model"
-    trainer.model.config.use_cache = True  # training turned it off; generation needs it
-    if trainer.is_fsdp_enabled:  # checkpoints are sharded, the final model is whole
+    # Training turned the cache off; generation needs it.
+    trainer.model.config.use_cache = True
+    # Checkpoints are sharded, the final model is whole.
+    if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model()
     trainer.save_state()
     if is_main():
-        run_record.write_tracker(run.output_dir, run.report_to)
-        write_model_card(run.output_dir, job.settings(arguments), trainer.state)
+        write_tracker(run.output_dir, run.report_to)
+        write_model_card(run.output_dir, job.settings, trainer.state)
         lock.release(Path(run.output_dir))
     say(f"saved {run.output_dir}")
-
-
-def stop_if_known(error: BaseException, doing: str) -> int:
-    """One line on what one process alone met, or the error as it is."""
-    explanation = failures.explain(error, doing)
-    if explanation is None:
-        raise error
-    return stop(NAME, explanation, Exit.LOST)

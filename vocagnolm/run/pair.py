@@ -1,37 +1,56 @@
-"""The student and its teachers: from arguments to tokenizers, readers and weights.
-
-Like `vocagnolm.run.job`, which is about the rest of a run, a reader of `vocagnolm.run.parse`.
-"""
+"""The student and its teachers: from arguments to tokenizers, readers, sizes and weights."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm.data import Guide, Teachers
+from vocagnolm.host.command import resolve_dtype
 from vocagnolm.models import sharding
-from vocagnolm.models import source as models
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization
-from vocagnolm.run import memory
-from vocagnolm.run import parse as config
+from vocagnolm.models.source import (
+    ModelSource,
+    check_distinct,
+    context_length,
+)
+from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
+from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher, TeacherReduction
 from vocagnolm.tokenizers import (
     Reader,
+    Role,
     check_same_tokens,
     student_reader,
     teacher_reader,
     tokenizer_sha256,
 )
 
-DEFAULT_LENGTH = 2048  # the paper's
+# The paper's length of a sequence.
+DEFAULT_LENGTH = 2048
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model before its weights are loaded."""
+
+    source: ModelSource
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def context(self) -> int:
+        """Most tokens that it was made for."""
+        return context_length(self.config)
 
 
 @dataclass(frozen=True)
@@ -39,101 +58,150 @@ class Pair:
     """The student and its teachers before their weights are loaded.
 
     Attributes:
-        student: the model.
-        student_config: its configuration.
-        student_reader: how it reads.
-        teachers: the models that guide it; none where there is none, or a store of their losses.
-        teacher_configs: their configurations.
-        teacher_tokenizers: their tokenizers.
-        guide: how the teachers' tokens are mapped to the student's, if they are.
+        student: the model to train.
+        student_reader: its way to read.
+        teachers: models that guide it; none with a store of losses, and none without a teacher.
+        guide: maps the teachers' tokens to the student's; None where nothing is mapped.
+        arguments: say how weights are loaded.
+        device: gets the teachers.
     """
 
-    student: models.ModelSource
-    student_config: PreTrainedConfig
+    student: Model
     student_reader: Reader
-    teachers: tuple[models.ModelSource, ...] = ()
-    teacher_configs: tuple[PreTrainedConfig, ...] = ()
-    teacher_tokenizers: tuple[Any, ...] = ()
-    guide: Guide | None = None
+    teachers: tuple[Model, ...]
+    guide: Guide | None
+    arguments: ModelArguments
+    device: torch.device
+
+    @property
+    def is_stored(self) -> bool:
+        """True where the teachers' losses come from stores."""
+        return bool(self.arguments.teacher_losses)
 
     @property
     def teacher_rows(self) -> list[int]:
         """Tokens of each teacher that one row of a batch may hold."""
         return self.guide.limits() if self.guide else [sys.maxsize]
 
+    @property
+    def teacher_dtype(self) -> str:
+        """Precision of the teachers, never "auto"."""
+        return resolve_dtype(self.arguments.teacher_dtype, self.device)
+
+    @cached_property
+    def teacher_quantization(self) -> dict[str, object] | None:
+        """Quantization config of the teachers, if any; a dry run does not need its packages."""
+        name = self.arguments.teacher_quantization
+        return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
+
+    @cached_property
+    def student_sizes(self) -> Sizes:
+        """Sizes of the student, adapters included.
+
+        Raises:
+            ValueError: the student cannot have the adapters that are asked for.
+        """
+        skeleton = self.student.source.skeleton(self.student.config)
+        if not self.arguments.use_peft:
+            return sizes_of(skeleton)
+        return sizes_of(add_adapters(skeleton, self.arguments, seed=0))
+
+    @cached_property
+    def teacher_sizes(self) -> list[Sizes]:
+        """Sizes of the teachers."""
+        return [sizes_of(teacher.source.skeleton(teacher.config)) for teacher in self.teachers]
+
 
 def load_pair(
-    model: config.ModelArguments, guidance: config.GuidanceArguments, max_length: int | None = None
+    model: ModelArguments,
+    method: GuidanceArguments,
+    device: torch.device,
+    max_length: int | None = None,
 ) -> Pair:
-    """Read configurations and tokenizers, which is cheap, and refuse what cannot work.
+    """Read configurations and tokenizers, which is cheap, and reject what cannot work.
 
     Args:
-        model: the models, and how they are loaded.
-        guidance: the method.
+        model: names of the models, and options of their loading.
+        method: settings of the method.
+        device: gets the teachers.
         max_length: student tokens of a segment; None: the paper's 2048, or the student's context
             if that is shorter.
+
+    Raises:
+        ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
-    common: dict[str, Any] = {
-        "attn_implementation": model.attn_implementation,
-        "trust_remote_code": model.trust_remote_code,
-    }
-    student = models.ModelSource(model.student, "student", model.student_revision, **common)
-    student_config = student.config()
-    context = models.context_length(student_config)
-    max_length = max_length or min(DEFAULT_LENGTH, context)
-    if max_length > context:
-        raise ValueError(f"--max_length {max_length} exceeds the student's context of {context}")
-    tokenizer = student.checked_tokenizer(student_config, "student", model.student_tokenizer)
-    pair = Pair(student, student_config, student_reader(tokenizer, max_length))
+    (student,) = _models(
+        model, "student", [model.student], [model.student_revision], [model.student_tokenizer]
+    )
+    length = max_length or min(DEFAULT_LENGTH, student.context)
+    if length > student.context:
+        raise ValueError(
+            f"--max_length {length} exceeds the student's context of {student.context}"
+        )
+    reader = student_reader(student.tokenizer, length)
     if model.teacher_losses:
-        _teacher_reduction(model)  # refuses bad weights before the corpus is read
         stores = StoredReader(list(map(Store, model.teacher_losses)))
-        if guidance.method == "rho1":
-            _check_scored_by(tokenizer, stores)
-        return replace(pair, guide=stores)
+        if method.method == "rho1":
+            _check_scored_by(student.tokenizer, stores)
+        return Pair(student, reader, (), stores, model, device)
     names = model.teacher or []
     unknown: list[str | None] = [None] * len(names)
+    teachers = _models(
+        model,
+        "teacher",
+        names,
+        model.teacher_revision or unknown,
+        model.teacher_tokenizer or unknown,
+    )
+    guide = _guide(student, teachers, method, length)
+    return Pair(student, reader, tuple(teachers), guide, model, device)
+
+
+def _models(
+    arguments: ModelArguments,
+    role: Role,
+    names: list[str],
+    revisions: Sequence[str | None],
+    tokenizers: Sequence[str | None],
+) -> list[Model]:
+    """Read configurations first, then tokenizers, which take longer."""
+    attention, trust = arguments.attn_implementation, arguments.trust_remote_code
     sources = [
-        models.ModelSource(name, "teacher", revision, **common)
-        for name, revision in zip(names, model.teacher_revision or unknown, strict=True)
+        ModelSource(name, role, revision, attention, trust)
+        for name, revision in zip(names, revisions, strict=True)
     ]
     configs = [source.config() for source in sources]
-    tokenizers = [
-        source.checked_tokenizer(teacher_config, "teacher", elsewhere)
-        for source, teacher_config, elsewhere in zip(
-            sources, configs, model.teacher_tokenizer or unknown, strict=True
-        )
-    ]
-    pair = replace(
-        pair,
-        teachers=tuple(sources),
-        teacher_configs=tuple(configs),
-        teacher_tokenizers=tuple(tokenizers),
-    )
-    return replace(pair, guide=_guide(pair, guidance, max_length))
+    found = []
+    for source, config, elsewhere in zip(sources, configs, tokenizers, strict=True):
+        tokenizer = source.checked_tokenizer(config, role, elsewhere)
+        found.append(Model(source, config, tokenizer))
+    return found
 
 
-def _guide(pair: Pair, guidance: config.GuidanceArguments, max_length: int) -> Guide | None:
-    """How the teachers at hand read what the student reads."""
-    contexts = list(map(models.context_length, pair.teacher_configs))
-    if guidance.method in ("kld", "rho1"):
-        for tokenizer in pair.teacher_tokenizers:
-            check_same_tokens(pair.student_reader.tokenizer, tokenizer, guidance.method)
-    if guidance.method == "kld":  # the teacher is shown the student's own tokens
-        if max_length > min(contexts):
+def _guide(
+    student: Model, teachers: list[Model], method: GuidanceArguments, length: int
+) -> Guide | None:
+    """Return the co-resident teachers' way to read what the student reads."""
+    if method.method in ("kld", "rho1"):
+        for teacher in teachers:
+            check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
+    contexts = [teacher.context for teacher in teachers]
+    # With KLD the teacher is shown the student's own tokens, and nothing is mapped.
+    if method.method == "kld":
+        if length > min(contexts):
             raise ValueError(
-                f"--max_length {max_length} exceeds the teacher's context of {min(contexts)}"
+                f"--max_length {length} exceeds the teacher's context of {min(contexts)}"
             )
         return None
-    if not pair.teachers:
+    if not teachers:
         return None
-    readers = map(teacher_reader, pair.teacher_tokenizers, contexts)
-    by_position = guidance.method == "uld" and guidance.uld_pairing == "position"
+    by_position = method.method == "uld" and method.uld_pairing == "position"
+    readers = (teacher_reader(teacher.tokenizer, teacher.context) for teacher in teachers)
     return Teachers(tuple(readers), by_position)
 
 
-def _check_scored_by(tokenizer: Any, stores: StoredReader) -> None:
-    """Refuse stores of losses of other tokens than the student's."""
+def _check_scored_by(tokenizer: PreTrainedTokenizerBase, stores: StoredReader) -> None:
+    """Reject stores of losses of other tokens than the student's."""
     for store in stores.stores:
         if store.manifest["tokenizer_sha256"] != tokenizer_sha256(tokenizer):
             raise ValueError(
@@ -144,90 +212,44 @@ def _check_scored_by(tokenizer: Any, stores: StoredReader) -> None:
 
 
 def load_models(
-    pair: Pair, model: config.ModelArguments, device: torch.device, seed: int = 42
+    pair: Pair, seed: int = 42
 ) -> tuple[nn.Module, list[PreTrainedModel] | StoredTeacher | None]:
     """Load the weights of all models; a stored teacher has none.
 
     Args:
-        pair: where they are.
-        model: how they are to be loaded.
-        device: where the teachers will be.
+        pair: models to load.
         seed: of the student's adapters, if it is to have some.
 
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    student = pair.student.load(torch.float32)
-    teacher = _load_teacher(pair, model, device, student)
-    if model.use_peft:
-        return add_adapters(student, model, seed, pair.student.revision), teacher
+    arguments = pair.arguments
+    student = pair.student.source.load(torch.float32)
+    teacher = _load_teacher(pair, student)
+    if arguments.use_peft:
+        return add_adapters(student, arguments, seed, pair.student.source.revision), teacher
     return student, teacher
 
 
 def _load_teacher(
-    pair: Pair, model: config.ModelArguments, device: torch.device, student: PreTrainedModel
+    pair: Pair, student: PreTrainedModel
 ) -> list[PreTrainedModel] | StoredTeacher | None:
-    if model.teacher_losses:
-        reduction = _teacher_reduction(model)
+    if pair.is_stored:
+        reduction = teacher_reduction(pair.arguments)
         return StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
-    dtype = getattr(torch, teacher_dtype(model, device))
-    teachers = []
-    for source, tokenizer in zip(pair.teachers, pair.teacher_tokenizers, strict=True):
-        teacher = source.load(dtype, teacher_quantization(model, device), device)
-        models.check_distinct(student, teacher, pair.student_reader.tokenizer, tokenizer)
-        if model.teacher_sharding == "node":  # before the next one is loaded
-            teacher = sharding.shard_inside_machine(teacher, device)
-        teachers.append(teacher)
-    return teachers or None
+    dtype = getattr(torch, pair.teacher_dtype)
+    loaded = []
+    for teacher in pair.teachers:
+        model = teacher.source.load(dtype, pair.teacher_quantization, pair.device)
+        check_distinct(student, model, pair.student.tokenizer, teacher.tokenizer)
+        # Sharded before the next one is loaded.
+        if pair.arguments.teacher_sharding == "node":
+            model = sharding.shard_inside_machine(model, pair.device)
+        loaded.append(model)
+    return loaded or None
 
 
-def student_sizes(pair: Pair, model: config.ModelArguments) -> memory.Sizes:
-    """The student's sizes, adapters included, before weights are loaded.
-
-    Raises:
-        ValueError: the student cannot have the adapters that are asked for.
-    """
-    skeleton: Any = pair.student.skeleton(pair.student_config)
-    if model.use_peft:
-        skeleton = add_adapters(skeleton, model, seed=0)
-    return memory.sizes_of(skeleton)
-
-
-def teacher_sizes(pair: Pair) -> list[memory.Sizes]:
-    """The sizes of the teachers, before weights are loaded."""
-    both = zip(pair.teachers, pair.teacher_configs, strict=True)
-    return [memory.sizes_of(teacher.skeleton(its_config)) for teacher, its_config in both]
-
-
-def teacher_dtype(model: config.ModelArguments, device: torch.device) -> str:
-    """The precision of the teachers on a device."""
-    if model.teacher_dtype != "auto":
-        return model.teacher_dtype
-    return "float32" if device.type == "cpu" else "bfloat16"
-
-
-def teacher_quantization(
-    model: config.ModelArguments, device: torch.device
-) -> dict[str, Any] | None:
-    """The quantization config of the teachers on a device, if they are quantized."""
-    name = model.teacher_quantization
-    return quantization(name, getattr(torch, teacher_dtype(model, device))) if name else None
-
-
-def _teacher_reduction(model: config.ModelArguments) -> TeacherReduction:
+def teacher_reduction(model: ModelArguments) -> TeacherReduction:
+    """Return the reduction of several teachers' losses."""
     count = len(model.teacher or model.teacher_losses or ())
     return TeacherReduction(count, model.teacher_reduction, tuple(model.teacher_weights or ()))
-
-
-def trainer_options(
-    arguments: config.Arguments, teacher: list[PreTrainedModel] | StoredTeacher | None
-) -> dict[str, Any]:
-    """What the trainer is told of the method."""
-    model, _, guidance, _ = arguments
-    return {
-        "method": guidance.method,
-        "guidance": guidance.guidance(),
-        "divisor": guidance.loss_divisor,
-        "distillation": guidance.distillation(),
-        "teacher_reduction": _teacher_reduction(model) if isinstance(teacher, list) else None,
-    }

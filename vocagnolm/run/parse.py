@@ -1,27 +1,23 @@
-"""What a user can set: the command line, recipes, and what goes together.
-
-Read by the scripts only; everything below them takes plain arguments.
-"""
+"""The command line and recipes of `train.py`, and which options go together."""
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from transformers import HfArgumentParser
 
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
-from vocagnolm.run.arguments import DataArguments as DataArguments
-from vocagnolm.run.arguments import GuidanceArguments as GuidanceArguments
-from vocagnolm.run.arguments import ModelArguments as ModelArguments
-from vocagnolm.run.recipe import read_recipe
-from vocagnolm.run.training_arguments import RunArguments as RunArguments
+from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
+from vocagnolm.run.job import Job
+from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.teacher import TeacherReduction
 
 _OF_A_TEACHER = (
@@ -30,25 +26,21 @@ _OF_A_TEACHER = (
     "teacher_quantization",
     "teacher_sharding",
 )
-Arguments = tuple[ModelArguments, DataArguments, GuidanceArguments, RunArguments]
+_Options = dict[str, Any]  # as argparse reads them: of any type
 
 
-class _OneLineErrors(argparse.ArgumentParser):
-    """Argparse whose errors are one line: the usage of TrainingArguments fills screens."""
+class _Parser(HfArgumentParser):
+    """Argument parser whose errors are one line: the usage of TrainingArguments fills screens."""
 
     def error(self, message: str) -> NoReturn:
         raise ValueError(message)
 
 
-class _Parser(_OneLineErrors, HfArgumentParser):
-    pass
-
-
-def parse(argv: Sequence[str]) -> Arguments:
+def parse(argv: Sequence[str]) -> Job:
     """Read the command line; `--config FILE.yaml` gives values that flags override.
 
     Raises:
-        ValueError: anything is wrong with an argument, in one line.
+        ValueError: an argument is wrong, in one line.
     """
     types: list[Any] = [ModelArguments, DataArguments, GuidanceArguments, RunArguments]
     parser = _Parser(
@@ -58,7 +50,7 @@ def parse(argv: Sequence[str]) -> Arguments:
         description="Train a student with the token losses of a teacher (arXiv 2503.19123).",
     )
     parser.add_argument("--config", help="YAML file of options; flags override it.")
-    first = _OneLineErrors(add_help=False, allow_abbrev=False)
+    first = _Parser((), add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     config = first.parse_known_args(argv)[0].config
     values = vars(parser.parse_args([*(read_recipe(config) if config else ()), *argv]))
@@ -67,26 +59,46 @@ def parse(argv: Sequence[str]) -> Arguments:
         values["output_dir"] = _default_output_dir(values)
     _set_evaluation(values)
     try:
-        model, data, guidance, run = parser.parse_dict(values)
+        job = Job(*parser.parse_dict(values))
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
-    _check_together(model, data, guidance)
-    _check_teachers_weights(model, guidance, run)
-    _check_precision(model, run)
-    if model.use_peft:
-        _check_recomputation(run)
-    run.set_batch(data.max_length)
-    return model, data, guidance, run
+    _check_together(job.model, job.data, job.method)
+    _check_teachers_weights(job)
+    _check_precision(job.model, job.run)
+    if job.model.use_peft:
+        _check_recomputation(job.run)
+    job.run.set_batch(job.data.max_length)
+    return job
 
 
-def _default_output_dir(values: dict[str, Any]) -> str:
+def read_recipe(path: str) -> list[str]:
+    """Read a YAML mapping as the flags that it stands for, so that one parser checks both."""
+    try:
+        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--config {path} cannot be read: {reason}") from error
+    if not isinstance(recipe, dict):
+        raise ValueError(f"--config {path} must be a mapping of options to values")
+    if "config" in recipe:
+        raise ValueError(f"--config {path} names another config: give one recipe")
+    flags: list[str] = []
+    for name, value in recipe.items():
+        if isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
+
+
+def _default_output_dir(values: _Options) -> str:
     names = [values["student"], *(values["teacher"] or values["teacher_losses"] or ())]
     if values["method"] != "vocagnolm" or len(names) == 1:
         names.append(values["method"])
     return os.path.join("runs", "__".join(Path(name).name for name in names))
 
 
-def _set_evaluation(values: dict[str, Any]) -> None:
+def _set_evaluation(values: _Options) -> None:
     """Evaluate where there is something to evaluate on, as often as checkpoints are saved."""
     evaluates = bool(values["eval_fraction"] or values["eval_dataset"])
     strategy = values["eval_strategy"]
@@ -187,10 +199,10 @@ def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
         )
 
 
-def _check_teachers_weights(
-    model: ModelArguments, guidance: GuidanceArguments, run: RunArguments
-) -> None:
-    """How the teachers' weights are held; a plan may be made on less than the job will run on."""
+def _check_teachers_weights(job: Job) -> None:
+    """Reject ways to hold the teachers' weights that are not there, or do not go together."""
+    model, run = job.model, job.run
+    # A plan may be made on a smaller machine than the job will run on.
     is_planned = run.dry_run and model.teacher_quantization in QUANTIZATIONS
     if model.teacher_quantization and not is_planned:
         quantization(model.teacher_quantization)  # refuses what cannot be
@@ -200,10 +212,10 @@ def _check_teachers_weights(
                 f"--{name} does not go with --teacher_sharding {model.teacher_sharding}: leave one "
                 "of them out"
             )
-    if guidance.method in ("kld", "uld") and model.teacher_sharding != "none":
+    if job.method.method in ("kld", "uld") and model.teacher_sharding != "none":
         raise ValueError(
             f"--teacher_sharding {model.teacher_sharding} does not go with --method "
-            f"{guidance.method}, which needs the teacher's whole output head: leave it out"
+            f"{job.method.method}, which needs the teacher's whole output head: leave it out"
         )
     if model.teacher_sharding == "node" and not run.dry_run:
         require_several_devices()

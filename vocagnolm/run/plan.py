@@ -1,73 +1,119 @@
-"""What a run is going to do, and the memory that it takes: its head, and all of a dry run.
-
-Reads what `vocagnolm.run.parse` has parsed; `vocagnolm.run.describe` puts parts into words.
-"""
+"""The plan of a run: what it reads, makes and takes. Printed first; alone with `--dry_run`."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
 
+import numpy as np
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
+from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import TEXT
+from vocagnolm.data import Segments
 from vocagnolm.models.sharding import devices_of_a_machine
-from vocagnolm.packing import Blocks
-from vocagnolm.run import describe as plan
 from vocagnolm.run import memory
-from vocagnolm.run import parse as config
-from vocagnolm.run.job import Documents
-from vocagnolm.run.pair import Pair, student_sizes, teacher_dtype, teacher_sizes
+from vocagnolm.run.documents import Documents, skip_reasons
+from vocagnolm.run.job import Job
+from vocagnolm.run.pair import Pair
+from vocagnolm.run.training_arguments import RunArguments
+from vocagnolm.spans import encode
+from vocagnolm.tokenizers import Reader
 
 USUAL_MACHINE = 8  # devices
+_GIB = 2**30
 
 
-def describe(pair: Pair, arguments: config.Arguments, documents: Documents, blocks: Blocks) -> str:
-    """The plan of a run."""
-    model, data, guidance, run = arguments
-    student, teachers = student_sizes(pair, model), teacher_sizes(pair)
-    adapters = f", {student.trained:,} of them trained" * (student.trained < student.parameters)
-    lines = [f"student    {model.student}: {student.parameters:,} parameters{adapters}"]
-    for teacher, sizes in zip(pair.teachers, teachers, strict=True):
-        lines.append(f"teacher    {teacher.name}: {sizes.parameters:,} parameters, frozen")
-    if teachers and (run.dry_run or devices_of_a_machine() > 1):
-        lines.append(_both_shardings(teachers, model, run))
+def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
+    """Describe a run in lines that begin with a word each."""
+    student, run = pair.student_sizes, job.run
+    line = f"student    {job.model.student}: {student.parameters:,} parameters"
+    if student.trained < student.parameters:
+        line += f", {student.trained:,} of them trained"
+    lines = [line]
+    for teacher, sizes in zip(pair.teachers, pair.teacher_sizes, strict=True):
+        lines.append(f"teacher    {teacher.source.name}: {sizes.parameters:,} parameters, frozen")
+    if pair.teachers and (run.dry_run or devices_of_a_machine() > 1):
+        lines.append(_both_shardings(pair))
     if pair.guide:
         lines += [f"teacher    {stored}" for stored in pair.guide.describe()]
-    settings = ", ".join(f"{name} {value}" for name, value in guidance.in_effect().items())
+    settings = ", ".join(f"{name} {value}" for name, value in job.method.in_effect().items())
     lines.append(f"guidance   {settings}")
+    lines += _describe_corpus(documents, with_teacher=pair.guide is not None)
+    if documents.held_out:
+        lines += _describe_skipped(documents.held_out, "held out")
     lines += [
-        *plan.describe_corpus(documents.segments, blocks, pair.guide is not None),
-        *(plan.describe_skipped(documents.held_out, "held out") if documents.held_out else ()),
-        f"batch      {run.batch_arithmetic(data.max_length)}",
-        f"steps      {_steps(data, run, documents, blocks)}, learning rate {run.learning_rate:g}",
-        *plan.describe_memory(device_memory(student, teachers, arguments)),
+        f"batch      {run.batch_arithmetic(job.data.max_length)}",
+        f"steps      {_steps(job, documents)}, learning rate {run.learning_rate:g}",
+        describe_memory(device_memory(job, pair)),
         f"output     {run.output_dir}",
     ]
     return "\n".join(lines)
 
 
-def device_memory(
-    student: memory.Sizes, teachers: Sequence[memory.Sizes], arguments: config.Arguments
-) -> dict[str, float]:
-    """Bytes of a device by part, at its fullest."""
-    model, data, _, run = arguments
-    tokens = (run.per_device_train_batch_size or 1) * data.max_length
-    parts = memory.student_memory(student, student_layout(run), tokens)
-    devices = devices_of_the_jobs_machines() if model.teacher_sharding == "node" else 1
-    return parts | teachers_memory(teachers, model, run, devices)
+def _describe_corpus(documents: Documents, *, with_teacher: bool) -> list[str]:
+    """Count what was aligned and packed, and what was left out and why."""
+    segments, blocks = documents.segments, documents.blocks
+    student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
+    count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
+    lines = [
+        f"corpus     {count:,} documents, {len(segments.rows):,} segments, "
+        f"{student:,} student tokens",
+        f"blocks     {len(blocks):,} of {blocks.max_length} tokens, "
+        f"{blocks.fill_fraction:.1%} full",
+    ]
+    if with_teacher:
+        lines.append(
+            f"alignment  {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
+            f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
+        )
+    return lines + _describe_skipped(segments, "skipped")
 
 
-def student_layout(run: config.RunArguments) -> memory.Layout:
-    """How the student is spread over devices and computes, as Trainer and Accelerate read it."""
+def _describe_skipped(segments: Segments, label: str) -> list[str]:
+    if not segments.skipped:
+        return []
+    return [f"{label:10} {len(segments.skipped):,} documents ({skip_reasons(segments)})"]
+
+
+def _steps(job: Job, documents: Documents) -> str:
+    run, read, total = job.run, len(documents.corpus), documents.total
+    if run.max_steps > 0:
+        return f"{run.max_steps:,}"
+    if total is None:
+        return "known when the whole corpus is read"
+    tokens = len(documents.blocks) * job.data.max_length
+    steps_of_epoch = tokens * total // (read * run.global_batch_tokens)
+    steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
+    if total == read:
+        return steps
+    return f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
+
+
+def describe_memory(parts: dict[str, float]) -> str:
+    """Describe bytes by part as a line in GiB."""
+    shown = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items())
+    return f"memory     about {sum(parts.values()) / _GIB:.2f} GiB per device: {shown}"
+
+
+def device_memory(job: Job, pair: Pair) -> dict[str, float]:
+    """Estimate the bytes of a device by part, at its fullest."""
+    tokens = (job.run.per_device_train_batch_size or 1) * job.data.max_length
+    parts = memory.student_memory(pair.student_sizes, student_layout(job.run), tokens)
+    is_sharded = job.model.teacher_sharding == "node"
+    return parts | _teachers_memory(pair, _devices_of_the_jobs_machines() if is_sharded else 1)
+
+
+def student_layout(run: RunArguments) -> memory.Layout:
+    """Return how the student is spread and computes, as Trainer and Accelerate read it."""
     recomputes = any(getattr(run, f"{n}_checkpointing", False) for n in ("gradient", "activation"))
     accumulates = (run.gradient_accumulation_steps or 1) > 1
     is_sharded = bool(run.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     if not is_sharded:
         precision: memory.Precision = "mixed" if run.is_mixed else "float32"
         return memory.Layout(run.world_size, None, precision, recomputes, accumulates)
-    given = getattr(run, "parallelism_config", None) or ParallelismConfig()  # by the environment
+    # Both read the environment that `accelerate launch` sets.
+    given = getattr(run, "parallelism_config", None) or ParallelismConfig()
     plugin = FullyShardedDataParallelPlugin(**(getattr(run, "fsdp_plugin_args", None) or {}))
     return memory.Layout(
         devices=run.world_size,
@@ -79,59 +125,48 @@ def student_layout(run: config.RunArguments) -> memory.Layout:
     )
 
 
-def teachers_memory(
-    teachers: Sequence[memory.Sizes],
-    model: config.ModelArguments,
-    run: config.RunArguments,
-    devices: int,
-) -> dict[str, float]:
-    """Bytes of a device by part, if the teachers are spread over so many."""
-    width = 4 if teacher_dtype(model, run.device) == "float32" else 2
+def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:
+    """Estimate the bytes of a device by part, with the teachers spread over so many devices."""
+    width = 4 if pair.teacher_dtype == "float32" else 2
     total: dict[str, float] = {}
-    for sizes in teachers:
-        parts = memory.teacher_memory(sizes, width, model.teacher_quantization, devices)
+    for sizes in pair.teacher_sizes:
+        parts = memory.teacher_memory(sizes, width, pair.arguments.teacher_quantization, devices)
         total = {name: total.get(name, 0.0) + size for name, size in parts.items()}
     return total
 
 
-def devices_of_the_jobs_machines() -> int:
-    """Processes of this machine; one alone plans for machines as they usually are."""
+def _devices_of_the_jobs_machines() -> int:
+    """Return the processes of this machine; one alone plans for machines as they usually are."""
     return devices_of_a_machine() if devices_of_a_machine() > 1 else USUAL_MACHINE
 
 
-def _both_shardings(
-    teachers: Sequence[memory.Sizes], model: config.ModelArguments, run: config.RunArguments
-) -> str:
-    several = devices_of_the_jobs_machines()
+def _both_shardings(pair: Pair) -> str:
+    several = _devices_of_the_jobs_machines()
     whole, shard = (
-        sum(teachers_memory(teachers, model, run, devices).values()) / 2**30
-        for devices in (1, several)
+        sum(_teachers_memory(pair, devices).values()) / _GIB for devices in (1, several)
     )
     return (
-        f"sharding   --teacher_sharding {model.teacher_sharding}; the teacher takes per device "
-        f"{whole:.2f} GiB with none, {shard:.2f} GiB with node ({several} devices a machine)"
+        f"sharding   --teacher_sharding {pair.arguments.teacher_sharding}; the teacher takes per "
+        f"device {whole:.2f} GiB with none, {shard:.2f} GiB with node ({several} devices a machine)"
     )
 
 
-def _steps(
-    data: config.DataArguments, run: config.RunArguments, documents: Documents, blocks: Blocks
-) -> str:
-    read, total = len(documents.corpus), documents.total
-    if run.max_steps > 0:
-        return f"{run.max_steps:,}"
-    if total is None:
-        return "known when the whole corpus is read"
-    steps_of_epoch = len(blocks) * data.max_length * total // (read * run.global_batch_tokens)
-    steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
-    note = f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
-    return steps if total == read else note
-
-
-def example(pair: Pair, documents: Documents) -> str:
-    """The first segment's first tokens, aligned."""
+def show_example(pair: Pair, documents: Documents) -> str:
+    """Show the first segment's first tokens, aligned; nothing without a co-resident teacher."""
     if not (pair.guide and pair.guide.readers):
         return ""
     row = documents.segments.rows[0]
     text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
-    reader = pair.guide.readers[0]
-    return "\n".join(plan.aligned_example(text, pair.student_reader, reader))
+    return "\n".join(aligned_example(text, pair.student_reader, pair.guide.readers[0]))
+
+
+def aligned_example(text: str, student: Reader, teacher: Reader, tokens: int = 16) -> list[str]:
+    """List the first tokens of a text, each with the teacher tokens behind it."""
+    ours, theirs = encode(student.tokenizer, text), encode(teacher.tokenizer, text)
+    ranges = align_spans(ours.spans, theirs.spans)
+    lines = [f"{'student token':24} teacher tokens"]
+    for (start, end), (first, last) in zip(ours.spans[:tokens], ranges, strict=False):
+        # An unmapped token has the range (-1, -1), of which nothing is left.
+        pieces = " ".join(repr(text[a:b]) for a, b in theirs.spans[max(first, 0) : max(last, 0)])
+        lines.append(f"{text[start:end]!r:24} {pieces or '(unmapped)'}")
+    return lines

@@ -1,0 +1,143 @@
+"""From the corpus of a job to the blocks that it trains and evaluates on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import datasets
+
+from vocagnolm.corpus import load_corpus, load_sample
+from vocagnolm.data import MISSING, Segments, align_corpus
+from vocagnolm.host.processes import first_of_machine_first, in_agreement
+from vocagnolm.packing import Blocks
+from vocagnolm.run.job import Job
+from vocagnolm.run.pair import Pair
+
+DRY_RUN_DOCUMENTS = 1000
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a job, read, aligned and packed; in a dry run only the first ones.
+
+    Attributes:
+        corpus: the documents, with those that are held out.
+        segments: aligned segments to train on.
+        blocks: the same, packed.
+        total: documents of the whole dataset; None if the hub does not say.
+        held_out: aligned segments to evaluate on, if any.
+        eval_blocks: the same, packed.
+    """
+
+    corpus: datasets.Dataset
+    segments: Segments
+    blocks: Blocks
+    total: int | None
+    held_out: Segments | None = None
+    eval_blocks: Blocks | None = None
+
+    def settings(self, pair: Pair) -> dict[str, object]:
+        """Return what the corpus adds to the settings of a run: progress is counted in blocks."""
+        read: dict[str, object] = {
+            "corpus_digest": self.segments.digest(),
+            "blocks": len(self.blocks),
+        }
+        if pair.is_stored:
+            assert pair.guide
+            read["teacher_losses_sha256"] = pair.guide.fingerprint()
+        return read
+
+    def write_skipped(self, output_dir: str | Path) -> None:
+        """List the documents that were left out, with the reasons."""
+        self.segments.write_skipped(Path(output_dir) / "skipped.jsonl")
+        if self.held_out is not None:
+            self.held_out.write_skipped(Path(output_dir) / "eval_skipped.jsonl")
+
+
+def load_documents(job: Job, pair: Pair) -> Documents:
+    """Align and pack the corpus; the first process of a machine works, the others read its cache.
+
+    Raises:
+        ValueError: a document has no stored losses, or there is too little to train on.
+    """
+    corpus, segments, total = _align(job, pair)
+    segments, held_out = _hold_out(job, pair, segments)
+    length, rows = job.data.max_length, pair.teacher_rows
+    blocks = Blocks(segments.rows, length, rows)
+    per_step = job.run.global_batch_tokens // length
+    if len(blocks) < per_step and not job.run.dry_run:
+        raise ValueError(
+            f"--dataset {job.data.dataset} makes {len(blocks):,} blocks of {length} tokens, "
+            f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
+            f"{len(blocks) * length}"
+        )
+    eval_blocks = None if held_out is None else Blocks(held_out.rows, length, rows)
+    return Documents(corpus, segments, blocks, total, held_out, eval_blocks)
+
+
+def _align(job: Job, pair: Pair) -> tuple[datasets.Dataset, Segments, int | None]:
+    """Read and align the corpus, with the number of documents in all of it."""
+    data = job.data
+    # Nobody may align what is damaged, and cache it.
+    with in_agreement(takes_long=True):
+        if pair.guide and job.run.local_process_index == 0:
+            pair.guide.check()
+    with first_of_machine_first():
+        total: int | None
+        if job.run.dry_run:
+            corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **data.corpus_options())
+        else:
+            corpus = load_corpus(data.dataset, **data.corpus_options())
+            total = len(corpus)
+        segments = align_corpus(
+            corpus, pair.student_reader, pair.guide, num_proc=data.processes(len(corpus))
+        )
+    missing = sum(reason == MISSING for _, reason in segments.skipped)
+    if missing and data.missing_losses == "error":
+        raise ValueError(
+            f"--teacher_losses lacks {missing:,} of {len(corpus):,} documents of --dataset "
+            f"{data.dataset}, or has another text of them: score this corpus, or leave them out "
+            "with --missing_losses skip"
+        )
+    if not len(segments.rows):
+        raise ValueError(
+            f"--dataset {data.dataset} has no usable document: {len(corpus):,} read, "
+            f"{len(segments.skipped):,} skipped ({skip_reasons(segments)})"
+        )
+    return corpus, segments, total
+
+
+def _hold_out(job: Job, pair: Pair, segments: Segments) -> tuple[Segments, Segments | None]:
+    """Return the segments to train on, and those to evaluate on, if any."""
+    data, run = job.data, job.run
+    if data.eval_dataset:
+        with first_of_machine_first():
+            corpus = load_corpus(
+                data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
+            )
+            # A store knows other documents only, and evaluation needs no teacher.
+            guide = None if pair.is_stored else pair.guide
+            held_out = align_corpus(
+                corpus, pair.student_reader, guide, num_proc=data.processes(len(corpus))
+            )
+        if not len(held_out.rows):
+            raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
+        return segments, held_out
+    if not data.eval_fraction:
+        return segments, None
+    seed = run.seed if run.data_seed is None else run.data_seed
+    rest, held_out = segments.split(data.eval_fraction, seed)
+    if not len(rest.rows):
+        raise ValueError(
+            f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to train "
+            "on: lower it, or evaluate on other documents with --eval_dataset"
+        )
+    return rest, held_out
+
+
+def skip_reasons(segments: Segments) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts."""
+    reasons = Counter(reason for _, reason in segments.skipped)
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))

@@ -1,0 +1,99 @@
+"""Options of a run that only watch it: a store of its teacher's losses, a table of its guidance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vocagnolm.collator import PackedCollator
+from vocagnolm.host.files import write_json
+from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.host.versions import versions
+from vocagnolm.models.source import revision_of
+from vocagnolm.run.documents import Documents
+from vocagnolm.run.job import Job
+from vocagnolm.run.pair import Pair
+from vocagnolm.store.job import PACKAGES, check_plan
+from vocagnolm.store.recorder import LossRecorder
+from vocagnolm.store.store import PLAN_FILE
+from vocagnolm.tokenizers import tokenizer_sha256
+from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training import checkpoints
+from vocagnolm.views.callback import GuidanceTable
+from vocagnolm.views.view import ViewSettings
+from vocagnolm.views.view import load_sample as load_guidance_sample
+
+
+def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | None:
+    """Make the recorder that keeps the teacher's losses, with `--save_store`.
+
+    Raises:
+        ValueError: the directory holds another store.
+    """
+    model, run = job.model, job.run
+    if not model.save_store:
+        return None
+    assert pair.guide
+    ((reader,), (teacher,)) = pair.guide.readers, pair.teachers
+    directory = Path(model.save_store)
+    description = {
+        "teacher": teacher.source.name,
+        "teacher_revision": revision_of(teacher.source.name, teacher.config),
+        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
+        "special_tokens": {"before": reader.start, "behind": None},
+        "segmentation": f"segments of a run of {model.student} with {job.data.max_length} tokens",
+        "context": reader.limit,
+        "engine": "training",
+        "dtype": pair.teacher_dtype,
+        "quantization": pair.teacher_quantization,
+        "loss_dtype": model.store_dtype,
+        "dataset": job.data.dataset,
+        "dataset_documents": len(documents.corpus),
+    }
+    check_plan(directory, description)
+    if (directory / MANIFEST_FILE).exists():
+        # A run that has finished its store already has only its own end left to do.
+        if checkpoints.find_checkpoint(run.output_dir):
+            return None
+        raise ValueError(f"--save_store {directory} holds a finished store: give another directory")
+    if run.process_index == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        write_json(directory / PLAN_FILE, description)
+    return LossRecorder(
+        directory,
+        documents.corpus,
+        documents.segments.rows,
+        documents.blocks,
+        reader,
+        model.store_dtype,
+        description | {"versions": versions(PACKAGES)},
+    )
+
+
+def load_guidance_table(
+    job: Job, pair: Pair, documents: Documents, trainer: VocAgnoTrainer
+) -> GuidanceTable | None:
+    """Make the callback that shows the guidance of the first block, if that is asked for."""
+    model, method = job.model, job.method
+    if not method.guidance_table_steps:
+        return None
+    assert isinstance(trainer.data_collator, PackedCollator)
+    readers = pair.guide.readers if pair.guide else ()
+    sample = load_guidance_sample(
+        documents.blocks,
+        [0],
+        trainer.data_collator,
+        documents.segments.rows,
+        documents.corpus,
+        (pair.student_reader, readers[0] if readers else None),
+    )
+    scope = {"sequence": "each block", "batch": "the blocks shown"}[method.selection_scope]
+    settings = ViewSettings(
+        model.student,
+        " and ".join(map(str, model.teacher or model.teacher_losses or ())),
+        method.method,
+        method.top_k,
+        method.aggregation,
+        method.unmapped,
+        f"the mapped tokens of {scope}",
+    )
+    return GuidanceTable(trainer, sample, method.guidance_table_steps, job.run.output_dir, settings)
