@@ -79,7 +79,7 @@ def fuzz_encodings(
 
 
 @pytest.mark.parametrize("student_family", FAMILIES)
-def test_align_spans_equals_brute_force_when_texts_are_fuzz(
+def test_align_spans_equals_brute_force(
     fuzz_encodings: dict[str, list[Encoding]], student_family: str
 ) -> None:
     students = [encoding.spans for encoding in fuzz_encodings[student_family]]
@@ -114,25 +114,19 @@ def sorted_spans(draw: st.DrawFn, smallest: int) -> Spans:
 
 
 @given(sorted_spans(smallest=0), sorted_spans(smallest=0))
-def test_align_spans_follows_the_paper_when_spans_have_gaps_and_are_empty(
-    student: Spans, teacher: Spans
-) -> None:
+def test_align_spans_follows_the_paper(student: Spans, teacher: Spans) -> None:
     expected = paper_oracle(student, teacher) if len(teacher) else np.full_like(student, -1)
     np.testing.assert_array_equal(align_spans(student, teacher), expected)
 
 
 @given(sorted_spans(smallest=1), sorted_spans(smallest=1))
-def test_align_spans_finds_every_shared_character_when_spans_have_gaps(
-    student: Spans, teacher: Spans
-) -> None:
+def test_align_spans_finds_every_shared_character(student: Spans, teacher: Spans) -> None:
     expected = overlap_oracle(student, teacher) if len(teacher) else np.full_like(student, -1)
     np.testing.assert_array_equal(align_spans(student, teacher), expected)
 
 
 @given(sorted_spans(smallest=1), sorted_spans(smallest=1))
-def test_align_spans_is_symmetric_when_student_and_teacher_swap(
-    student: Spans, teacher: Spans
-) -> None:
+def test_align_spans_is_symmetric(student: Spans, teacher: Spans) -> None:
     def pairs(ranges: Spans) -> set[tuple[int, int]]:
         return {(i, j) for i, (low, stop) in enumerate(ranges) for j in range(low, stop)}
 
@@ -140,7 +134,7 @@ def test_align_spans_is_symmetric_when_student_and_teacher_swap(
     assert pairs(forward) == {(i, j) for j, i in pairs(backward)}
 
 
-def test_align_spans_gives_the_worked_example_when_tokens_straddle() -> None:
+def test_align_spans_gives_the_worked_example() -> None:
     # "12 apples": student 1|2| apples, teacher 12| app|les
     student = np.array([[0, 1], [1, 2], [2, 9]])
     teacher = np.array([[0, 2], [2, 6], [6, 9]])
@@ -150,7 +144,7 @@ def test_align_spans_gives_the_worked_example_when_tokens_straddle() -> None:
     assert align_spans(teacher, student).tolist() == [[0, 2], [2, 3], [2, 3]]
 
 
-def test_align_spans_maps_an_empty_student_span_when_it_lies_inside_a_teacher_token() -> None:
+def test_empty_student_span_inside_a_token_is_mapped() -> None:
     student, teacher = np.array([[1, 1], [2, 2], [4, 4]]), np.array([[0, 2], [2, 4]])
     assert align_spans(student, teacher).tolist() == [[0, 1], [-1, -1], [-1, -1]]
 
@@ -168,7 +162,7 @@ def test_align_spans_is_the_identity_when_tokenizers_agree(
 
 
 @pytest.mark.parametrize(("students", "teachers"), [(0, 0), (0, 3), (3, 0)])
-def test_align_spans_leaves_all_unmapped_when_a_side_is_empty(students: int, teachers: int) -> None:
+def test_empty_side_leaves_all_unmapped(students: int, teachers: int) -> None:
     spans = np.array([[0, 1], [1, 2], [2, 3]])
     ranges = align_spans(spans[:students], spans[:teachers])
     assert ranges.shape == (students, 2)
@@ -180,9 +174,7 @@ def test_align_spans_leaves_all_unmapped_when_a_side_is_empty(students: int, tea
     ("spans", "token"),
     [([[0, 2], [2, 3], [0, 0]], 2), ([[0, 4], [1, 3]], 1), ([[2, 3], [1, 3]], 1), ([[2, 1]], 0)],
 )
-def test_align_spans_refuses_when_spans_are_out_of_order(
-    spans: list[list[int]], token: int
-) -> None:
+def test_spans_out_of_order_are_rejected(spans: list[list[int]], token: int) -> None:
     good = np.array([[0, 1]])
     wrong = np.array(spans)
     with pytest.raises(ValueError, match=f"student spans .* at token {token}: encode without"):
@@ -209,7 +201,7 @@ def real_student(shared_dir: Path, real_texts: list[str]) -> list[Encoding]:
 
 
 @pytest.mark.parametrize("teacher_name", TEACHERS)
-def test_align_spans_covers_every_character_when_text_and_tokenizers_are_real(
+def test_align_spans_covers_every_character(
     shared_dir: Path, real_texts: list[str], real_student: list[Encoding], teacher_name: str
 ) -> None:
     teacher_tokenizer = load_tokenizer(str(shared_dir / "tokenizers" / teacher_name), "teacher")

@@ -54,9 +54,7 @@ def error_of(path: Path | str, **options: Any) -> str:
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 @pytest.mark.parametrize("kind", ["lines", "list"])
-def test_load_corpus_gives_texts_unchanged_when_json_is_compressed(
-    tmp_path: Path, kind: str, suffix: str
-) -> None:
+def test_load_corpus_gives_texts_unchanged(tmp_path: Path, kind: str, suffix: str) -> None:
     rows = [{"text": text, "url": "u"} for text in TEXTS]
     content = json_lines(*rows) if kind == "lines" else json.dumps(rows, indent=1).encode()
     name = ("pages.jsonl" if kind == "lines" else "pages.json") + suffix
@@ -70,12 +68,12 @@ def test_load_corpus_gives_texts_unchanged_when_parquet(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
-def test_load_corpus_makes_one_document_of_a_file_when_txt(tmp_path: Path, suffix: str) -> None:
+def test_load_corpus_makes_one_document_of_a_file(tmp_path: Path, suffix: str) -> None:
     text = "A line.\n\nAnother paragraph.\n  "
     assert texts_of(write(tmp_path / f"a.txt{suffix}", COMPRESS[suffix](text.encode()))) == [text]
 
 
-def test_load_corpus_keeps_the_order_of_sorted_paths_when_directories_are_nested(
+def test_load_corpus_keeps_the_order_of_sorted_paths(
     tmp_path: Path,
 ) -> None:
     names = ("b/z.txt", "b/deep/er/a.txt", "a.txt", "c.txt", "a/y.txt", "B.txt")
@@ -87,7 +85,7 @@ def test_load_corpus_keeps_the_order_of_sorted_paths_when_directories_are_nested
     assert texts_of(tmp_path) == expected
 
 
-def test_load_corpus_reads_compressed_and_plain_files_when_they_lie_together(
+def test_load_corpus_reads_compressed_and_plain_files(
     tmp_path: Path,
 ) -> None:
     for index, (suffix, compress) in enumerate(COMPRESS.items()):
@@ -95,7 +93,7 @@ def test_load_corpus_reads_compressed_and_plain_files_when_they_lie_together(
     assert texts_of(tmp_path) == [f"text {index}" for index in range(len(COMPRESS))]
 
 
-def test_load_corpus_reads_the_named_file_when_its_name_looks_like_a_pattern(
+def test_load_corpus_reads_the_named_file(
     tmp_path: Path,
 ) -> None:
     for name in ("a[1].jsonl", "a1.jsonl", "a*.jsonl", "a?.jsonl"):
@@ -105,12 +103,12 @@ def test_load_corpus_reads_the_named_file_when_its_name_looks_like_a_pattern(
     assert sorted(texts_of(tmp_path)) == ["a*.jsonl", "a1.jsonl", "a?.jsonl", "a[1].jsonl"]
 
 
-def test_load_corpus_ignores_a_directory_when_it_is_named_like_a_file(tmp_path: Path) -> None:
+def test_load_corpus_ignores_a_directory(tmp_path: Path) -> None:
     write(tmp_path / "pages.txt" / "inner.txt", "inner")
     assert texts_of(tmp_path) == ["inner"]
 
 
-def test_load_corpus_reads_new_content_when_a_file_changes(tmp_path: Path) -> None:
+def test_load_corpus_reads_new_content(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json_lines({"text": "before"}))
     assert texts_of(path) == ["before"]
     write(path, json_lines({"text": "after it"}))
@@ -120,7 +118,7 @@ def test_load_corpus_reads_new_content_when_a_file_changes(tmp_path: Path) -> No
 # Columns and values
 
 
-def test_load_corpus_renames_the_text_column_when_another_one_is_given(tmp_path: Path) -> None:
+def test_load_corpus_renames_the_text_column(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json_lines({"body": "the body", "text": "not this"}))
     assert texts_of(path, text_column="body") == ["the body"]
 
@@ -137,7 +135,7 @@ def test_load_corpus_renames_the_text_column_when_another_one_is_given(tmp_path:
         ([{"text": "a"}, {"text": ""}, {"text": " \n"}], ["a", "", " \n"]),
     ],
 )
-def test_load_corpus_keeps_every_row_when_values_are_not_text(
+def test_load_corpus_keeps_every_row(
     tmp_path: Path, rows: list[dict[str, Any]], expected: list[Any]
 ) -> None:
     assert texts_of(write(tmp_path / "a.jsonl", json_lines(*rows))) == expected
@@ -148,7 +146,7 @@ def test_load_corpus_keeps_nulls_when_parquet(tmp_path: Path) -> None:
     assert texts_of(tmp_path / "a.parquet") == ["a", None]
 
 
-def test_load_corpus_keeps_an_empty_file_as_a_document_when_txt(tmp_path: Path) -> None:
+def test_empty_txt_file_is_a_document(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "")
     write(tmp_path / "b.txt", "b")
     assert texts_of(tmp_path) == ["", "b"]
@@ -158,25 +156,25 @@ def test_load_corpus_keeps_an_empty_file_as_a_document_when_txt(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["nope.jsonl", "./nope", "/no/such/directory", "a/b.txt.gz"])
-def test_load_corpus_refuses_when_the_path_does_not_exist(name: str) -> None:
+def test_missing_path_is_rejected(name: str) -> None:
     assert error_of(name) == f"--dataset {name}: no such file or directory"
 
 
-def test_load_corpus_names_the_option_when_it_was_another(tmp_path: Path) -> None:
+def test_load_corpus_names_the_option(tmp_path: Path) -> None:
     message = error_of("nope.jsonl", option="--eval_dataset")
     assert message == "--eval_dataset nope.jsonl: no such file or directory"
     broken = write(tmp_path / "a.jsonl", "{oops\n")
     assert error_of(broken, option="--eval_dataset").startswith(f"--eval_dataset {broken} cannot")
 
 
-def test_load_corpus_says_that_a_name_means_the_hub_when_nothing_is_there() -> None:
+def test_unknown_name_is_said_to_mean_the_hub() -> None:
     assert re.match(
         r"--dataset someone/pages \(no file or directory here, so a hub dataset\) cannot be read: ",
         error_of("someone/pages"),
     )
 
 
-def test_load_corpus_lists_the_columns_when_the_text_column_is_missing(tmp_path: Path) -> None:
+def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json_lines({"body": "x", "url": "u"}))
     assert error_of(path) == (
         f"--text_column 'text' is not a column of {path}; its columns are body, url"
@@ -201,7 +199,7 @@ def test_load_corpus_lists_the_columns_when_the_text_column_is_missing(tmp_path:
         ("a.jsonl.zst", b"not zstd", "zstd"),
     ],
 )
-def test_load_corpus_names_the_file_and_the_reason_when_it_cannot_be_read(
+def test_load_corpus_names_the_file_and_the_reason(
     tmp_path: Path, name: str, content: bytes, reason: str
 ) -> None:
     path = write(tmp_path / name, content)
@@ -213,7 +211,7 @@ def test_load_corpus_names_the_file_and_the_reason_when_it_cannot_be_read(
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
 @pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_load_corpus_says_that_a_compressed_file_is_cut_off_when_it_is(
+def test_compressed_file_is_said_to_be_cut_off(
     tmp_path: Path, name: str, kept: float, suffix: str
 ) -> None:
     whole = COMPRESS[suffix](json_lines(*({"text": f"{n} {n * n:x} {n**5}"} for n in range(500))))
@@ -230,9 +228,7 @@ def test_load_corpus_says_that_a_compressed_file_is_cut_off_when_it_is(
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_load_corpus_names_the_compressed_file_when_its_bytes_are_damaged(
-    tmp_path: Path, name: str, suffix: str
-) -> None:
+def test_load_corpus_names_the_compressed_file(tmp_path: Path, name: str, suffix: str) -> None:
     content = bytearray(COMPRESS[suffix](json_lines(*({"text": f"{n**9}"} for n in range(500)))))
     for at in range(len(content) // 2, len(content) // 2 + 40):
         content[at] ^= 0x5A
@@ -241,21 +237,19 @@ def test_load_corpus_names_the_compressed_file_when_its_bytes_are_damaged(
 
 
 @pytest.mark.parametrize(("good", "bad"), [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])
-def test_load_corpus_names_the_one_file_when_it_is_bad_among_good_ones(
-    tmp_path: Path, good: str, bad: str
-) -> None:
+def test_load_corpus_names_the_one_file(tmp_path: Path, good: str, bad: str) -> None:
     write(tmp_path / good, json_lines({"text": "fine"}))
     write(tmp_path / bad, "{oops\n")
     assert error_of(tmp_path).startswith(f"--dataset {tmp_path / bad} cannot be read: JSON parse")
 
 
-def test_load_corpus_reads_all_files_when_their_other_columns_differ(tmp_path: Path) -> None:
+def test_load_corpus_reads_all_files(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
     write(tmp_path / "b.jsonl", json_lines({"text": "b", "url": "u"}))
     assert load_corpus(str(tmp_path))["text"][:] == ["a", "b"]
 
 
-def test_load_corpus_names_the_files_when_their_texts_have_other_types(tmp_path: Path) -> None:
+def test_load_corpus_names_the_files(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
     write(tmp_path / "b.jsonl", json_lines({"text": {"body": "b"}}))
     message = error_of(tmp_path)
@@ -264,7 +258,7 @@ def test_load_corpus_names_the_files_when_their_texts_have_other_types(tmp_path:
     assert "b.jsonl" in message
 
 
-def test_load_corpus_refuses_when_a_directory_holds_several_formats(tmp_path: Path) -> None:
+def test_directory_of_several_formats_is_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
     write(tmp_path / "b.txt", "b")
     assert error_of(tmp_path) == (
@@ -274,9 +268,7 @@ def test_load_corpus_refuses_when_a_directory_holds_several_formats(tmp_path: Pa
 
 
 @pytest.mark.parametrize("files", [(), ("data.csv", "README.md", "a.gz")])
-def test_load_corpus_refuses_when_a_directory_holds_no_known_file(
-    tmp_path: Path, files: tuple[str, ...]
-) -> None:
+def test_directory_without_known_files_is_rejected(tmp_path: Path, files: tuple[str, ...]) -> None:
     for name in files:
         write(tmp_path / name, "x")
     assert error_of(tmp_path) == (
@@ -285,12 +277,12 @@ def test_load_corpus_refuses_when_a_directory_holds_no_known_file(
     )
 
 
-def test_load_corpus_refuses_when_a_file_has_an_unknown_ending(tmp_path: Path) -> None:
+def test_file_of_unknown_ending_is_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "data.csv", "text\nx\n")
     assert error_of(path).startswith(f"--dataset {path}: expected files ending in .jsonl")
 
 
-def test_load_corpus_refuses_a_split_when_files_are_local(tmp_path: Path) -> None:
+def test_split_of_local_files_is_rejected(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
     assert error_of(path, split="test") == (
         "--dataset_split test: local files have only the split train, "

@@ -102,7 +102,7 @@ def assert_tiles(text: str, rows: list[Row]) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
-def test_align_corpus_equals_the_slow_reference_when_texts_are_fuzz(
+def test_align_corpus_equals_the_slow_reference(
     tokenizers_by_family: Tokenizers,
     fuzz_texts: Callable[..., list[str]],
     pair: tuple[str, str],
@@ -130,7 +130,7 @@ def test_align_corpus_equals_the_slow_reference_when_texts_are_fuzz(
     assert keys == sorted(keys)
 
 
-def test_align_corpus_gives_the_ranges_of_a_worked_example(
+def test_ranges_of_a_worked_example(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     student, teacher = readers(tokenizers_by_family)
@@ -163,7 +163,7 @@ def test_align_corpus_gives_the_ranges_of_a_worked_example(
     ],
     ids=lambda text: ascii(text[:6]),
 )
-def test_align_corpus_keeps_both_limits_when_a_text_is_long(
+def test_align_corpus_keeps_both_limits(
     tokenizers_by_family: Tokenizers, pair: tuple[str, str], text: str
 ) -> None:
     student, teacher = readers(tokenizers_by_family, pair, (48, 40))
@@ -182,7 +182,7 @@ def test_align_corpus_keeps_both_limits_when_a_text_is_long(
     assert segments.mapped_text_fraction == 1.0
 
 
-def test_align_corpus_fills_segments_well_when_a_text_has_200_000_characters(
+def test_align_corpus_fills_segments_well(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     text = ("Anna has 12 apples and buys 30 more. " * 40 + "\n\n") * 135
@@ -198,7 +198,7 @@ def test_align_corpus_fills_segments_well_when_a_text_has_200_000_characters(
     assert max(segments.rows["teacher_tokens"]) <= 1024
 
 
-def test_align_corpus_cuts_at_white_space_when_there_is_some(
+def test_align_corpus_cuts_at_white_space(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     text = "some words of a sentence " * 60
@@ -211,7 +211,7 @@ def test_align_corpus_cuts_at_white_space_when_there_is_some(
         assert after != " "
 
 
-def test_align_corpus_reads_special_tokens_as_text_when_a_document_spells_them(
+def test_align_corpus_reads_special_tokens_as_text(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     student, teacher = readers(tokenizers_by_family)
@@ -220,34 +220,10 @@ def test_align_corpus_reads_special_tokens_as_text_when_a_document_spells_them(
     assert row["student_ids"].count(student.start) == 1
 
 
-# Readers
-
-
-def test_student_reader_refuses_when_there_is_no_end_token(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
-    )
-    with pytest.raises(ValueError, match="has no end-of-sequence token: the student would never"):
-        student_reader(tokenizer, 32)
-
-
-def test_reader_fingerprint_stays_when_the_tokenizer_was_used(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    for reader in readers(tokenizers_by_family):
-        before = reader.fingerprint()
-        encode(reader.tokenizer, "text </s>")
-        assert reader.fingerprint() == before
-
-
 # What cannot be used
 
 
-def test_align_corpus_skips_and_lists_when_documents_are_unusable(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
+def test_align_corpus_skips_and_lists(tokenizers_by_family: Tokenizers, tmp_path: Path) -> None:
     rows: list[Any] = ["good", "", " \n\t", None, 5, 1.5, ["x"], {"k": 1}, True, "good too"]
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": value}) + "\n" for value in rows))
@@ -270,9 +246,7 @@ def test_align_corpus_skips_and_lists_when_documents_are_unusable(
     ]
 
 
-def test_align_corpus_skips_one_document_when_it_is_not_utf8(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
+def test_align_corpus_skips_one_document(tokenizers_by_family: Tokenizers, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "good"}\n{"text": "\xff\xfe"}\n{"text": null}\n{"text": "fine"}\n')
     segments = align_corpus(load_corpus(str(path)), *readers(tokenizers_by_family))
@@ -280,7 +254,7 @@ def test_align_corpus_skips_one_document_when_it_is_not_utf8(
     assert segments.skipped == [(1, "not valid UTF-8"), (2, "not text but NoneType")]
 
 
-def test_align_corpus_skips_a_document_when_a_character_exceeds_a_context(
+def test_align_corpus_skips_a_document(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     student, teacher = readers(tokenizers_by_family, limits=(64, 3))
@@ -289,7 +263,7 @@ def test_align_corpus_skips_a_document_when_a_character_exceeds_a_context(
     assert set(segments.rows["document"]) == {0, 2}
 
 
-def test_align_corpus_skips_only_the_culprit_when_a_tokenizer_fails(
+def test_align_corpus_skips_only_the_culprit(
     tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def picky(tokenizer: Any, texts: list[str]) -> Any:
@@ -304,7 +278,7 @@ def test_align_corpus_skips_only_the_culprit_when_a_tokenizer_fails(
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "]])
-def test_align_corpus_gives_no_rows_when_nothing_is_usable(
+def test_unusable_documents_give_no_rows(
     tokenizers_by_family: Tokenizers, texts: list[str]
 ) -> None:
     segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
@@ -313,7 +287,7 @@ def test_align_corpus_gives_no_rows_when_nothing_is_usable(
     assert segments.total("student_tokens") == 0
 
 
-def test_write_skipped_writes_nothing_when_no_document_was_skipped(
+def test_no_file_without_skipped_documents(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     segments = align_corpus(in_memory(PAGES), *readers(tokenizers_by_family))
@@ -321,7 +295,7 @@ def test_write_skipped_writes_nothing_when_no_document_was_skipped(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_digest_differs_when_documents_are_missing_or_in_another_order(
+def test_digest_tells_missing_or_reordered_documents(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     pair = readers(tokenizers_by_family)
@@ -344,7 +318,7 @@ def pages(tmp_path: Path) -> datasets.Dataset:
     return load_corpus(str(path))
 
 
-def test_align_corpus_gives_the_same_when_two_processes_share_the_work(
+def test_two_processes_align_the_same(
     tokenizers_by_family: Tokenizers, pages: datasets.Dataset
 ) -> None:
     pair = readers(tokenizers_by_family)
@@ -388,7 +362,7 @@ def test_align_corpus_reads_its_cache_when_nothing_changed(
         (("prepend", "nfc_digits"), (24, 32)),
     ],
 )
-def test_align_corpus_misses_its_cache_when_a_reader_changed(
+def test_cache_is_missed_after_a_reader_changed(
     tokenizers_by_family: Tokenizers,
     pages: datasets.Dataset,
     monkeypatch: pytest.MonkeyPatch,
@@ -411,9 +385,7 @@ def test_align_corpus_misses_its_cache_when_a_reader_changed(
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.07, 0.1, 0.25, 0.3, 0.5, 0.999])
-def test_split_holds_out_the_exact_share_of_whole_documents_when_asked(
-    tokenizers_by_family: Tokenizers, fraction: float
-) -> None:
+def test_split_holds_out_the_exact_share(tokenizers_by_family: Tokenizers, fraction: float) -> None:
     texts = [f"Document {number}. " * (1 + number % 9) for number in range(100)]
     segments = align_corpus(in_memory(texts), *readers(tokenizers_by_family))
     rest, held = segments.split(fraction, seed=3)
@@ -432,7 +404,7 @@ def test_split_depends_on_the_seed_alone_when_repeated(tokenizers_by_family: Tok
     assert held[0] == held[1] != held[2]
 
 
-def test_mapped_text_fraction_counts_text_tokens_alone_when_some_are_unmapped() -> None:
+def test_mapped_text_fraction_counts_text_tokens_alone() -> None:
     # Two documents, three segments: 30 tokens, of which 3 start and 2 end a row. 5 of 25 unmapped.
     rows = datasets.Dataset.from_dict(
         {
@@ -444,7 +416,7 @@ def test_mapped_text_fraction_counts_text_tokens_alone_when_some_are_unmapped() 
     assert Segments(rows, []).mapped_text_fraction == pytest.approx(20 / 25)
 
 
-def test_align_corpus_maps_nothing_when_there_is_no_teacher(
+def test_nothing_is_mapped_without_a_teacher(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     student, teacher = readers(tokenizers_by_family, limits=(24, 10_000))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import subprocess
 import sys
@@ -40,3 +41,10 @@ def test_text_loads_no_torch_when_imported(code: str) -> None:
     code = f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("module", ["spans", "alignment", "packing", "collator"])
+def test_doctests_run(module: str) -> None:
+    results = doctest.testmod(importlib.import_module(f"vocagnolm.{module}"))
+    assert results.attempted > 0
+    assert results.failed == 0

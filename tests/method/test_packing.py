@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import doctest
-import itertools
 import math
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import datasets
 import numpy as np
 import pytest
-import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-import vocagnolm.packing
-from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.data import Segments
 from vocagnolm.packing import Blocks, pack
-from vocagnolm.spans import encode
-from vocagnolm.tokenizers import student_reader, teacher_reader
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
-FROM_A_STORE = {"teacher_losses", "teacher_ranges", "teacher_widths"}
 segment_lengths = st.lists(
     st.tuples(st.integers(1, ROOM), st.integers(0, TEACHER_ROOM)), max_size=60
 )
-
-
-def test_packing_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.packing)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # pack
@@ -79,7 +63,7 @@ def first_fit(lengths: list[int], room: int) -> int:
 @example([])
 @example([(ROOM, TEACHER_ROOM)] * 3)
 @example([(1, TEACHER_ROOM), (1, TEACHER_ROOM), (1, 0)])
-def test_pack_holds_every_segment_once_in_both_limits_when_lengths_are_any(
+def test_pack_holds_every_segment_once_in_both_limits(
     lengths: list[tuple[int, int]],
 ) -> None:
     ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
@@ -92,7 +76,7 @@ def test_pack_holds_every_segment_once_in_both_limits_when_lengths_are_any(
 
 
 @given(segment_lengths)
-def test_pack_equals_slow_best_fit_decreasing_when_lengths_are_any(
+def test_pack_equals_slow_best_fit_decreasing(
     lengths: list[tuple[int, int]],
 ) -> None:
     ours, theirs = [a for a, _ in lengths], [b for _, b in lengths]
@@ -102,7 +86,7 @@ def test_pack_equals_slow_best_fit_decreasing_when_lengths_are_any(
 
 
 @given(segment_lengths)
-def test_pack_keeps_every_teachers_limit_when_there_are_several(
+def test_pack_keeps_every_teachers_limit(
     lengths: list[tuple[int, int]],
 ) -> None:
     ours, theirs = [a for a, _ in lengths], [[b, 2 * a] for a, b in lengths]
@@ -117,7 +101,7 @@ def test_pack_keeps_every_teachers_limit_when_there_are_several(
 
 
 @given(st.lists(st.integers(1, ROOM), min_size=1, max_size=80))
-def test_pack_needs_few_blocks_when_the_teacher_has_room(ours: list[int]) -> None:
+def test_pack_needs_few_blocks(ours: list[int]) -> None:
     count = len(pack(ours, [1] * len(ours), ROOM, 10**9))
     lowest = -(-sum(ours) // ROOM)
     # Both are within 11/9 of the optimum + 1 (Johnson 1974), which is at least `lowest`.
@@ -126,7 +110,7 @@ def test_pack_needs_few_blocks_when_the_teacher_has_room(ours: list[int]) -> Non
 
 
 @given(segment_lengths)
-def test_pack_leaves_no_two_blocks_that_fit_together_when_the_teacher_has_room(
+def test_pack_leaves_no_two_blocks_that_fit_together(
     lengths: list[tuple[int, int]],
 ) -> None:
     ours = [a for a, _ in lengths]
@@ -141,7 +125,7 @@ def test_pack_fills_blocks_when_there_are_many_segments() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.95, 1.0, 1.05, 1.2])
-def test_pack_fills_blocks_when_the_teachers_row_is_the_tight_limit(ratio: float) -> None:
+def test_pack_fills_the_teachers_row_if_tighter(ratio: float) -> None:
     random = np.random.default_rng(0)
     ours = np.clip(random.lognormal(6.5, 1, 20_000).astype(int), 4, 2048)
     theirs = np.clip((ours * ratio * random.uniform(0.7, 1.3, len(ours))).astype(int), 1, 2048)
@@ -150,25 +134,6 @@ def test_pack_fills_blocks_when_the_teachers_row_is_the_tight_limit(ratio: float
 
 
 # Blocks
-
-
-@pytest.fixture(scope="module")
-def corpus_texts(fuzz_texts: Callable[..., list[str]], training_texts: list[str]) -> list[str]:
-    texts = [*training_texts[:30], *fuzz_texts(60, seed=5)]
-    return [text for text in texts if text.strip()]
-
-
-@pytest.fixture(scope="module")
-def aligned(tokenizers_by_family: Tokenizers, corpus_texts: list[str]) -> Segments:
-    student = student_reader(tokenizers_by_family["metaspace"], 48)
-    teacher = teacher_reader(tokenizers_by_family["nfc_digits"], 60)
-    return align_corpus(datasets.Dataset.from_dict({"text": corpus_texts}), student, teacher)
-
-
-@pytest.fixture(scope="module")
-def plain(tokenizers_by_family: Tokenizers, corpus_texts: list[str]) -> Segments:
-    student = student_reader(tokenizers_by_family["metaspace"], 48)
-    return align_corpus(datasets.Dataset.from_dict({"text": corpus_texts}), student, None)
 
 
 def lists(block: dict[str, Any]) -> dict[str, Any]:
@@ -180,9 +145,7 @@ def lists(block: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("selected", [False, True])
-def test_blocks_hold_the_rows_of_their_segments_when_read_by_number(
-    aligned: Segments, selected: bool
-) -> None:
+def test_blocks_hold_the_rows_of_their_segments(aligned: Segments, selected: bool) -> None:
     rows = aligned.rows
     if selected:  # as after split(): indices over the same table
         rows = rows.select(list(range(len(rows) - 1, 0, -2)))
@@ -213,334 +176,3 @@ def test_blocks_count_tokens_when_asked(aligned: Segments) -> None:
     assert 0.5 < blocks.fill_fraction <= 1.0
     empty = Blocks(aligned.rows.select([]), 48, 60)
     assert (len(empty), empty.fill_fraction) == (0, 0.0)
-
-
-# PackedCollator
-
-
-def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> list[list[int]]:
-    """Ids, labels and positions of a row, one token after the other."""
-    ids, labels, positions = [0] * size, [-100] * size, [0] * size
-    at = 0
-    for segment in segments:
-        for position, token in enumerate(segment):
-            ids[at] = int(token)
-            labels[at] = -100 if position == 0 else int(token)
-            positions[at] = position
-            at += 1
-    return [ids, labels, list(range(size)) if attend_across_documents else positions]
-
-
-def slow_edges(rows: list[list[Any]], size: int, attend_across_documents: bool) -> list[int]:
-    """Where attention may not cross, in the rows laid out one behind the other."""
-    edges = {0}
-    longest = max(len(segment) for segments in rows for segment in segments)
-    for number, segments in enumerate(rows):
-        at, end = number * size, (number + 1) * size
-        edges |= {at, end}
-        if attend_across_documents:
-            continue
-        for segment in segments:
-            at += len(segment)
-            edges.add(at)
-        while longest and at < end:  # padding is never the longest segment
-            edges.add(at)
-            at += longest
-    return sorted(edges)
-
-
-def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], int, int]:
-    """Ranges of a row, and how many of its label tokens have one and have none."""
-    ranges = [[-1, -1] for _ in range(length)]
-    mapped = unmapped = at = teacher_at = 0
-    for number, segment in enumerate(block["student_ids"]):
-        for position in range(len(segment)):
-            first, last = block["first"][number][position], block["last"][number][position]
-            if first >= 0:
-                ranges[at] = [int(first) + teacher_at, int(last) + teacher_at]
-            if position > 0:
-                mapped += int(first >= 0)
-                unmapped += int(first < 0)
-            at += 1
-        teacher_at += len(block["teacher_ids"][number])
-    return ranges, mapped, unmapped
-
-
-def slow_batch(
-    blocks: list[dict[str, Any]], length: int, attend_across_documents: bool
-) -> dict[str, Any]:
-    width = 0
-    while width < max(sum(len(ids) for ids in block["teacher_ids"]) for block in blocks):
-        width += 64
-    batch: dict[str, Any] = {"block": [block["block"] for block in blocks]}
-    batch["teacher_widths"] = [width]
-    for prefix, column, size in (("", "student_ids", length), ("teacher_", "teacher_ids", width)):
-        rows = [slow_row(block[column], size, attend_across_documents) for block in blocks]
-        for index, name in enumerate(("input_ids", "labels", "position_ids")):
-            batch[prefix + name] = [row[index] for row in rows]
-        edges = slow_edges([block[column] for block in blocks], size, attend_across_documents)
-        longest = max([b - a for a, b in itertools.pairwise(edges)], default=0)
-        batch[prefix + "segment_edges"] = [edges] if prefix else edges
-        batch[prefix + "longest_segment"] = [longest] if prefix else longest
-    found = [slow_ranges(block, length) for block in blocks]
-    for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
-        batch[name] = [row[index] for row in found]
-    return batch
-
-
-def as_lists(batch: dict[str, Any]) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        if isinstance(value, list):
-            return [plain(item) for item in value]
-        return value.tolist() if isinstance(value, torch.Tensor) else value
-
-    return {name: plain(value) for name, value in batch.items()}
-
-
-@pytest.mark.parametrize("attend_across_documents", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("guided", [True, False])
-def test_collator_equals_the_slow_reference_when_blocks_are_packed(
-    aligned: Segments, plain: Segments, guided: bool, rows: int, attend_across_documents: bool
-) -> None:
-    blocks = Blocks((aligned if guided else plain).rows, 48, 60)
-    assert any(len(blocks[i]["student_ids"]) > 2 for i in range(len(blocks)))
-    collator = PackedCollator(48, attend_across_documents)
-    for start in range(0, len(blocks) - rows + 1, rows):
-        chosen = [blocks[index] for index in range(start, start + rows)]
-        batch = collator(chosen)
-        assert as_lists(batch) == slow_batch(chosen, 48, attend_across_documents)
-        tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
-        assert {tensor.dtype for tensor in tensors} == {torch.int64, torch.int32}
-        edges = (batch["segment_edges"], *batch["teacher_segment_edges"])
-        assert {tensor.dtype for tensor in edges} == {torch.int32}
-        counts = (batch["mapped_tokens"][0], batch["longest_segment"])
-        assert {type(count) for count in counts} == {int}
-
-
-@pytest.mark.parametrize("attend_across_documents", [False, True])
-def test_longest_segments_are_those_of_the_batches_when_these_are_made(
-    aligned: Segments, plain: Segments, attend_across_documents: bool
-) -> None:
-    for segments, width in ((aligned, 60), (aligned, 1000), (plain, 60)):
-        blocks = Blocks(segments.rows, 48, width)
-        collator = PackedCollator(48, attend_across_documents, width)
-        batches = [collator([blocks[number]]) for number in range(len(blocks))]
-        found = [[batch["longest_segment"], *batch["teacher_longest_segment"]] for batch in batches]
-        longest = blocks.longest_segments(attend_across_documents)
-        expected = [max(column) for column in zip(*found, strict=True)]
-        assert longest == (expected if segments is aligned else expected[:1])
-
-
-def test_collator_gives_a_worked_example_when_two_segments_share_a_block() -> None:
-    block = {
-        "block": 7,
-        "student_ids": [[1, 10, 11], [1, 12, 2]],
-        "teacher_ids": [[90, 20, 21, 22], [90, 23]],
-        "teacher_losses": [[], []],
-        "first": [[-1, 1, 2], [-1, 1, -1]],
-        "last": [[-1, 2, 4], [-1, 2, -1]],
-        "teacher_counts": [[4], [2]],
-    }
-    arrays = {
-        name: value if name == "block" else [np.array(segment) for segment in value]  # type: ignore[attr-defined]
-        for name, value in block.items()
-    }
-    batch = as_lists(PackedCollator(8)([arrays]))
-    assert batch["input_ids"] == [[1, 10, 11, 1, 12, 2, 0, 0]]
-    assert batch["labels"] == [[-100, 10, 11, -100, 12, 2, -100, -100]]
-    assert batch["position_ids"] == [[0, 1, 2, 0, 1, 2, 0, 0]]
-    assert (batch["segment_edges"], batch["longest_segment"]) == ([0, 3, 6, 8], 3)
-    assert batch["teacher_segment_edges"] == [[0, 4, *range(6, 64, 4), 64]]
-    assert batch["teacher_longest_segment"] == [4]
-    assert batch["teacher_input_ids"] == [[90, 20, 21, 22, 90, 23] + [0] * 58]
-    assert batch["teacher_labels"] == [[-100, 20, 21, 22, -100, 23] + [-100] * 58]
-    assert batch["teacher_ranges"] == [
-        [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
-    ]
-    assert (batch["block"], batch["mapped_tokens"], batch["unmapped_tokens"]) == ([7], [3], [1])
-
-
-def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
-    none = float("nan")
-    segments: dict[str, list[list[Any]]] = {
-        "student_ids": [[1, 10, 11], [1, 12, 2]],
-        "teacher_ids": [[90, 20, 21, 80, 30], [90, 22, 80, 31]],
-        "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
-        "first": [[-1, 1, 2, -1, 4, 4], [-1, 1, -1, -1, 3, -1]],
-        "last": [[-1, 2, 3, -1, 5, 5], [-1, 2, -1, -1, 4, -1]],
-        "teacher_counts": [[3, 2], [2, 2]],
-    }
-    for name in {"teacher_ids", "teacher_losses"} - set(names):
-        segments[name] = [[], []]
-    arrays = {name: [np.array(row) for row in rows] for name, rows in segments.items()}
-    losses = [row.astype(np.float32) for row in arrays.pop("teacher_losses")]
-    return {"block": 7, "teacher_losses": losses, **arrays}
-
-
-@pytest.mark.parametrize(("limits", "widths"), [(None, [64, 64]), ([5, 7], [5, 7])])
-def test_collator_gives_a_worked_example_when_losses_of_two_teachers_are_stored(
-    limits: list[int] | None, widths: list[int]
-) -> None:
-    block = two_teachers(("teacher_losses",))
-    batch = PackedCollator(8, teacher_max_length=limits)([block])
-    assert not any(name.startswith("teacher_") for name in batch.keys() - FROM_A_STORE)
-    found = batch["teacher_losses"]
-    assert (found.dtype, found.shape) == (torch.float32, (1, sum(widths)))
-    assert batch["teacher_widths"] == widths
-    expected = [-1, 0.5, 1.5, -1, 3.5] + [-1] * (widths[0] - 5)
-    expected += [-1, 2.5, -1, 4.5] + [-1] * (widths[1] - 4)
-    assert found.nan_to_num(-1.0).tolist() == [expected]
-    none, w = [-1, -1], widths[0]
-    assert batch["teacher_ranges"].tolist() == [
-        [
-            *(none, [1, 2], [2, 3], none, [4, 5], none, none, none),
-            *(none, [w + 1, w + 2], [w + 1, w + 2], none, [w + 3, w + 4], none, none, none),
-        ]
-    ]
-    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([3], [1])
-
-
-def test_collator_gives_a_worked_example_when_two_teachers_are_at_hand() -> None:
-    stored = PackedCollator(8)([two_teachers(("teacher_losses",))])
-    batch = PackedCollator(8)([two_teachers(("teacher_ids",))])
-    padding = [0] * 59
-    ids = [90, 20, 21, 90, 22, *padding, 80, 30, 80, 31, 0, *padding]
-    assert batch["teacher_input_ids"].tolist() == [ids]
-    positions = [0, 1, 2, 0, 1, *padding, 0, 1, 0, 1, 0, *padding]
-    assert batch["teacher_position_ids"].tolist() == [positions]
-    is_start = torch.tensor(positions) == 0
-    labels = torch.tensor(ids).masked_fill(is_start, -100)
-    assert batch["teacher_labels"].tolist() == [labels.tolist()]
-    for name in ("teacher_ranges", "teacher_widths", "mapped_tokens", "unmapped_tokens"):
-        assert as_lists(batch)[name] == as_lists(stored)[name]
-
-
-@pytest.mark.parametrize("teacher_attends", [False, True])
-def test_collator_gives_every_teacher_the_rows_it_has_alone(
-    tokenizers_by_family: Tokenizers, corpus_texts: list[str], teacher_attends: bool
-) -> None:
-    student, *others = (
-        tokenizers_by_family[name] for name in ("metaspace", "nfc_digits", "byte_level")
-    )
-    corpus = datasets.Dataset.from_dict({"text": corpus_texts})
-    readers = tuple(teacher_reader(tokenizer, 60 + 9 * n) for n, tokenizer in enumerate(others))
-    together = align_corpus(corpus, student_reader(student, 48), Teachers(readers))
-    limits = Teachers(readers).limits()
-    blocks = Blocks(together.rows, 48, limits)
-    chosen = [blocks[number] for number in range(min(len(blocks), 9))]
-    batch = PackedCollator(48, teacher_attends, teacher_max_length=limits)(chosen)
-    at = 0
-    for teacher, (width, limit) in enumerate(zip(batch["teacher_widths"], limits, strict=True)):
-        alone = [one_teacher(block, teacher) for block in chosen]
-        expected = PackedCollator(48, teacher_attends, teacher_max_length=limit)(alone)
-        assert expected["teacher_widths"] == [width]
-        for name in ("teacher_input_ids", "teacher_labels", "teacher_position_ids"):
-            assert torch.equal(batch[name][:, at : at + width], expected[name])
-        assert torch.equal(
-            batch["teacher_segment_edges"][teacher], expected["teacher_segment_edges"][0]
-        )
-        assert batch["teacher_longest_segment"][teacher] == expected["teacher_longest_segment"][0]
-        ranges = batch["teacher_ranges"][:, 48 * teacher : 48 * (teacher + 1)]
-        assert torch.equal(torch.where(ranges < 0, ranges, ranges - at), expected["teacher_ranges"])
-        at += width
-
-
-def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
-    """A block as it is without the other teachers."""
-    alone: dict[str, Any] = {"first": [], "last": [], "teacher_ids": [], "teacher_counts": []}
-    for number, counts in enumerate(block["teacher_counts"]):
-        before, tokens = int(sum(counts[:teacher])), len(block["student_ids"][number])
-        for name in ("first", "last"):
-            own = block[name][number][teacher * tokens : (teacher + 1) * tokens]
-            alone[name].append(np.where(own < 0, own, own - before))
-        ids = block["teacher_ids"][number][before : before + counts[teacher]]
-        alone["teacher_ids"].append(ids)
-        alone["teacher_counts"].append(counts[teacher : teacher + 1])
-    return {**block, **alone}
-
-
-# Chunks
-
-
-@pytest.mark.parametrize("chunks", [1, 2, 7, 16, 200])
-def test_collator_maps_chunks_to_chunks_when_asked(
-    aligned: Segments, plain: Segments, chunks: int
-) -> None:
-    blocks = Blocks(aligned.rows, 48, 60)
-    bare = Blocks(plain.rows, 48, 60)
-    for number in range(len(blocks)):
-        block = blocks[number]
-        batch = as_lists(PackedCollator(48, chunks=chunks)([block]))
-        tokens = sum(map(len, block["student_ids"]))
-        teacher_tokens = sum(map(len, block["teacher_ids"]))
-        labels = batch["teacher_labels"][0]
-        for position in range(48):
-            chunk = (
-                next(  # the chunk c that holds it: c is the last with c * tokens // chunks <= it
-                    c
-                    for c in range(chunks, -1, -1)
-                    if c * tokens // chunks <= min(position, tokens - 1)
-                )
-            )
-            assert batch["chunk"][0][position] == chunk
-            first, last = chunk * teacher_tokens // chunks, (chunk + 1) * teacher_tokens // chunks
-            has_loss = any(label != -100 for label in labels[first:last])
-            expected = [first, last] if has_loss and position < tokens else [-1, -1]
-            assert batch["teacher_ranges"][0][position] == expected
-    unguided = PackedCollator(48, chunks=chunks)([bare[0]])
-    assert (unguided["teacher_ranges"] == -1).all()
-    assert sum(unguided["mapped_tokens"]) == 0
-
-
-def test_collator_points_at_the_text_of_the_student_token_when_ranges_moved(
-    tokenizers_by_family: Tokenizers, aligned: Segments, corpus_texts: list[str]
-) -> None:
-    """In the batch, the teacher tokens of a range spell the characters of the student's token."""
-    student, teacher = (tokenizers_by_family[name] for name in ("metaspace", "nfc_digits"))
-    blocks = Blocks(aligned.rows, 48, 60)
-    numbers = pack(aligned.rows["student_tokens"], aligned.rows["teacher_tokens"], 48, 60)
-    checked = 0
-    for index, segments in enumerate(numbers):
-        batch = as_lists(PackedCollator(48)([blocks[index]]))
-        at = teacher_at = 0
-        for segment in segments:
-            row = aligned.rows[segment]
-            text = corpus_texts[row["document"]][row["start"] : row["end"]]
-            ours, theirs = encode(student, text), encode(teacher, text)
-            for token, (start, end) in enumerate(ours.spans.tolist(), at + 1):
-                assert batch["input_ids"][0][token] == ours.ids[token - at - 1]
-                first, last = batch["teacher_ranges"][0][token]
-                behind = range(first - teacher_at - 1, last - teacher_at - 1)
-                ids = batch["teacher_input_ids"][0][first:last]
-                assert ids == [theirs.ids[i] for i in behind]
-                assert theirs.spans[behind[0]][0] <= start < end <= theirs.spans[behind[-1]][1]
-                checked += 1
-            at += row["student_tokens"]
-            teacher_at += row["teacher_tokens"]
-    assert checked > 1000
-
-
-def test_collator_gives_the_teacher_no_columns_when_there_is_none(plain: Segments) -> None:
-    batch = PackedCollator(48)([Blocks(plain.rows, 48, 60)[0]])
-    assert batch["teacher_input_ids"].shape == (1, 0)
-    assert (batch["teacher_ranges"] == -1).all()
-    assert sum(batch["mapped_tokens"]) == 0
-    assert batch["unmapped_tokens"] == (batch["labels"] != -100).sum(-1).tolist()
-
-
-@pytest.mark.parametrize("attend_across_documents", [False, True])
-@pytest.mark.parametrize(("tokens", "limit", "width"), [(65, 100, 100), (60, 100, 64), (7, 7, 7)])
-def test_collator_stops_padding_at_the_teachers_limit_when_it_is_given(
-    tokens: int, limit: int, width: int, attend_across_documents: bool
-) -> None:
-    """A learned table of positions ends there: one more position would be read outside of it."""
-    ids = np.arange(tokens)
-    none = np.full(3, -1)
-    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
-    block |= {"first": [none], "last": [none], "teacher_counts": [[tokens]]}
-    batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
-    for name in ("input_ids", "labels", "position_ids"):
-        assert batch[f"teacher_{name}"].shape == (1, width)
-    assert batch["teacher_position_ids"].max() < limit
-    assert PackedCollator(8)([block])["teacher_input_ids"].shape[1] % 64 == 0

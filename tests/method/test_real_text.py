@@ -52,7 +52,7 @@ def corpus(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("teacher", ["deepseek-math-7b"])
-def test_train_learns_saves_resumes_and_loads_when_the_tokenizers_are_real(
+def test_train_learns_saves_resumes_and_loads(
     teacher: str,
     corpus: Path,
     shared_dir: Path,

@@ -5,7 +5,6 @@ import inspect
 import json
 import subprocess
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutput
 
-from vocagnolm import output_head, row_segments, token_loss
+from vocagnolm import output_head, token_loss
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.models.probes import check_longest, check_packing
+from vocagnolm.models.probes import check_packing
 from vocagnolm.token_loss import add_token_losses
 
 LENGTH = 13
@@ -151,58 +150,6 @@ def test_packed_documents_have_the_losses_of_separate_ones(name):
             one = ids[row : row + 1, part]
             alone = model(input_ids=one, labels=one, token_losses=True)
             torch.testing.assert_close(packed[row : row + 1, part], alone, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "attention"),
-    [
-        ("llama", "sdpa"),
-        ("llama", "eager"),
-        ("qwen2", "sdpa"),
-        ("gemma2", "eager"),
-        ("gpt2", "sdpa"),
-    ],
-)
-def test_check_packing_accepts_models_that_isolate_documents(name, attention):
-    model = build(name)
-    model.set_attn_implementation(attention)
-    check_packing(model)
-    check_packing(model.bfloat16())
-
-
-def test_check_packing_refuses_an_attention_that_crosses_documents():
-    def crossing(module, query, key, value, attention_mask, scaling=None, **kwargs):
-        key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-        return out.transpose(1, 2).contiguous(), None
-
-    transformers.AttentionInterface.register("crossing", crossing)
-    model = build()
-    model.set_attn_implementation("crossing")
-    add_token_losses(model)
-    with pytest.raises(
-        ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager, or .*"
-    ):
-        check_packing(model)
-    with pytest.raises(ValueError, match="--attend_across_documents"):
-        check_packing(model.bfloat16())
-
-
-def test_check_packing_refuses_models_that_ignore_position_ids(monkeypatch):
-    with pytest.raises(ValueError, match="BloomForCausalLM"):
-        check_packing(build("Bloom", n_layer=2, n_head=4))
-    model = build()
-    own = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
-    with pytest.raises(ValueError, match="LlamaForCausalLM"):
-        check_packing(model)
-
-
-def test_check_packing_accepts_a_model_in_which_crossing_makes_no_difference(monkeypatch):
-    model = build(spread=1e-4)
-    own = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
-    check_packing(model)
 
 
 def test_losses_under_autocast_are_float32_and_close():
@@ -346,53 +293,6 @@ def test_attaching_restores_modes_and_random_state():
     check_packing(model)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_probes_run_where_the_model_will_run_when_it_is_not_there_yet(fails, monkeypatch):
-    """There is no second device here: moves are counted, and what runs between them."""
-    model, places, ran_at = build(), ["cpu"], []
-    monkeypatch.setattr(model, "to", lambda device: places.append(device.type))
-    monkeypatch.setattr(row_segments, "_check_kernel", lambda: ran_at.append("kernel"))
-    model.set_attn_implementation("torch_varlen")
-    own = model.model.forward
-
-    def forward(*args, **kwargs):
-        ran_at.append(places[-1])
-        if fails:
-            raise ValueError("as it is")
-        return own(*args, **kwargs)
-
-    monkeypatch.setattr(model.model, "forward", forward)
-    device = torch.device("cuda", 0)
-    for check in (add_token_losses, check_packing, lambda *given: check_longest(*given, longest=9)):
-        places[:], ran_at[:] = ["cpu"], []
-        with pytest.raises(ValueError, match="as it is") if fails else nullcontext():
-            check(model, device)
-        assert ran_at[0] == ("kernel" if fails or check is add_token_losses else "cuda")
-        assert set(ran_at) <= {"kernel", "cuda"}
-        assert ran_at.count("cuda") >= 1
-        assert places == ["cpu", "cuda", "cpu"]
-
-
-def test_check_packing_accepts_a_quantized_model_when_it_rounds_by_the_whole_batch(monkeypatch):
-    """As int8 and float8 products of activations do, whatever the dtype of the model."""
-
-    def rounding(module, args):
-        scale = args[0].abs().max() / 127
-        return ((args[0] / scale).round() * scale,)
-
-    model = build(num_hidden_layers=8)
-    for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_pre_hook(rounding)
-    with pytest.raises(ValueError, match="lets packed documents see each other"):
-        check_packing(model)
-    model.is_quantized = True
-    check_packing(model)
-    own = model.model.forward
-    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
-    with pytest.raises(ValueError, match="lets packed documents see each other"):
-        check_packing(model)
 
 
 def test_a_vocabulary_of_three_words_can_be_probed():

@@ -46,7 +46,7 @@ def set_random(adapted: Any) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("attached", ["before", "after"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_losses_and_gradients_equal_those_of_own_logits_when_adapted(
+def test_losses_and_gradients_equal_those_of_own_logits(
     tied: bool, attached: str, checkpointing: bool, tiny_llama: Callable[..., Any]
 ) -> None:
     model = tiny_llama(VOCABULARY, tie_word_embeddings=tied).double()
@@ -75,7 +75,7 @@ def test_losses_and_gradients_equal_those_of_own_logits_when_adapted(
         assert (a - b).abs().max() <= 1e-6 * (1 + b.abs().max())
 
 
-def test_adapters_are_the_same_when_other_numbers_were_drawn_before(
+def test_adapters_are_the_same(
     tiny_llama: Callable[..., Any],
 ) -> None:
     states = []
@@ -90,7 +90,7 @@ def test_adapters_are_the_same_when_other_numbers_were_drawn_before(
     assert not torch.equal(states[0][first], states[2][first])
 
 
-def test_only_adapters_are_trained_and_in_float32_when_added(
+def test_only_adapters_are_trained_and_in_float32(
     tiny_llama: Callable[..., Any],
 ) -> None:
     adapted = add_adapters(tiny_llama(VOCABULARY), arguments(), seed=0)
@@ -100,7 +100,7 @@ def test_only_adapters_are_trained_and_in_float32_when_added(
     assert {p.dtype for p in adapted.parameters()} == {torch.float32}
 
 
-def test_layers_of_a_name_are_trained_and_no_others_when_they_are_trained_whole(
+def test_only_named_layers_are_trained_whole(
     tiny_llama: Callable[..., Any],
 ) -> None:
     norms = [
@@ -123,9 +123,7 @@ def test_layers_of_a_name_are_trained_and_no_others_when_they_are_trained_whole(
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"peft_type": "X"}', '{"r": 4}'])
-def test_adapters_are_refused_in_one_line_when_their_configuration_is_none(
-    content: str, tmp_path: Path
-) -> None:
+def test_bad_adapter_config_is_rejected_in_one_line(content: str, tmp_path: Path) -> None:
     path = tmp_path / "adapter_config.json"
     path.write_text(content)
     message = f"{path} is no configuration of LoRA adapters as PEFT writes it: copy it from where"
@@ -156,7 +154,7 @@ def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., 
         {"lora_modules_to_save": ["embed_tokens", "norm"]},
     ],
 )
-def test_merged_model_gives_the_same_logits_when_its_adapters_are_saved_and_merged(
+def test_merged_model_gives_the_same_logits(
     changes: dict[str, Any], tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
     adapted = add_adapters(tiny_llama(VOCABULARY).double(), arguments(**changes), seed=0)
@@ -216,7 +214,7 @@ def test_merged_model_gives_the_same_logits_when_its_adapters_are_saved_and_merg
         ),
     ],
 )
-def test_add_adapters_refuses_when_a_layer_cannot_have_one(
+def test_layer_that_cannot_be_adapted_is_rejected(
     tied: bool, changes: dict[str, Any], message: str, tiny_llama: Callable[..., Any]
 ) -> None:
     model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)

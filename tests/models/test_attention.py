@@ -12,6 +12,7 @@ import torch
 from architectures import assert_same_gradients, build, gradients
 from methods_world import World
 from packed_rows import SEGMENTS, rows
+from segment_attention import with_attention
 from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from world import make_models
@@ -21,15 +22,8 @@ from vocagnolm.models import attention as packed_attention
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.row_segments import RowSegments, segments_of
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
-
-
-def with_attention(name: str, attention: str, **overrides: Any) -> Any:
-    model = build(name, **overrides)
-    model.set_attn_implementation(attention)
-    return add_token_losses(model)
 
 
 @contextmanager
@@ -45,7 +39,7 @@ def masks_forbidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_losses_and_gradients_equal_those_of_sdpa_when_rows_are_packed(
+def test_losses_and_gradients_equal_those_of_sdpa(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch, weights = rows(), torch.rand(3, 16, generator=torch.Generator().manual_seed(1))
@@ -62,14 +56,14 @@ def test_losses_and_gradients_equal_those_of_sdpa_when_rows_are_packed(
     assert_same_gradients(found[1][1], found[0][1], relative=1e-6)
 
 
-def test_the_mask_of_sdpa_is_seen_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mask_of_sdpa_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     model = with_attention("llama", "sdpa")
     with masks_forbidden(monkeypatch), pytest.raises(AssertionError, match="a mask was made"):
         model(**rows())
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_check_packing_accepts_the_implementation_when_it_isolates_documents(name: str) -> None:
+def test_check_packing_accepts_the_implementation(name: str) -> None:
     model = with_attention(name, "torch_varlen")
     check_packing(model)
     check_packing(model.bfloat16())
@@ -77,7 +71,7 @@ def test_check_packing_accepts_the_implementation_when_it_isolates_documents(nam
         check_packing(with_attention(name, "torch_varlen"))
 
 
-def test_check_packing_refuses_segments_when_they_do_not_reach_the_attention(
+def test_segments_that_do_not_reach_attention_are_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = with_attention("llama", "torch_varlen")
@@ -93,7 +87,7 @@ def test_check_packing_refuses_segments_when_they_do_not_reach_the_attention(
         check_packing(model)
 
 
-def test_attention_equals_that_of_sdpa_when_a_call_brings_no_segments() -> None:
+def test_attention_equals_that_of_sdpa() -> None:
     batch, mask = rows(), torch.ones(3, 16, dtype=torch.long)
     mask[0, :4] = 0
     model, reference = (build() for _ in range(2))
@@ -110,21 +104,7 @@ def test_attention_equals_that_of_sdpa_when_a_call_brings_no_segments() -> None:
     assert torch.equal(*texts)
 
 
-def test_packed_rows_are_refused_when_nobody_says_where_documents_end() -> None:
-    batch = rows()
-    model = with_attention("llama", "torch_varlen")
-    for attention in ("flash_attention_2", "torch_varlen"):
-        model.config._attn_implementation = attention
-        with pytest.raises(ValueError, match=rf"{attention} does not see .* pass segments="):
-            model(**batch)
-    with pytest.raises(ValueError, match="exclude each other"):
-        model(**batch, segments=SEGMENTS, attention_mask=torch.ones(3, 16))
-    del batch["position_ids"]
-    with pytest.raises(ValueError, match="needs input_ids"):
-        model(**batch, segments=SEGMENTS)
-
-
-def test_flash_attention_gets_its_own_arguments_when_rows_are_packed() -> None:
+def test_flash_attention_gets_its_own_arguments() -> None:
     seen: list[dict[str, Any]] = []
 
     def flash(module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
@@ -159,9 +139,7 @@ def test_flash_attention_gets_its_own_arguments_when_rows_are_packed() -> None:
         ({"is_causal": False}, "not causal"),
     ],
 )
-def test_attention_refuses_what_the_kernel_cannot_do_when_a_model_asks_for_it(
-    options: dict[str, Any], message: str
-) -> None:
+def test_attention_beyond_the_kernel_is_rejected(options: dict[str, Any], message: str) -> None:
     query = torch.randn(1, 2, 16, 8)
     segments = {"cu_seq_lens_q": torch.tensor([0, 7, 16]), "max_length_q": 9}
     arguments: Any = (torch.nn.Identity(), query, query, query, None)
@@ -170,22 +148,7 @@ def test_attention_refuses_what_the_kernel_cannot_do_when_a_model_asks_for_it(
         packed_attention._attend(*arguments, **segments, **options)
 
 
-def test_a_model_is_refused_at_once_when_its_configuration_tells_enough() -> None:
-    with pytest.raises(ValueError, match=r"dropout of 0.1 asks: set it to 0"):
-        with_attention("llama", "torch_varlen", attention_dropout=0.1)
-    frozen = build(attention_dropout=0.1).requires_grad_(False)
-    frozen.set_attn_implementation("torch_varlen")
-    add_token_losses(frozen)  # never in training mode: nothing is dropped
-    with pytest.raises(ValueError, match="cannot attend in chunks"):
-        with_attention("llama", "torch_varlen", attention_chunk_size=8)
-    model = build()
-    model.set_attn_implementation("torch_varlen")
-    model.model.forward = lambda input_ids, position_ids=None: None
-    with pytest.raises(ValueError, match="cannot be told where documents end"):
-        add_token_losses(model)
-
-
-def test_a_model_is_refused_at_once_when_a_window_is_shorter_than_a_segment() -> None:
+def test_window_shorter_than_a_segment_is_rejected() -> None:
     for name, options in (
         ("mistral", {}),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),  # in one of two layers
@@ -203,12 +166,12 @@ def test_a_model_is_refused_at_once_when_a_window_is_shorter_than_a_segment() ->
     check_longest(unused, longest=25)
 
 
-def test_gemma2_is_refused_when_it_attaches_because_its_scores_are_capped() -> None:
+def test_capped_scores_of_gemma2_are_rejected() -> None:
     with pytest.raises(ValueError, match="soft cap of attention scores, which Gemma2Attention"):
         with_attention("gemma2", "torch_varlen")
 
 
-def test_a_kernel_that_differs_from_the_models_own_attention_is_refused_when_attached(
+def test_kernel_unlike_the_models_attention_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = packed_attention._reference
@@ -219,7 +182,7 @@ def test_a_kernel_that_differs_from_the_models_own_attention_is_refused_when_att
         with_attention("llama", "torch_varlen")
 
 
-def test_gpu_call_has_the_right_form_when_it_is_traced_without_a_gpu() -> None:
+def test_gpu_call_has_the_right_form() -> None:
     segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
     shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
@@ -229,14 +192,7 @@ def test_gpu_call_has_the_right_form_when_it_is_traced_without_a_gpu() -> None:
         packed_attention._on_gpu(*(x.float() for x in tensors), segments, 0.3)
 
 
-def test_old_kernel_is_refused_when_it_lacks_an_argument(monkeypatch: pytest.MonkeyPatch) -> None:
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, is_causal=False: None)
-    with pytest.raises(ValueError, match=r"needs torch >= 2.12, found \d"):
-        row_segments._check_kernel()
-
-
-def test_checks_run_in_bfloat16_when_the_kernel_has_no_float32(
+def test_checks_run_in_the_kernels_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dtypes: set[torch.dtype] = set()
@@ -254,7 +210,7 @@ def test_checks_run_in_bfloat16_when_the_kernel_has_no_float32(
     assert dtypes == {torch.bfloat16}
 
 
-def test_several_teachers_have_the_losses_of_sdpa_when_each_has_its_segments() -> None:
+def test_several_teachers_have_the_losses_of_sdpa() -> None:
     batch = rows()
     other = {name: value[:, :12] for name, value in batch.items() if name != "token_losses"}
     found = []
@@ -274,17 +230,11 @@ def test_several_teachers_have_the_losses_of_sdpa_when_each_has_its_segments() -
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 
-def test_segments_are_cumulative_lengths_when_some_are_empty() -> None:
-    assert segments_of([3, 0, 4]).edges.tolist() == [0, 3, 7]
-    assert segments_of([3, 0, 4]).longest == 4
-    assert (segments_of([]).edges.tolist(), segments_of([]).longest) == ([0], 0)
-
-
 # Runs
 
 
 @pytest.mark.parametrize("method", ["vocagnolm", "several mean", "kld", "uld", "rho1 entropy"])
-def test_a_run_ends_at_the_same_parameters_when_attention_needs_segments(
+def test_a_run_ends_at_the_same_parameters(
     method: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -51,7 +51,7 @@ def test_losses_and_gradients_stay_when_layers_are_compiled(checkpointing: bool)
     assert_same_gradients(found[1][1], found[0][1])
 
 
-def test_layers_share_their_graphs_when_a_model_is_deep_and_batches_differ() -> None:
+def test_layers_share_their_graphs() -> None:
     graphs: list[Any] = []
 
     def counting(module: Any, inputs: Any) -> Any:
@@ -67,13 +67,13 @@ def test_layers_share_their_graphs_when_a_model_is_deep_and_batches_differ() -> 
     assert len(graphs) == 2  # for the first length, and for any
 
 
-def test_all_layers_stay_compiled_when_student_and_teacher_are_of_one_kind() -> None:
+def test_all_layers_stay_compiled() -> None:
     assert torch._dynamo.config.recompile_limit < layers._GRAPHS_OF_A_LAYER
     layers.compile_layers(build(), backend="eager")
     assert torch._dynamo.config.recompile_limit == layers._GRAPHS_OF_A_LAYER
 
 
-def test_compiling_is_refused_when_a_model_names_no_layers() -> None:
+def test_compiling_without_named_layers_is_rejected() -> None:
     model = build()
     model._no_split_modules = None
     with pytest.raises(ValueError, match=r"names no decoder layers .*--compile_layers"):
@@ -105,9 +105,7 @@ def fake_liger(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("given", [None, {}, '{"rope": false}', {"cross_entropy": False}])
-def test_token_losses_survive_liger_when_its_settings_are_ours(
-    fake_liger: list[dict[str, Any]], given: Any
-) -> None:
+def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]], given: Any) -> None:
     model, batch = add_token_losses(build()), rows()
     expected = model(**batch)
     liger.apply_liger_kernel(model, layers.liger_settings(given))
@@ -126,7 +124,7 @@ def test_liger_would_replace_the_losses_when_left_alone(fake_liger: list[dict[st
 
 @pytest.mark.parametrize("name", ["fused_linear_cross_entropy", "cross_entropy"])
 @pytest.mark.usefixtures("fake_liger")
-def test_liger_is_refused_when_it_is_to_make_the_loss(name: str) -> None:
+def test_liger_loss_is_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} would replace the weighted loss: leave it out"):
         layers.liger_settings({"rope": True, name: True})
 

@@ -20,7 +20,7 @@ def any_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("any_package")
-def test_quantization_is_a_config_of_transformers_when_it_has_a_name() -> None:
+def test_quantization_is_a_config_of_transformers() -> None:
     four = AutoQuantizationConfig.from_dict(quantization.quantization("nf4", torch.float16))
     assert (four.load_in_4bit, four.bnb_4bit_quant_type) == (True, "nf4")
     assert four.bnb_4bit_compute_dtype == torch.float16
@@ -34,7 +34,7 @@ def test_quantization_is_a_config_of_transformers_when_it_has_a_name() -> None:
 
 @pytest.mark.usefixtures("any_package")
 @pytest.mark.parametrize("capability", [None, (8, 0)])
-def test_fp8_is_refused_when_no_gpu_computes_in_it(
+def test_fp8_without_a_gpu_for_it_is_rejected(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
@@ -44,7 +44,7 @@ def test_fp8_is_refused_when_no_gpu_computes_in_it(
 
 
 @pytest.mark.parametrize("name", quantization.QUANTIZATIONS)
-def test_quantization_is_refused_when_its_package_is_not_there(
+def test_missing_package_of_quantization_is_rejected(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -55,12 +55,12 @@ def test_quantization_is_refused_when_its_package_is_not_there(
 
 
 @pytest.mark.parametrize("text", ["fp7", "[]", "{}", "4"])
-def test_quantization_is_refused_when_it_is_neither_a_name_nor_a_config(text: str) -> None:
+def test_unknown_quantization_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"--teacher_quantization \(fp8, nf4, int8 or JSON\)"):
         quantization.quantization(text)
 
 
-def test_a_teacher_is_refused_when_its_head_is_quantized() -> None:
+def test_quantized_head_is_rejected() -> None:
     model = build()
     model.lm_head.weight = torch.nn.Parameter(
         torch.zeros(61, 32, dtype=torch.int8), requires_grad=False

@@ -13,7 +13,7 @@ from launch import launch
 PROCESSES, LAYERS = 4, 3
 
 
-def test_sharded_teacher_gives_the_same_losses_when_machines_hold_it_together(
+def test_sharded_teacher_gives_the_same_losses(
     tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
     for name, tied in (("plain", False), ("tied", True)):

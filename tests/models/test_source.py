@@ -88,7 +88,7 @@ def error_of(call: Callable[..., Any], *args: Any) -> str:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_load_gives_the_saved_weights_when_they_are_whole(
+def test_load_gives_the_saved_weights(
     saved: Path, tiny_llama: Callable[..., Any], dtype: torch.dtype
 ) -> None:
     model = ModelSource(str(saved), "teacher").load(dtype)
@@ -99,7 +99,7 @@ def test_load_gives_the_saved_weights_when_they_are_whole(
 
 
 @pytest.mark.parametrize("role", ["student", "teacher"])
-def test_load_refuses_in_one_line_when_weights_are_missing(
+def test_missing_weights_are_rejected_in_one_line(
     copied: Path, role: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = "model.layers.1.mlp.up_proj.weight"
@@ -137,7 +137,7 @@ def test_load_accepts_when_tied_weights_are_stored_once(
         (Path.unlink, "no file named model.safetensors"),
     ],
 )
-def test_load_names_role_and_model_when_weights_cannot_be_read(
+def test_unreadable_weights_name_role_and_model(
     copied: Path, damage: Callable[[Path], Any], reason: str
 ) -> None:
     damage(copied / "model.safetensors")
@@ -155,7 +155,7 @@ def test_load_names_role_and_model_when_weights_cannot_be_read(
         ('{"model_type": "no_such_model"}', "no_such_model"),
     ],
 )
-def test_config_names_role_and_model_when_there_is_none(
+def test_missing_config_names_role_and_model(
     tmp_path: Path, content: str | None, reason: str
 ) -> None:
     if content is not None:
@@ -165,7 +165,7 @@ def test_config_names_role_and_model_when_there_is_none(
     assert reason in message
 
 
-def test_config_refuses_when_the_model_is_no_causal_language_model(tmp_path: Path) -> None:
+def test_model_that_is_not_causal_is_rejected(tmp_path: Path) -> None:
     T5Config(d_model=8).save_pretrained(tmp_path)
     assert error_of(ModelSource(str(tmp_path), "teacher").config) == (
         f"--teacher {tmp_path} is a t5 model, which is no causal language model: give one that "
@@ -173,7 +173,7 @@ def test_config_refuses_when_the_model_is_no_causal_language_model(tmp_path: Pat
     )
 
 
-def test_config_and_load_refuse_when_the_name_is_nowhere() -> None:
+def test_name_that_is_nowhere_is_rejected() -> None:
     source = ModelSource("no-such/model", "teacher")
     for call, args in ((source.config, ()), (source.load, (torch.float32,))):
         assert error_of(call, *args).startswith("--teacher no-such/model cannot be loaded: ")
@@ -187,13 +187,13 @@ def parameters_of(source: ModelSource, config: Any) -> int:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
-def test_skeleton_has_the_parameters_of_the_real_model_when_counted(config: Any) -> None:
+def test_skeleton_has_the_parameters_of_the_real_model(config: Any) -> None:
     model = AutoModelForCausalLM.from_config(config)
     counted = parameters_of(ModelSource("any", "student"), config)
     assert counted == sum(p.numel() for p in model.parameters())
 
 
-def test_skeleton_makes_no_weights_when_the_model_is_large() -> None:
+def test_skeleton_makes_no_weights() -> None:
     config = LlamaConfig(
         hidden_size=4096, intermediate_size=11008, num_hidden_layers=2, vocab_size=32000
     )
@@ -203,7 +203,7 @@ def test_skeleton_makes_no_weights_when_the_model_is_large() -> None:
 
 
 @pytest.mark.skipif(is_flash_attn_2_available(), reason="flash_attn is here")
-def test_skeleton_refuses_in_one_line_when_the_attention_is_not_installed(
+def test_skeleton_rejects_attention_not_installed(
     saved: Path,
 ) -> None:
     source = ModelSource(str(saved), "teacher", attn_implementation="flash_attention_2")
@@ -216,7 +216,7 @@ def test_skeleton_refuses_in_one_line_when_the_attention_is_not_installed(
         assert "FlashAttention2" in message
 
 
-def test_skeleton_refuses_in_one_line_when_the_attention_is_unknown(saved: Path) -> None:
+def test_skeleton_rejects_unknown_attention(saved: Path) -> None:
     source = ModelSource(str(saved), "student", attn_implementation="flash")
     for call, argument in (
         (source.skeleton, source.config()),
@@ -227,9 +227,7 @@ def test_skeleton_refuses_in_one_line_when_the_attention_is_unknown(saved: Path)
         assert 'attn_implementation="flash"' in message
 
 
-def test_skeleton_uses_the_models_attention_when_it_is_given(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_skeleton_uses_the_models_attention(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     from_config = AutoModelForCausalLM.from_config
 
@@ -323,7 +321,7 @@ def test_check_vocabulary_refuses_when_ids_exceed_the_embeddings(
         check_vocabulary(LlamaConfig(**SMALL | {"vocab_size": rows}), tokenizer, "teacher")
 
 
-def test_check_vocabulary_counts_added_tokens_when_there_are_some(
+def test_check_vocabulary_counts_added_tokens(
     tokenizer_dirs: dict[str, Path],
 ) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_dirs["metaspace"])
@@ -333,7 +331,7 @@ def test_check_vocabulary_counts_added_tokens_when_there_are_some(
     assert "has ids up to 600" in error_of(check_vocabulary, config, tokenizer, "student")
 
 
-def test_check_distinct_refuses_when_one_model_has_two_tokenizers(
+def test_one_model_with_two_tokenizers_is_rejected(
     tiny_llama: Callable[..., Any], tokenizers_by_family: Tokenizers
 ) -> None:
     ours, theirs = tokenizers_by_family["metaspace"], tokenizers_by_family["trimmed"]
@@ -346,7 +344,7 @@ def test_check_distinct_refuses_when_one_model_has_two_tokenizers(
     check_distinct(student, tiny_llama(VOCABULARY + 1), ours, theirs)
 
 
-def test_check_distinct_refuses_when_the_copy_has_another_dtype(
+def test_copy_in_another_dtype_is_rejected(
     tiny_llama: Callable[..., Any], tokenizers_by_family: Tokenizers
 ) -> None:
     ours, theirs = tokenizers_by_family["metaspace"], tokenizers_by_family["trimmed"]

@@ -1,0 +1,112 @@
+"""Probes of a loaded model: packed documents, and where they run."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+import transformers
+from architectures import build
+from torch.nn import functional as F
+
+from vocagnolm import row_segments
+from vocagnolm.models.probes import check_longest, check_packing
+from vocagnolm.token_loss import add_token_losses
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
+        ("llama", "sdpa"),
+        ("llama", "eager"),
+        ("qwen2", "sdpa"),
+        ("gemma2", "eager"),
+        ("gpt2", "sdpa"),
+    ],
+)
+def test_check_packing_accepts_models_that_isolate_documents(name, attention):
+    model = build(name)
+    model.set_attn_implementation(attention)
+    check_packing(model)
+    check_packing(model.bfloat16())
+
+
+def test_check_packing_refuses_an_attention_that_crosses_documents():
+    def crossing(module, query, key, value, attention_mask, scaling=None, **kwargs):
+        key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+
+    transformers.AttentionInterface.register("crossing", crossing)
+    model = build()
+    model.set_attn_implementation("crossing")
+    add_token_losses(model)
+    with pytest.raises(
+        ValueError, match=r"LlamaForCausalLM with .* crossing .*sdpa or eager, or .*"
+    ):
+        check_packing(model)
+    with pytest.raises(ValueError, match="--attend_across_documents"):
+        check_packing(model.bfloat16())
+
+
+def test_check_packing_refuses_models_that_ignore_position_ids(monkeypatch):
+    with pytest.raises(ValueError, match="BloomForCausalLM"):
+        check_packing(build("Bloom", n_layer=2, n_head=4))
+    model = build()
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    with pytest.raises(ValueError, match="LlamaForCausalLM"):
+        check_packing(model)
+
+
+def test_check_packing_accepts_harmless_crossing(monkeypatch):
+    model = build(spread=1e-4)
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    check_packing(model)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_probes_run_on_the_models_future_device(fails, monkeypatch):
+    """There is no second device here: moves are counted, and what runs between them."""
+    model, places, ran_at = build(), ["cpu"], []
+    monkeypatch.setattr(model, "to", lambda device: places.append(device.type))
+    monkeypatch.setattr(row_segments, "_check_kernel", lambda: ran_at.append("kernel"))
+    model.set_attn_implementation("torch_varlen")
+    own = model.model.forward
+
+    def forward(*args, **kwargs):
+        ran_at.append(places[-1])
+        if fails:
+            raise ValueError("as it is")
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    device = torch.device("cuda", 0)
+    for check in (add_token_losses, check_packing, lambda *given: check_longest(*given, longest=9)):
+        places[:], ran_at[:] = ["cpu"], []
+        with pytest.raises(ValueError, match="as it is") if fails else nullcontext():
+            check(model, device)
+        assert ran_at[0] == ("kernel" if fails or check is add_token_losses else "cuda")
+        assert set(ran_at) <= {"kernel", "cuda"}
+        assert ran_at.count("cuda") >= 1
+        assert places == ["cpu", "cuda", "cpu"]
+
+
+def test_check_packing_accepts_rounding_by_batch(monkeypatch):
+    """As int8 and float8 products of activations do, whatever the dtype of the model."""
+
+    def rounding(module, args):
+        scale = args[0].abs().max() / 127
+        return ((args[0] / scale).round() * scale,)
+
+    model = build(num_hidden_layers=8)
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(rounding)
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(model)
+    model.is_quantized = True
+    check_packing(model)
+    own = model.model.forward
+    monkeypatch.setattr(model.model, "forward", lambda *a, position_ids=None, **k: own(*a, **k))
+    with pytest.raises(ValueError, match="lets packed documents see each other"):
+        check_packing(model)
