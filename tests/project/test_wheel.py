@@ -1,0 +1,78 @@
+"""The sdist holds what its tests need, and the wheel made of it works outside of a checkout."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+ROOT = Path(__file__).resolve().parents[2]
+NOT_SOURCE = (".*", "build", "dist", "runs", "wandb", "*.egg-info", "__pycache__")
+BUILD_SDIST = "import sys; from setuptools import build_meta as b; b.build_sdist(sys.argv[1])"
+
+
+def run(*argv: str | Path, cwd: Path, **environment: str) -> str:
+    words = [sys.executable, *map(str, argv)]
+    found = subprocess.run(
+        words, cwd=cwd, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 0, f"{' '.join(words)}\n{found.stdout}\n{found.stderr}"
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist of a copy of the checkout, unpacked."""
+    root = tmp_path_factory.mktemp("sdist")
+    copy = root / "checkout"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*NOT_SOURCE), symlinks=True)
+    run("-c", BUILD_SDIST, root, cwd=copy)
+    (archive,) = root.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(root, filter="data")
+    return root / archive.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the sdist, installed in a directory of its own."""
+    root = tmp_path_factory.mktemp("wheel")
+    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+    alone = ("--no-deps", "--no-index")
+    run(*pip, "wheel", *alone, "--no-build-isolation", "--wheel-dir", root, source, cwd=root)
+    (wheel,) = root.glob("*.whl")
+    run(*pip, "install", *alone, "--target", root / "site", wheel, cwd=root)
+    return root / "site"
+
+
+def test_sdist_holds_every_tracked_file(source: Path) -> None:
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".")}
+    assert {name for name in tracked if not (source / name).is_file()} == set()
+
+
+def test_wheel_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    def vocagnolm(*argv: str | Path) -> str:
+        offline = {"PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+        return run(installed / "bin" / "vocagnolm", *argv, cwd=tmp_path, **offline)
+
+    assert vocagnolm("--version").startswith("vocagnolm ")
+    small = ("--options", "max_steps=2", "eval_steps=1", "--seeds", "0", "--methods", "vocagnolm")
+    assert "| VocAgnoLM " in vocagnolm("demo", *small, "--output_dir", "demo")
+    files = ("--student", "demo/seed0/base", "--dataset", "demo/seed0/pages.jsonl")
+    teacher = installed / "vocagnolm" / "assets" / "demo_teacher"
+    length = ("--max_length", "64", "--global_batch_tokens", "128", "--use_cpu", "True")
+    plan = vocagnolm("train", *files, "--teacher", teacher, *length, "--dry_run")
+    assert "guidance   method vocagnolm" in plan
+    assert "--regrade" in vocagnolm("evaluate", "--help")
