@@ -42,7 +42,7 @@ def solve_score_equation(share: float, n: int, low: float, high: float) -> float
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 32, 500, 3018])
-def test_wilson_interval_solves_the_score_equation_when_it_is_solved_slowly(n: int) -> None:
+def test_wilson_interval_solves_the_score_equation(n: int) -> None:
     for correct in {0, 1, n // 3, n // 2, n - 1, n} & set(range(n + 1)):
         share = correct / n
         low = 0.0 if correct == 0 else solve_score_equation(share, n, 0.0, share)
@@ -52,7 +52,7 @@ def test_wilson_interval_solves_the_score_equation_when_it_is_solved_slowly(n: i
         assert 0 <= found[0] <= 100 * share <= found[1] <= 100
 
 
-def test_wilson_interval_is_the_published_one_when_ten_of_thirty_two_are_right() -> None:
+def test_wilson_interval_is_the_published_one() -> None:
     assert wilson_interval(10, 32) == pytest.approx((17.95, 48.57), abs=0.005)
 
 
@@ -60,9 +60,7 @@ def test_wilson_interval_is_the_published_one_when_ten_of_thirty_two_are_right()
     ("correct", "n", "expected"),
     [(10, 32, 31.2), (18, 32, 56.2), (14, 32, 43.8), (1, 3, 33.3), (0, 5, 0.0), (38, 500, 7.6)],
 )
-def test_accuracy_rounds_halves_to_even_when_the_harness_does(
-    correct: int, n: int, expected: float
-) -> None:
+def test_accuracy_rounds_halves_to_even(correct: int, n: int, expected: float) -> None:
     assert Accuracy.of(correct, n).rounded == expected
     assert Accuracy.of(correct, n).rounded == np.round(
         np.mean([True] * correct + [False] * (n - correct)) * 100, decimals=1
@@ -70,14 +68,14 @@ def test_accuracy_rounds_halves_to_even_when_the_harness_does(
     assert Accuracy.of(correct, n).exact == correct / n * 100
 
 
-def test_average_is_of_rounded_columns_and_of_exact_ones_when_they_differ() -> None:
+def test_average_is_of_rounded_and_of_exact_columns() -> None:
     columns = [Accuracy.of(10, 32), Accuracy.of(1, 3)]
     found = average(columns)
     assert found["rounded"] == 32.2  # (31.2 + 33.3) / 2 = 32.25, to the even digit
     assert found["exact"] == pytest.approx((31.25 + 100 / 3) / 2)
 
 
-def test_average_prints_as_the_harness_does_when_the_mean_ends_in_a_five() -> None:
+def test_average_prints_as_the_harness_does() -> None:
     means = 0
     for total in range(0, 2000):
         columns = [Accuracy(1, 0, value, 0.0, (0.0, 0.0)) for value in (total / 10, 0.0)]
@@ -87,19 +85,19 @@ def test_average_prints_as_the_harness_does_when_the_mean_ends_in_a_five() -> No
     assert means, "rounding and printing never differ: this tests nothing"
 
 
-def test_average_interval_puts_columns_together_when_computed_by_hand() -> None:
+def test_average_interval_puts_columns_together() -> None:
     first = Accuracy(10, 2, 20.0, 20.0, (14.0, 32.0))
     other = Accuracy(10, 5, 50.0, 50.0, (42.0, 55.0))
     # Below: sqrt(6^2 + 8^2) / 2 = 5; above: sqrt(12^2 + 5^2) / 2 = 6.5.
     assert average([first, other])["interval"] == pytest.approx([30.0, 41.5])
 
 
-def test_average_interval_is_that_of_the_column_when_there_is_one() -> None:
+def test_average_interval_is_that_of_the_column() -> None:
     column = Accuracy.of(3, 40)
     assert average([column])["interval"] == pytest.approx(column.interval)
 
 
-def test_averages_are_the_three_of_the_paper_when_all_columns_are_there() -> None:
+def test_averages_are_the_three_of_the_paper() -> None:
     columns = {name: Accuracy.of(at, 10) for at, name in enumerate(PAPER_BENCHMARKS)}
     found = averages(columns)
     assert list(found) == ["AVG", "AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
@@ -122,7 +120,7 @@ def graded(
     }
 
 
-def test_summary_counts_what_the_graders_say_when_items_differ() -> None:
+def test_summary_counts_what_the_graders_say() -> None:
     records = [
         graded("3", True, "string", True),
         graded("", False, "empty", False),
@@ -140,7 +138,7 @@ def test_summary_counts_what_the_graders_say_when_items_differ() -> None:
     assert "finish_reasons" not in found
 
 
-def test_summary_says_how_texts_ended_when_they_were_generated() -> None:
+def test_summary_says_how_texts_ended() -> None:
     endings = [("stop", 10), ("length", 30), ("stop", 20)]
     records = [
         graded("A", False, "choice", None) | {"finish_reason": reason, "n_new_tokens": tokens}
@@ -165,7 +163,7 @@ def test_metric_gives_the_accuracy_when_it_computes() -> None:
     assert math.isclose(found["exact"], 100 / 3)
 
 
-def test_metric_gives_the_same_when_items_are_added_in_parts() -> None:
+def test_metric_gives_the_same() -> None:
     metric = MathAnswerAccuracy("mathqa")
     metric.add(prediction="The answer is (B).", reference="B")
     metric.add_batch(
@@ -177,7 +175,7 @@ def test_metric_gives_the_same_when_items_are_added_in_parts() -> None:
 
 
 @pytest.mark.parametrize("name", ["gsm9k", None])
-def test_metric_says_which_benchmarks_there_are_when_it_is_given_none_of_them(
+def test_metric_says_which_benchmarks_there_are(
     name: str | None,
 ) -> None:
     with pytest.raises(ValueError, match=r"expected a benchmark of gsm8k, .*: give one"):

@@ -80,7 +80,7 @@ def test_benchmarks_cannot_be_changed_when_shared() -> None:
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_items_equal_the_harnesss_when_built_from_its_files(shared_dir: Path, name: str) -> None:
+def test_items_equal_the_harnesss(shared_dir: Path, name: str) -> None:
     benchmark = BENCHMARKS[name]
     loaded = load_items(benchmark, shared_dir / "data/benchmarks")
     built = built_by_the_harness(shared_dir, name)
@@ -92,9 +92,7 @@ def test_items_equal_the_harnesss_when_built_from_its_files(shared_dir: Path, na
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_prompts_equal_the_harnesss_when_its_exemplars_are_given(
-    shared_dir: Path, name: str
-) -> None:
+def test_prompts_equal_the_harnesss(shared_dir: Path, name: str) -> None:
     benchmark = BENCHMARKS[name]
     assert benchmark.prompt_set is not None
     prompt_set = load_prompt_set(benchmark.prompt_set, shared_dir / "data/prompts/cot")
@@ -113,7 +111,7 @@ def test_file_sha256_is_the_files_when_staged(shared_dir: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_rows_stay_as_they_are_when_items_are_built(shared_dir: Path, name: str) -> None:
+def test_rows_stay_as_they_are(shared_dir: Path, name: str) -> None:
     rows = staged_rows(shared_dir, BENCHMARKS[name])
     before = copy.deepcopy(rows)
     for row in rows:
@@ -263,7 +261,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("case", ROWS)
-def test_item_reads_as_expected_when_built_from_a_row(case: str) -> None:
+def test_item_reads_as_expected(case: str) -> None:
     name, row, question, gold = ROWS[case]
     before = copy.deepcopy(row)
     assert BENCHMARKS[name].item(7, row) == Item(7, question, gold)
@@ -279,7 +277,7 @@ def test_item_reads_as_expected_when_built_from_a_row(case: str) -> None:
         ("Noon", ""),
     ],
 )
-def test_question_says_what_it_expects_when_the_gold_is_a_truth_value(gold: str, hint: str) -> None:
+def test_question_says_what_it_expects(gold: str, hint: str) -> None:
     row = {**TABLE, "answer": gold, "ans_type": "boolean_text"}
     assert BENCHMARKS["tabmwp"].item(0, row).question.partition("How many?")[2] == hint
 

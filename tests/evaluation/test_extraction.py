@@ -125,32 +125,32 @@ def test_extraction_doctests_run_when_read() -> None:
         for number, case in enumerate(cases)
     ],
 )
-def test_extraction_gives_the_harness_answer_when_a_rule_applies(
+def test_extraction_gives_the_harness_answer(
     benchmark: str, output: str, prediction: str | None
 ) -> None:
     assert extract_answer(benchmark, output) == prediction
 
 
-def test_extraction_names_the_benchmarks_when_there_is_no_such_one() -> None:
+def test_extraction_names_the_benchmarks() -> None:
     with pytest.raises(ValueError, match=r"gsm8k.*found 'minerva'"):
         extract_answer("minerva", "4")
 
 
 @given(st.sampled_from(["free", "letter", "marked"]), st.text())
-def test_extraction_is_total_when_the_output_is_any_text(kind: AnswerKind, output: str) -> None:
+def test_extraction_is_total(kind: AnswerKind, output: str) -> None:
     prediction = extract(kind, output)
     assert (prediction is None) == (output in ("", "error"))
 
 
 @given(st.text())
-def test_extraction_gives_a_letter_or_the_placeholder_when_a_letter_is_asked_for(
+def test_extraction_gives_a_letter_or_the_placeholder(
     output: str,
 ) -> None:
     assert extract("letter", f"answer is {output}") in {*"ABCDE", "placeholder"}
 
 
 @given(st.text(alphabet="{}ab1", max_size=30))
-def test_extraction_takes_a_box_whole_when_its_braces_match(inner: str) -> None:
+def test_extraction_takes_a_box_whole(inner: str) -> None:
     depth, lowest = 0, 0
     for character in inner:
         depth += {"{": 1, "}": -1}.get(character, 0)

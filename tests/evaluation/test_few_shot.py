@@ -86,7 +86,7 @@ def test_exemplars_give_their_answer_when_read_as_outputs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LETTERED)
-def test_exemplars_choose_the_right_option_when_worked_out_again(name: str) -> None:
+def test_exemplars_choose_the_right_option(name: str) -> None:
     right = zip(exemplars(name), ANSWERS[name], CHOSEN[name], strict=True)
     for (question, _), letter, text in right:
         assert question.split("\n")[-2] == CHOOSE
@@ -109,7 +109,7 @@ def test_exemplars_end_as_the_harnesss_do_when_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_exemplars_box_what_they_conclude_when_they_are_for_math(name: str) -> None:
+def test_exemplars_box_what_they_conclude(name: str) -> None:
     boxed = [extract("free", text.split("\nFinal")[0]) for _, text in exemplars(name)]
     if name == "minerva_math":
         assert tuple(boxed) == ANSWERS[name]
@@ -144,14 +144,14 @@ def test_prompt_is_written_out_when_built() -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_prompt_set_is_the_packages_when_no_directory_is_given(name: str) -> None:
+def test_prompt_set_is_the_packages(name: str) -> None:
     prompt_set = load_prompt_set(name, None)
     assert (prompt_set.name, prompt_set.origin) == (name, "vocagnolm")
     assert prompt_set.sha256 == hashlib.sha256(prompt_set.text.encode()).hexdigest()
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_prompt_set_is_the_harnesss_when_its_bytes_are(shared_dir: Path, name: str) -> None:
+def test_prompt_set_is_the_harnesss(shared_dir: Path, name: str) -> None:
     directory = shared_dir / "data/prompts/cot"
     prompt_set = load_prompt_set(name, directory)
     assert prompt_set.origin == "harness"
@@ -165,7 +165,7 @@ def test_prompt_set_is_anothers_when_its_bytes_are(tmp_path: Path) -> None:
     assert prompt_set.sha256 == hashlib.sha256(b"Question: A?\r\nAnswer: B.").hexdigest()
 
 
-def test_prompt_set_is_refused_when_it_cannot_be_read(tmp_path: Path) -> None:
+def test_prompt_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"--prompts_dir .* has no gsm8k\.md: give"):
         load_prompt_set("gsm8k", tmp_path)
     (tmp_path / "gsm8k.md").write_bytes(b"abc\xff")
@@ -183,7 +183,7 @@ def eight_grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[at : at + 8]) for at in range(len(words) - 7)}
 
 
-def test_exemplars_share_no_eight_words_when_compared_with_the_benchmarks(
+def test_exemplars_share_no_eight_words(
     shared_dir: Path,
 ) -> None:
     data = shared_dir / "data"

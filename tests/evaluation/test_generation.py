@@ -56,9 +56,7 @@ def test_generation_doctests_run_when_read() -> None:
         ("abcd", ["bcd", "bc", "cd"], "a"),
     ],
 )
-def test_cut_ends_before_the_earliest_stop_when_it_is_given_a_text(
-    text: str, stops: Sequence[str], expected: str
-) -> None:
+def test_cut_ends_before_the_earliest_stop(text: str, stops: Sequence[str], expected: str) -> None:
     assert cut(text, stops) == expected
 
 
@@ -66,7 +64,7 @@ def test_cut_ends_before_the_earliest_stop_when_it_is_given_a_text(
     ("of_model", "of_tokenizer", "expected"),
     [(None, None, set()), (None, 2, {2}), (3, 2, {2, 3}), ([3, 4], 4, {3, 4}), ([0], 2, {0, 2})],
 )
-def test_end_of_text_ids_are_those_of_both_when_model_and_tokenizer_differ(
+def test_end_of_text_ids_are_those_of_both(
     of_model: Any, of_tokenizer: int | None, expected: set[int]
 ) -> None:
     class Tokenizer:
@@ -87,7 +85,7 @@ def decoding_of(tokenizer: Any, stops: Sequence[str] = STOPS, context: int = NO_
     return Decoding(tokenizer, tuple(stops), NEW_TOKENS, context, frozenset())
 
 
-def test_encode_gives_what_the_tokenizer_gives_when_it_adds_special_tokens(
+def test_encode_gives_what_the_tokenizer_gives(
     tokenizers_by_family: Tokenizers, shared_dir: Path
 ) -> None:
     llama = transformers.AutoTokenizer.from_pretrained(shared_dir / "tokenizers" / "tinyllama")
@@ -98,7 +96,7 @@ def test_encode_gives_what_the_tokenizer_gives_when_it_adds_special_tokens(
     assert expected[0][0] == llama.bos_token_id
 
 
-def test_encode_says_how_many_and_how_long_when_prompts_do_not_fit(
+def test_encode_says_how_many_and_how_long(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -139,7 +137,7 @@ def test_decoding_is_refused_when_nothing_could_be_generated(
         (5, [7] * 8, ("77",), "stop"),
     ],
 )
-def test_finish_reason_is_the_rule_that_ended_it_when_ids_are_complete(
+def test_finish_reason_is_the_rule_that_ended_it(
     n_prompt: int, ids: list[int], stops: tuple[str, ...], expected: str
 ) -> None:
     class Digits:
@@ -185,9 +183,7 @@ def streams(tokenizer: Any, rng: random.Random, count: int) -> Iterator[list[int
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_generated_tokens_find_a_stop_at_its_last_token_when_characters_span_tokens(
-    family: str, tokenizers_by_family: Tokenizers
-) -> None:
+def test_stop_is_found_at_its_last_token(family: str, tokenizers_by_family: Tokenizers) -> None:
     tokenizer, rng = tokenizers_by_family[family], random.Random(family)
     found = []
     for ids in streams(tokenizer, rng, 15):
@@ -204,9 +200,7 @@ def test_generated_tokens_find_a_stop_at_its_last_token_when_characters_span_tok
 
 
 @pytest.mark.parametrize("lead", range(1, 24))
-def test_generated_tokens_find_a_stop_where_the_whole_text_has_it_when_bytes_are_broken(
-    lead: int, tokenizers_by_family: Tokenizers
-) -> None:
+def test_stop_is_found_among_broken_bytes(lead: int, tokenizers_by_family: Tokenizers) -> None:
     tokenizer = tokenizers_by_family["metaspace"]
 
     def ids_of(text: str) -> list[int]:
@@ -227,7 +221,7 @@ def test_generated_tokens_find_a_stop_where_the_whole_text_has_it_when_bytes_are
     assert [name for name, n in expected.items() if n is None] == ["unreadable"]
 
 
-def test_generated_tokens_decode_a_few_tokens_a_step_when_completions_are_long(
+def test_generated_tokens_decode_a_few_tokens_a_step(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     tokenizer = tokenizers_by_family["metaspace"]
@@ -245,7 +239,7 @@ def test_generated_tokens_decode_a_few_tokens_a_step_when_completions_are_long(
     assert sum(decoded) <= 40 * len(ids)
 
 
-def test_generated_tokens_decode_nothing_when_there_are_no_stops() -> None:
+def test_generated_tokens_decode_nothing() -> None:
     assert watched(Decoding(None, (), 5, NO_LIMIT, frozenset()), [1, 2, 3]) is None
 
 
@@ -253,9 +247,7 @@ def test_generated_tokens_decode_nothing_when_there_are_no_stops() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 9), st.randoms(use_true_random=False))
-def test_waiting_rows_run_in_full_batches_when_enough_are_left(
-    count: int, size: int, rng: random.Random
-) -> None:
+def test_waiting_rows_run_in_full_batches(count: int, size: int, rng: random.Random) -> None:
     needs = {row: rng.choice([1, 1, 1, 2, 3, 6]) for row in range(count)}
     waiting, left, begun = WaitingRows(list(needs)), set(needs), []
     while batch := waiting.take(size):
@@ -365,7 +357,7 @@ def lively_llama(tiny_llama: Callable[..., Any]) -> Callable[..., Any]:
 
 # Not the unigram family: its training gives another vocabulary in every process.
 @pytest.mark.parametrize("family", ["metaspace", "byte_level", "nfc_digits"])
-def test_completions_equal_plain_generation_when_rows_end_in_every_way(
+def test_completions_equal_plain_generation(
     family: str, tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family[family]
@@ -385,7 +377,7 @@ def test_completions_equal_plain_generation_when_rows_end_in_every_way(
     assert reasons == {"stop", "eos", "length", "context"}
 
 
-def test_completions_equal_plain_generation_when_the_tokenizer_is_tinyllamas(
+def test_completions_equal_plain_generation_with_tinyllamas_tokenizer(
     shared_dir: Path, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(shared_dir / "tokenizers" / "tinyllama")
@@ -479,7 +471,7 @@ def test_completions_equal_plain_generation_when_positions_work_differently(
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_engine_refuses_a_model_when_its_rows_cannot_share_a_prefix(
+def test_engine_refuses_a_model(
     config: Any, message: str, tokenizers_by_family: Tokenizers
 ) -> None:
     config.vocab_size = 500
@@ -488,7 +480,7 @@ def test_engine_refuses_a_model_when_its_rows_cannot_share_a_prefix(
         HFEngine(kind.from_config(config), tokenizers_by_family["nfc_digits"], 4)
 
 
-def test_engine_refuses_a_batch_size_when_it_is_no_row(
+def test_engine_refuses_a_batch_size(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -496,7 +488,7 @@ def test_engine_refuses_a_batch_size_when_it_is_no_row(
         HFEngine(lively_llama(tokenizer), tokenizer, 0)
 
 
-def test_engine_is_greedy_when_the_models_generation_config_samples(
+def test_engine_is_greedy(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -523,7 +515,7 @@ def test_engine_is_greedy_when_the_models_generation_config_samples(
     assert model.generation_config is own
 
 
-def test_stop_string_counts_in_generated_text_only_when_it_begins_in_the_prompt(
+def test_stop_string_counts_in_generated_text_only(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -538,7 +530,7 @@ def test_stop_string_counts_in_generated_text_only_when_it_begins_in_the_prompt(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_engine_completes_each_prompt_when_there_are_few_or_equal_ones(
+def test_engine_completes_each_prompt(
     count: int, tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -547,7 +539,7 @@ def test_engine_completes_each_prompt_when_there_are_few_or_equal_ones(
     assert completions_of(HFEngine(model, tokenizer, 4), prompts, STOPS) == expected
 
 
-def test_engine_says_what_does_not_fit_before_anything_runs_when_a_prompt_is_too_long(
+def test_engine_refuses_a_long_prompt_before_it_runs(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -579,7 +571,7 @@ class Calls:
             self.positions.append(kwargs["position_ids"])
 
 
-def test_shared_prefix_is_read_once_when_many_batches_follow(
+def test_shared_prefix_is_read_once(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["metaspace"]
@@ -600,7 +592,7 @@ def test_shared_prefix_is_read_once_when_many_batches_follow(
     assert not torch.is_inference_mode_enabled()
 
 
-def test_rows_decoded_are_few_when_most_completions_end_early(
+def test_rows_decoded_are_few(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -616,7 +608,7 @@ def test_rows_decoded_are_few_when_most_completions_end_early(
     assert max(batch for batch, _ in calls.shapes) == 8
 
 
-def test_engine_leaves_the_model_as_it_was_when_its_reader_stops_early(
+def test_engine_leaves_the_model_as_it_was(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -628,7 +620,7 @@ def test_engine_leaves_the_model_as_it_was_when_its_reader_stops_early(
     assert not torch.is_inference_mode_enabled()
 
 
-def test_no_warning_is_given_when_a_padded_batch_is_longer_than_the_context(
+def test_no_warning_is_given(
     tokenizers_by_family: Tokenizers,
     lively_llama: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
@@ -663,7 +655,7 @@ def limit_rows(model: Any, limit: int, after: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("after", [0, 1, 17])
-def test_nothing_is_lost_when_a_batch_does_not_fit_into_memory(
+def test_nothing_is_lost(
     after: int,
     tokenizers_by_family: Tokenizers,
     lively_llama: Callable[..., Any],
@@ -684,7 +676,7 @@ def test_nothing_is_lost_when_a_batch_does_not_fit_into_memory(
     ]
 
 
-def test_engine_says_what_to_do_when_one_row_does_not_fit_into_memory(
+def test_engine_says_what_to_do(
     tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]
@@ -694,7 +686,7 @@ def test_engine_says_what_to_do_when_one_row_does_not_fit_into_memory(
             list(engine.generate(prompts_of(3, shared=shared), STOPS, NEW_TOKENS))
 
 
-def test_engine_is_refused_before_anything_runs_when_the_tokenizer_is_another_models(
+def test_engine_is_refused_before_anything_runs(
     tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any]
 ) -> None:
     tokenizer = tokenizers_by_family["byte_level"]

@@ -145,7 +145,7 @@ def test_grader_executes_nothing_when_the_answer_is_code() -> None:
 
 
 @pytest.mark.usefixtures("canary")
-def test_worker_refuses_code_when_sympy_is_given_a_string() -> None:
+def test_worker_refuses_code() -> None:
     program = (
         "import sympy\n"
         "from vocagnolm.evaluation.grading.worker import restrict_sympy\n"
@@ -163,7 +163,7 @@ def test_worker_refuses_code_when_sympy_is_given_a_string() -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_grader_gives_verdicts_in_time_when_answers_are_endless(grader: Grader) -> None:
+def test_grader_gives_verdicts_in_time(grader: Grader) -> None:
     texts = [*ENDLESS[:4], *LONG[:4], LONG[5], LONG[6], *LONG[10:]]
     assert_alive(grader)
     for verdict, seconds in timed_all(
@@ -174,7 +174,7 @@ def test_grader_gives_verdicts_in_time_when_answers_are_endless(grader: Grader) 
     assert_alive(grader)
 
 
-def test_grader_gives_verdicts_in_time_when_golds_are_hostile(grader: Grader) -> None:
+def test_grader_survives_hostile_golds_in_time(grader: Grader) -> None:
     golds = [ENDLESS[0], *LONG[:2], LONG[3], LONG[5], LONG[6], LONG[12], *STRANGE]
     for verdict, seconds in timed_all(grader, [(None, ("x+1", gold)) for gold in golds]):
         assert not verdict.correct
@@ -183,9 +183,7 @@ def test_grader_gives_verdicts_in_time_when_golds_are_hostile(grader: Grader) ->
 
 
 @pytest.mark.parametrize("kind", ["free", "letter", "marked"])
-def test_grader_gives_verdicts_when_a_rule_of_extraction_is_repeated(
-    grader: Grader, kind: AnswerKind
-) -> None:
+def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
     frames = ["boxed{", "he answer is ", "final answer is $", "$. I hope", "#### ", "answer is ("]
     pairs = [(frame * (MB // len(frame)), "7") for frame in frames]
     pairs += [(frame + text, "7") for frame in frames for text in STRANGE]
@@ -205,7 +203,7 @@ def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
         assert_alive(grader)
 
 
-def test_hostile_text_is_the_same_when_the_seed_is() -> None:
+def test_hostile_text_is_the_same() -> None:
     texts = [hostile_text(random.Random(3)) for _ in range(2)]
     assert texts[0] == texts[1]
     assert len({pair for _, pair in hostile_pairs(200, seed=0)}) > 190
@@ -214,7 +212,7 @@ def test_hostile_text_is_the_same_when_the_seed_is() -> None:
 # Limits
 
 
-def test_limits_leave_a_verdict_in_five_seconds_when_both_are_reached() -> None:
+def test_limits_leave_a_verdict_in_five_seconds() -> None:
     assert worker.HARNESS_LIMIT_S + worker.OPINION_LIMIT_S < 5
 
 
@@ -225,7 +223,7 @@ def test_grader_says_timeout_when_algebra_takes_forever(grader: Grader) -> None:
     assert worker.HARNESS_LIMIT_S - 0.5 < seconds < BUSY_LIMIT_S
 
 
-def test_grader_keeps_the_verdict_when_only_the_opinion_takes_forever(grader: Grader) -> None:
+def test_grader_keeps_the_verdict(grader: Grader) -> None:
     """The first of two answers for the harness, the last one for math-verify."""
     output = "final answer is $7$. I hope. The final answer is $9^{9^{9^9}}$. I hope."
     verdict, _ = timed(grader, "free", (output, "7"))
@@ -233,7 +231,7 @@ def test_grader_keeps_the_verdict_when_only_the_opinion_takes_forever(grader: Gr
     assert_alive(grader)
 
 
-def test_worker_runs_out_of_memory_alone_when_an_answer_takes_all_of_it(grader: Grader) -> None:
+def test_worker_runs_out_of_memory_alone(grader: Grader) -> None:
     """A list of 16 GB is refused where the limit is 1 GB, and the answer cannot be read."""
     verdict, seconds = timed(grader, None, ("[1,2]*10**9", "x"))
     assert (verdict.correct, verdict.decided_by) == (False, "symbolic")
@@ -244,7 +242,7 @@ def test_worker_runs_out_of_memory_alone_when_an_answer_takes_all_of_it(grader: 
 # The life of workers
 
 
-def test_grader_grades_right_when_a_worker_was_killed_before() -> None:
+def test_grader_grades_right() -> None:
     with Grader(workers=1) as grader:
         assert_alive(grader)
         (process,) = processes_with_parent(os.getpid())[-1:]
@@ -253,7 +251,7 @@ def test_grader_grades_right_when_a_worker_was_killed_before() -> None:
         assert_alive(grader)
 
 
-def test_grader_says_crash_when_a_worker_is_killed_in_the_middle() -> None:
+def test_grader_says_crash() -> None:
     with Grader(workers=1) as grader, ThreadPoolExecutor(1) as threads:
         assert_alive(grader)
         (process,) = processes_with_parent(os.getpid())[-1:]
@@ -265,7 +263,7 @@ def test_grader_says_crash_when_a_worker_is_killed_in_the_middle() -> None:
         assert_alive(grader)
 
 
-def test_grader_says_timeout_when_a_worker_waits_instead_of_working(
+def test_grader_says_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grading, "WALL_LIMIT_S", 1.0)
@@ -279,7 +277,7 @@ def test_grader_says_timeout_when_a_worker_waits_instead_of_working(
         assert_alive(grader)
 
 
-def test_grader_says_what_to_run_when_a_worker_cannot_start(
+def test_grader_says_what_to_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(grading.sys, "executable", "false")
@@ -290,7 +288,7 @@ def test_grader_says_what_to_run_when_a_worker_cannot_start(
         next(grader.grade("free", [("The answer is 7.", "7")]))
 
 
-def test_grader_leaves_no_process_when_it_is_left_by_an_exception() -> None:
+def test_grader_leaves_no_process() -> None:
     before = processes_with_parent(os.getpid())
 
     def interrupted() -> None:
@@ -333,9 +331,7 @@ def running(process: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-def test_worker_is_of_this_package_when_the_directory_has_files_of_the_same_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worker_is_of_this_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vocagnolm" / "evaluation" / "grading").mkdir(parents=True)
     for name in ("vocagnolm/__init__.py", "vocagnolm/evaluation/grading/worker.py", "sympy.py"):
         (tmp_path / name).write_text("raise SystemExit(3)")

@@ -129,9 +129,7 @@ def generated(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in record.items() if k not in graded} for record in records(path)]
 
 
-def test_records_equal_plain_generation_when_prompts_run_one_by_one(
-    evaluated: SimpleNamespace, model: Path
-) -> None:
+def test_records_equal_plain_generation(evaluated: SimpleNamespace, model: Path) -> None:
     (task,) = load_tasks(["demo"], None, None, N_ITEMS)
     expected = slow_records(model, task)
     assert generated(evaluated.path / "demo.jsonl") == expected
@@ -153,7 +151,7 @@ def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model
     assert (evaluated.path / "row.md").read_text() in evaluated.out
 
 
-def test_log_has_one_line_per_benchmark_when_it_is_no_terminal(evaluated: SimpleNamespace) -> None:
+def test_log_has_one_line_per_benchmark(evaluated: SimpleNamespace) -> None:
     assert evaluated.err == (
         "demo: 0.0* (95 % interval 0.0 to 19.4), 0 of 16 right; partial: 16 of 400 items\n"
     )
@@ -178,7 +176,7 @@ def test_rerun_asks_nothing_again_when_all_is_there(
     assert (path / "demo.jsonl").read_bytes() == before
 
 
-def test_results_lie_in_the_model_when_no_directory_is_given(own_model: Path) -> None:
+def test_results_lie_in_the_model(own_model: Path) -> None:
     argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "1"]
     assert evaluate_math.main(argv) == 0
     assert (own_model / "evaluation" / "results.json").is_file()
@@ -209,7 +207,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType(short))
 
 
-def test_all_nine_benchmarks_run_when_data_and_prompts_are_the_harness_s(
+def test_all_nine_benchmarks_run(
     tiny_tinyllama: Path, shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten(monkeypatch, 16)
@@ -229,7 +227,7 @@ def test_all_nine_benchmarks_run_when_data_and_prompts_are_the_harness_s(
         assert generated(path / f"{task.benchmark.id}.jsonl") == expected
 
 
-def test_dry_run_prints_prompts_and_counts_when_nothing_is_to_be_asked(
+def test_dry_run_prints_prompts_and_counts(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bare = tmp_path / "bare"
@@ -277,17 +275,13 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG_ARGUMENTS)
-def test_command_is_refused_in_one_line_when_an_argument_is_wrong(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_command_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], name: str) -> None:
     line, said = WRONG_ARGUMENTS[name]
     assert said in refusal(line.split(), capsys)
 
 
 @pytest.mark.parametrize("word", ["--engine=tgi", "--dtype=int8", "--limit=x", "--benchmark=x"])
-def test_command_exits_with_two_when_a_word_is_none_of_the_choices(
-    capsys: pytest.CaptureFixture[str], word: str
-) -> None:
+def test_command_exits_with_two(capsys: pytest.CaptureFixture[str], word: str) -> None:
     assert "invalid" in refusal(["--model", "M", word], capsys)
 
 
@@ -303,7 +297,7 @@ def test_missing_files_are_named_when_directories_lack_them(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
-def test_missing_vllm_is_said_when_it_is_asked_for(
+def test_missing_vllm_is_said(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--model", str(model), "--benchmarks", "demo", "--engine", "vllm"]
@@ -331,7 +325,7 @@ def test_encoder_decoder_is_refused_when_it_is_given(
     assert "is a t5 model, which is no causal language model: give one that predicts" in said
 
 
-def test_prompts_are_refused_when_the_context_is_too_small_for_one(
+def test_prompts_are_refused(
     own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = AutoConfig.from_pretrained(own_model)
@@ -385,7 +379,7 @@ def test_output_is_refused_when_it_holds_another_evaluation(
 # What can happen on the way
 
 
-def test_interrupt_says_how_to_go_on_when_it_comes(
+def test_interrupt_says_how_to_go_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     whole = HFEngine._run
@@ -417,7 +411,7 @@ def small_files(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_full_disk_is_one_line_and_no_damage_when_it_comes(
+def test_full_disk_is_one_line_and_no_damage(
     evaluated: SimpleNamespace,
     model: Path,
     tmp_path: Path,
@@ -472,19 +466,19 @@ def test_revision_changes_when_another_token_ends_a_text(own_model: Path) -> Non
     assert revision_of(str(own_model), None) != before
 
 
-def test_revision_is_the_commit_when_the_model_is_on_the_hub() -> None:
+def test_revision_is_the_commit() -> None:
     assert revision_of("org/name", SimpleNamespace(_commit_hash="c0ffee")) == "c0ffee"
     assert revision_of("org/name", SimpleNamespace(_commit_hash=None)) == "unknown"
 
 
-def test_names_of_the_harness_are_known_when_benchmarks_are_named() -> None:
+def test_names_of_the_harness_are_known() -> None:
     arguments = evaluate_math.parse(["--model", "M", "--benchmarks", "minerva_math, sat_math,math"])
     assert arguments.benchmarks == ["math", "sat"]
     regrade = ["--regrade", "F", "--benchmark", "minerva_math"]
     assert evaluate_math.parse(regrade).benchmark == "math"
 
 
-def test_second_evaluation_is_refused_when_one_is_at_work_in_the_directory(
+def test_second_evaluation_is_refused(
     own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "1"]

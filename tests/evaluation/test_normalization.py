@@ -157,9 +157,7 @@ def test_normalization_doctests_run_when_read() -> None:
         for number, case in enumerate(cases)
     ],
 )
-def test_normalization_gives_the_harness_form_when_a_rule_applies(
-    text: object, normal: str
-) -> None:
+def test_normalization_gives_the_harness_form(text: object, normal: str) -> None:
     assert strip_string(text) == normal
 
 
@@ -168,7 +166,7 @@ def test_normalization_gives_the_harness_form_when_a_rule_applies(
 
 @given(tricky)
 @example(r"\text{a}\text{}")
-def test_groups_are_replaced_as_by_a_lazy_expression_when_braces_are_any(text: str) -> None:
+def test_groups_are_replaced_as_by_a_lazy_expression(text: str) -> None:
     def replace(opening: str, inner: bool) -> str:
         return normalization._replace_groups(text, opening, lambda group: group if inner else "")
 
@@ -178,7 +176,7 @@ def test_groups_are_replaced_as_by_a_lazy_expression_when_braces_are_any(text: s
 
 
 @given(tricky)
-def test_commands_are_unified_as_by_expressions_when_text_ends_any_way(text: str) -> None:
+def test_commands_are_unified_as_by_expressions(text: str) -> None:
     slow = re.sub(r"\\begin\{array\}\{.*?\}", r"\\begin{pmatrix}", text)
     slow = slow.replace(r"\end{array}", r"\end{pmatrix}").replace(r"\{", "{")
     slow = slow.replace(r"\}", "}")
@@ -190,7 +188,7 @@ def test_commands_are_unified_as_by_expressions_when_text_ends_any_way(text: str
 @example("a a a a")
 @example("no changes")
 @example("sqam")
-def test_units_are_removed_as_one_by_one_when_words_touch_any_way(text: str) -> None:
+def test_units_are_removed_as_one_by_one(text: str) -> None:
     slow = text
     for _ in range(2):
         for unit in normalization._UNITS:
@@ -201,7 +199,7 @@ def test_units_are_removed_as_one_by_one_when_words_touch_any_way(text: str) -> 
 @given(tricky)
 @example("1.00.5")
 @example("1..2")
-def test_zeros_go_as_by_a_group_when_points_stand_anywhere(text: str) -> None:
+def test_zeros_go_as_by_a_group(text: str) -> None:
     slow = re.sub(r"(\d+)\.0*([^\d])", r"\1\2", text)
     slow = re.sub(r"(\d+)\.0*$", r"\1", slow)
     fast = re.sub(r"(?<=\d)\.0*(\D)", r"\1", text)
@@ -218,13 +216,13 @@ def test_zeros_go_as_by_a_group_when_points_stand_anywhere(text: str) -> None:
 @example("inf" * 20)
 @example("billion")
 @example("\x00\ud800")
-def test_normalization_is_total_and_at_most_doubles_when_the_text_is_any(text: str) -> None:
+def test_normalization_is_total_and_at_most_doubles(text: str) -> None:
     normal = strip_string(text)
     assert len(normal) <= 2 * len(text) + 16
     assert "\n" not in normal
 
 
-def test_normalization_needs_another_pass_when_a_step_makes_work_for_an_earlier_one() -> None:
+def test_normalization_needs_another_pass() -> None:
     """No number of passes is enough for all; the harness does two, and so do we."""
     passes = [text := "xxx===5"] + [text := strip_string(text) for _ in range(3)]
     assert passes == ["xxx===5", "xx==5", "5", "5"]
@@ -247,7 +245,7 @@ def test_normalization_needs_another_pass_when_a_step_makes_work_for_an_earlier_
         ),
     ],
 )
-def test_normalization_takes_linear_time_when_a_fragment_fills_the_text(fragment: str) -> None:
+def test_normalization_takes_linear_time(fragment: str) -> None:
     """200,000 characters; the slowest takes 0.15 s, what is quadratic takes minutes."""
     start = time.process_time()
     strip_string((fragment * 200_000)[:200_000])

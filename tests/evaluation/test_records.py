@@ -56,9 +56,7 @@ def test_finished_is_empty_when_there_is_no_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [b'{"idx": 7, "by', b'{"idx": 7}', b"\xe2\x82", b"\x00\x00"])
-def test_torn_last_line_is_ignored_and_cut_off_when_appending(
-    directory: RunDirectory, torn: bytes
-) -> None:
+def test_torn_last_line_is_ignored_and_cut_off(directory: RunDirectory, torn: bytes) -> None:
     path = directory.path / "gsm8k.part0.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole + torn)
@@ -68,7 +66,7 @@ def test_torn_last_line_is_ignored_and_cut_off_when_appending(
     assert path.read_bytes() == whole + b'{"idx": 7, "by": 0}\n'
 
 
-def test_file_is_emptied_when_all_that_is_there_is_a_torn_line(directory: RunDirectory) -> None:
+def test_file_is_emptied(directory: RunDirectory) -> None:
     (directory.path / "gsm8k.part3.jsonl").write_bytes(b'{"idx"')
     append(directory, "gsm8k", 3)
     assert (directory.path / "gsm8k.part3.jsonl").read_bytes() == b""
@@ -86,9 +84,7 @@ def test_directory_is_refused_at_once_while_another_works(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("line", [b"{", b"3", b'{"by": 0}', b'{"idx": "4"}', b"\xff", b"[" * 9**5])
-def test_damaged_line_is_named_when_it_is_in_the_middle(
-    directory: RunDirectory, line: bytes
-) -> None:
+def test_damaged_line_is_named(directory: RunDirectory, line: bytes) -> None:
     path = directory.path / "gsm8k.part0.jsonl"
     first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + line + b"\n" + second)
@@ -104,7 +100,7 @@ def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDir
     assert sorted(directory.finished("gsm_hard")) == [9]
 
 
-def test_complete_sorts_and_removes_parts_when_all_items_are_there(
+def test_complete_sorts_and_removes_parts(
     directory: RunDirectory,
 ) -> None:
     append(directory, "gsm8k", 1, 3, 0)
@@ -120,9 +116,7 @@ def test_complete_refuses_when_an_item_is_missing(directory: RunDirectory) -> No
     assert list(directory.finished("gsm8k")) == [4, 1]
 
 
-def test_complete_ends_the_same_when_it_was_killed_before_removing_parts(
-    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_complete_ends_the_same(directory: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     append(directory, "gsm8k", 1, 0)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -170,7 +164,7 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
     assert directory.finished("demo")[0]["raw_output"] == text
 
 
-def test_lines_are_numbered_from_one_when_the_first_is_bad(tmp_path: Path) -> None:
+def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x\.jsonl, line 1: expected a JSON object, found b'\[\]"):
         list(read_lines(tmp_path / "x.jsonl", [b"[]"]))
 
@@ -212,11 +206,11 @@ def test_settings_are_all_named_when_several_differ(directory: RunDirectory) -> 
         directory.check_settings(settings)
 
 
-def test_model_may_be_moved_when_its_content_is_known(directory: RunDirectory) -> None:
+def test_model_may_be_moved(directory: RunDirectory) -> None:
     directory.check_settings(changed("model.name", "/elsewhere/student"))
 
 
-def test_model_name_binds_when_its_content_is_not_known(tmp_path: Path) -> None:
+def test_model_name_binds(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.write_settings(changed("model.revision", "unknown"))
     append(directory, "gsm8k", 0, 1)
@@ -226,7 +220,7 @@ def test_model_name_binds_when_its_content_is_not_known(tmp_path: Path) -> None:
         directory.check_settings(other)
 
 
-def test_another_benchmark_joins_when_the_rest_is_the_same(directory: RunDirectory) -> None:
+def test_another_benchmark_joins(directory: RunDirectory) -> None:
     other = {**SETTINGS, "benchmarks": {"math": {"version": 3}}}
     directory.check_settings(other)
     directory.write_settings(other)

@@ -49,7 +49,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Grader]:
 
 
 @pytest.mark.parametrize("name", ["outputs.jsonl", "outputs.jsonl.gz"])
-def test_regrade_writes_what_the_grader_says_when_it_has_an_output_file(
+def test_regrade_writes_what_the_grader_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     file, output = write(tmp_path / name, OUTPUTS), tmp_path / "new" / "graded.jsonl"
@@ -71,7 +71,7 @@ def test_regrade_writes_what_the_grader_says_when_it_has_an_output_file(
     assert "math-verify 0." in printed
 
 
-def test_regrade_keeps_summary_and_lines_apart_when_it_prints(
+def test_regrade_keeps_summary_and_lines_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "outputs.jsonl", OUTPUTS[:2])
@@ -81,7 +81,7 @@ def test_regrade_keeps_summary_and_lines_apart_when_it_prints(
     assert "2 of 2 right" in complained
 
 
-def test_regrade_finds_letters_when_the_benchmark_asks_for_them(tmp_path: Path) -> None:
+def test_regrade_finds_letters(tmp_path: Path) -> None:
     outputs = [
         {"idx": idx, "gold": "B", "raw_output": text}
         for idx, text in enumerate(("the choice is (b).", "The answer is 2."))
@@ -94,9 +94,7 @@ def test_regrade_finds_letters_when_the_benchmark_asks_for_them(tmp_path: Path) 
     ]
 
 
-def test_regrade_gives_the_same_when_the_file_is_graded_already(
-    tmp_path: Path, workers: Grader
-) -> None:
+def test_regrade_gives_the_same(tmp_path: Path, workers: Grader) -> None:
     file = write(tmp_path / "outputs.jsonl", OUTPUTS)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     regrade(file, "gsm8k", first)
@@ -132,7 +130,7 @@ BAD_FILES: dict[str, tuple[str, bytes | None, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_regrade_refuses_in_one_line_when_the_file_is_bad(
+def test_regrade_refuses_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     file_name, content, said = BAD_FILES[name]
@@ -160,9 +158,7 @@ def test_regrade_refuses_when_the_output_is_no_file(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
-def test_regrade_agrees_with_the_harness_when_outputs_are_of_every_benchmark(
-    tmp_path: Path, shared_dir: Path, workers: Grader
-) -> None:
+def test_regrade_agrees_with_the_harness(tmp_path: Path, shared_dir: Path, workers: Grader) -> None:
     ids = {"minerva_math": "math", "sat_math": "sat"}
     cases: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     with gzip.open(shared_dir / "data" / "grading" / "cases.jsonl.gz", "rt") as lines:

@@ -52,7 +52,7 @@ def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
     return texts | {"printed": report.to_markdown(results), "wandb": json.dumps(summary)}
 
 
-def test_results_hold_everything_known_when_an_evaluation_is_done(tmp_path: Path) -> None:
+def test_results_hold_everything_known(tmp_path: Path) -> None:
     results = build(tmp_path, make_task("gsm8k"), make_task("mathqa", 8))
     column = results["benchmarks"]["gsm8k"]
     assert (column["rounded"], column["n"], column["correct"]) == (25.0, 4, 1)
@@ -71,7 +71,7 @@ def test_results_hold_everything_known_when_an_evaluation_is_done(tmp_path: Path
     assert written["settings"] == SETTINGS
 
 
-def test_graders_have_rows_and_keys_of_their_own_when_they_disagree(tmp_path: Path) -> None:
+def test_graders_have_rows_and_keys_of_their_own(tmp_path: Path) -> None:
     results = build(tmp_path, make_task("gsm8k"), make_task("mathqa"))
     lines = report.to_markdown(results).splitlines()
     assert lines[0] == "| model | GSM8K | MQA |"
@@ -85,7 +85,7 @@ def test_graders_have_rows_and_keys_of_their_own_when_they_disagree(tmp_path: Pa
     assert "math-verify" not in report.to_latex(results)
 
 
-def test_nothing_is_marked_when_all_is_as_in_the_harness(tmp_path: Path) -> None:
+def test_nothing_is_marked(tmp_path: Path) -> None:
     results = build(tmp_path, *map(make_task, PAPER_BENCHMARKS))
     texts = outputs(results, tmp_path)
     assert all("*" not in texts[name] for name in ("row.md", "row.tex", "printed"))
@@ -105,9 +105,7 @@ MARKED = {
 
 
 @pytest.mark.parametrize("name", MARKED)
-def test_every_output_is_marked_when_a_number_is_not_the_published_kind(
-    tmp_path: Path, name: str
-) -> None:
+def test_every_output_is_marked(tmp_path: Path, name: str) -> None:
     options, cell, mark = MARKED[name]
     results = build(tmp_path, make_task("gsm8k", **options), make_task("math"))
     texts = outputs(results, tmp_path)
@@ -127,7 +125,7 @@ def test_every_output_is_marked_when_a_number_is_not_the_published_kind(
     assert name in json.dumps(results)
 
 
-def test_average_is_marked_when_one_of_its_columns_is(tmp_path: Path) -> None:
+def test_average_is_marked(tmp_path: Path) -> None:
     tasks = [make_task(name, limit=2 if name == "sat" else None) for name in PAPER_BENCHMARKS]
     results = build(tmp_path, *tasks)
     marked = {name: value["marked"] for name, value in results["averages"].items()}
@@ -154,7 +152,7 @@ def test_marks_are_all_there_when_there_are_several(tmp_path: Path) -> None:
     assert all(mark in report.progress(task, RunDirectory(tmp_path)) for mark in results["marks"])
 
 
-def test_latex_row_survives_when_the_name_is_full_of_commands(tmp_path: Path) -> None:
+def test_latex_row_survives(tmp_path: Path) -> None:
     results = build(tmp_path, make_task("gsm8k"))
     results["model"] = {"name": r"a_b%c&d#e$f{g}~h^i\j", "revision": "r"}
     row = report.to_latex(results).splitlines()[-1]
@@ -170,7 +168,7 @@ def test_demo_is_unmarked_when_it_is_complete() -> None:
     assert task.marks() == {"partial": "partial: 399 of 400 items"}
 
 
-def test_packaged_prompts_are_marked_when_the_harness_has_others(shared_dir: Path) -> None:
+def test_packaged_prompts_are_marked(shared_dir: Path) -> None:
     data, prompts = shared_dir / "data" / "benchmarks", shared_dir / "data" / "prompts" / "cot"
     (own,) = load_tasks(["sat"], data, None, None)
     (theirs,) = load_tasks(["sat"], data, prompts, None)
@@ -178,7 +176,7 @@ def test_packaged_prompts_are_marked_when_the_harness_has_others(shared_dir: Pat
     assert own.settings()["prompts_sha256"] != theirs.settings()["prompts_sha256"]
 
 
-def test_row_grows_when_benchmarks_are_asked_one_after_the_other(tmp_path: Path) -> None:
+def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     first, second = make_task("svamp", origin="vocagnolm"), make_task("gsm8k")
     report.write_results(build(tmp_path, first), directory)

@@ -100,7 +100,7 @@ def files(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(path.glob("*.jsonl"))}
 
 
-def test_run_records_every_item_once_when_groups_come_in_any_order(tmp_path: Path) -> None:
+def test_run_records_every_item_once(tmp_path: Path) -> None:
     tasks = [make_task("gsm8k"), make_task("math", 5)]
     engine = ScriptedEngine()
     assert run_all(tasks, engine, tmp_path) == ["gsm8k", "math"]
@@ -125,13 +125,13 @@ def test_run_records_every_item_once_when_groups_come_in_any_order(tmp_path: Pat
         }
 
 
-def test_run_gives_the_same_files_when_groups_come_in_another_order(tmp_path: Path) -> None:
+def test_run_gives_the_same_files(tmp_path: Path) -> None:
     for seed in (0, 1):
         run_all([make_task()], ScriptedEngine(seed), tmp_path / str(seed))
     assert files(tmp_path / "0") == files(tmp_path / "1")
 
 
-def test_run_asks_only_what_is_missing_when_it_was_interrupted(tmp_path: Path) -> None:
+def test_run_asks_only_what_is_missing(tmp_path: Path) -> None:
     tasks = [make_task("gsm8k"), make_task("math", 9)]
     run_all(tasks, ScriptedEngine(), tmp_path / "whole")
     first, second, third = ScriptedEngine(1, dies_after=10), ScriptedEngine(2), ScriptedEngine(3)
@@ -147,7 +147,7 @@ def test_run_asks_only_what_is_missing_when_it_was_interrupted(tmp_path: Path) -
     assert files(tmp_path / "resumed") == files(tmp_path / "whole")
 
 
-def test_records_are_on_disk_when_the_next_group_is_asked_for(tmp_path: Path) -> None:
+def test_records_are_on_disk(tmp_path: Path) -> None:
     seen = []
 
     class WatchedEngine(ScriptedEngine):
@@ -160,7 +160,7 @@ def test_records_are_on_disk_when_the_next_group_is_asked_for(tmp_path: Path) ->
     assert [written for _, written in seen] == [0, *(asked for asked, _ in seen[:-1])]
 
 
-def test_run_asks_the_first_items_only_when_there_is_a_limit(tmp_path: Path) -> None:
+def test_run_asks_the_first_items_only(tmp_path: Path) -> None:
     engine = ScriptedEngine()
     run_all([make_task(limit=4)], engine, tmp_path)
     assert len(engine.asked) == 4
@@ -196,7 +196,7 @@ def states_with(barrier: threading.Barrier) -> list[FakeState]:
     return [WaitingState(index, barrier.parties) for index in range(barrier.parties)]
 
 
-def test_parts_of_more_processes_are_taken_over_when_fewer_go_on(tmp_path: Path) -> None:
+def test_parts_of_more_processes_are_taken_over(tmp_path: Path) -> None:
     run_all([make_task()], ScriptedEngine(), tmp_path / "whole")
     resumed = RunDirectory(tmp_path / "resumed")
     records = [json.loads(line) for line in files(tmp_path / "whole")["gsm8k.jsonl"].splitlines()]
@@ -209,7 +209,7 @@ def test_parts_of_more_processes_are_taken_over_when_fewer_go_on(tmp_path: Path)
     assert files(resumed.path) == files(tmp_path / "whole")
 
 
-def test_prompts_that_do_not_fit_are_refused_when_nothing_has_run(tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     tasks = [make_task("gsm8k"), make_task("math", 5)]
     longest = max(len(prompt) for prompt in tasks[1].prompts.values())
     engine = ScriptedEngine(longest=longest - 1)
@@ -220,7 +220,7 @@ def test_prompts_that_do_not_fit_are_refused_when_nothing_has_run(tmp_path: Path
     assert files(tmp_path) == {}
 
 
-def test_run_says_what_is_missing_when_processes_do_not_share_the_directory(
+def test_run_says_what_is_missing(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(ValueError, match=r"expected 23 items of gsm8k, found 12: .* all processes"):
@@ -317,7 +317,7 @@ def kill_when_written(process: int, path: Path, size: int, delay: float) -> None
     os.kill(process, signal.SIGKILL)
 
 
-def test_items_are_the_same_when_the_run_was_killed_many_times(
+def test_items_are_the_same(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
@@ -357,7 +357,7 @@ def run_two(launcher: Launcher, argv: Sequence[str], logs: Path) -> tuple[list[i
     return statuses, [file.read_text() for file in files]
 
 
-def test_items_are_the_same_when_two_real_processes_share_them(
+def test_two_real_processes_give_the_same_items(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "shared"
@@ -369,7 +369,7 @@ def test_items_are_the_same_when_two_real_processes_share_them(
     assert "demo" not in logs[1].lower()
 
 
-def test_two_real_processes_stop_with_one_line_when_one_refuses(
+def test_two_real_processes_stop_with_one_line(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
     argv = [*arguments, str(uninterrupted), "--limit", "39"]

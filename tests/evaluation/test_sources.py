@@ -63,7 +63,7 @@ def test_digest_differs_when_anything_of_an_item_does(change: tuple[str, Any]) -
 
 
 @pytest.mark.parametrize("name", [*PAPER_BENCHMARKS, "gsm_hard"])
-def test_load_says_where_to_get_the_file_when_it_is_missing(name: str, tmp_path: Path) -> None:
+def test_load_says_where_to_get_the_file(name: str, tmp_path: Path) -> None:
     benchmark = BENCHMARKS[name]
     with pytest.raises(ValueError, match="has no") as caught:
         load_items(benchmark, tmp_path)
@@ -145,7 +145,7 @@ def without_idx(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if key != "idx"} for row in rows]
 
 
-def test_load_reads_the_hub_when_no_directory_is_given(tiny: Benchmark, hub: Hub) -> None:
+def test_load_reads_the_hub(tiny: Benchmark, hub: Hub) -> None:
     hub["openai/gsm8k", "main", "test"] = without_idx(GSM8K_ROWS)[::-1]
     loaded = load_items(tiny, None)
     assert (loaded.items, loaded.origin, loaded.verified) == (TWO, "openai/gsm8k@main", True)
@@ -159,7 +159,7 @@ def test_load_joins_splits_when_the_hub_has_several(hub: Hub) -> None:
     assert [(item.idx, item.gold) for item in loaded.items] == [(0, "145"), (1, "2.5")]
 
 
-def test_load_leaves_rows_out_when_they_have_several_answers(hub: Hub) -> None:
+def test_load_leaves_rows_out(hub: Hub) -> None:
     row = {"body": "A pen.", "question": "How many?", "solution_type": "Sum", "formula": "1"}
     answers = ("1 (pen)", "1 (pen); 2 (pens)", "3 (pens)")
     hub["EleutherAI/asdiv", None, "validation"] = [{**row, "answer": answer} for answer in answers]
@@ -167,7 +167,7 @@ def test_load_leaves_rows_out_when_they_have_several_answers(hub: Hub) -> None:
     assert [(item.idx, item.gold) for item in loaded.items] == [(0, "1"), (1, "3")]
 
 
-def test_load_reads_gsm_hard_when_it_comes_from_the_hub(hub: Hub) -> None:
+def test_load_reads_gsm_hard(hub: Hub) -> None:
     hub["reasoning-machines/gsm-hard", None, "train"] = [
         {"input": "How far?", "code": "def solution():\n    return 1", "target": 5887.5}
     ]
@@ -176,7 +176,7 @@ def test_load_reads_gsm_hard_when_it_comes_from_the_hub(hub: Hub) -> None:
     assert not loaded.verified
 
 
-def test_load_names_the_row_when_the_hub_has_another_schema(tiny: Benchmark, hub: Hub) -> None:
+def test_load_names_the_row(tiny: Benchmark, hub: Hub) -> None:
     hub["openai/gsm8k", "main", "test"] = [{"prompt": "a"}]
     with pytest.raises(ValueError, match=r"openai/gsm8k, main/test, item 0: .* found prompt"):
         load_items(tiny, None)
@@ -205,9 +205,7 @@ def as_hub_parts(benchmark: Benchmark, rows: list[dict[str, Any]]) -> list[list[
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER_BENCHMARKS if BENCHMARKS[name].hub])
-def test_load_finds_the_verified_items_when_the_hub_holds_them(
-    shared_dir: Path, hub: Hub, name: str
-) -> None:
+def test_load_finds_the_verified_items(shared_dir: Path, hub: Hub, name: str) -> None:
     benchmark = BENCHMARKS[name]
     source = benchmark.hub
     assert isinstance(source, HubSource)
@@ -218,7 +216,7 @@ def test_load_finds_the_verified_items_when_the_hub_holds_them(
 
 
 @pytest.mark.parametrize("name", [name for name in PAPER_BENCHMARKS if not BENCHMARKS[name].hub])
-def test_load_reads_the_harnesss_file_when_no_hub_dataset_holds_the_items(
+def test_load_reads_the_harnesss_file(
     shared_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """The real loader, with a local directory in the place of the address."""
@@ -239,7 +237,7 @@ def test_load_reads_the_harnesss_file_when_no_hub_dataset_holds_the_items(
     ],
 )
 @pytest.mark.parametrize("name", ["gsm8k", "mathqa"])
-def test_load_asks_for_a_directory_when_the_download_fails(
+def test_load_asks_for_a_directory(
     monkeypatch: pytest.MonkeyPatch, name: str, error: Exception
 ) -> None:
     def load_dataset(*_: object, **__: object) -> None:

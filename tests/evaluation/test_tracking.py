@@ -90,9 +90,7 @@ def install(monkeypatch: pytest.MonkeyPatch, recorder: Recorder) -> Recorder:
     return recorder
 
 
-def test_report_goes_to_the_training_run_when_the_model_has_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_goes_to_the_training_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = {"id": "abc123", "project": "students", "entity": "lab"}
     (tmp_path / "wandb_run.json").write_text(json.dumps(place))
     recorder = install(monkeypatch, Recorder())
@@ -107,9 +105,7 @@ def test_report_goes_to_the_training_run_when_the_model_has_one(
     assert table[1]["raw_output"] == HOSTILE[1]
 
 
-def test_report_goes_to_a_run_of_its_own_when_the_model_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_report_goes_to_a_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = install(monkeypatch, Recorder(key=None))
     Tracker("org/model").report(RESULTS, {"gsm8k": RECORDS})
     expected = {
@@ -148,7 +144,7 @@ def test_failure_is_a_sentence_when_wandb_has_one(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"id": 3}', b"\xff"])
-def test_file_of_the_training_is_named_when_it_is_damaged(
+def test_file_of_the_training_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
 ) -> None:
     install(monkeypatch, Recorder())
@@ -158,7 +154,7 @@ def test_file_of_the_training_is_named_when_it_is_damaged(
 
 
 @pytest.mark.parametrize("found", [None, SimpleNamespace()], ids=["nothing", "wandb's own files"])
-def test_missing_wandb_is_said_before_anything_is_loaded_when_it_is_asked_for(
+def test_missing_wandb_is_said_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", found)
@@ -201,9 +197,7 @@ def stored_summary(path: Path) -> dict[str, Any]:
     return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
 
 
-def test_summary_and_table_are_on_disk_when_wandb_is_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_summary_and_table_are_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     (tmp_path / "wandb_run.json").write_text('{"id": "abc123", "project": "p", "entity": ""}')

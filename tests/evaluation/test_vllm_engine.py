@@ -130,9 +130,7 @@ def completions_of(engine: Engine, stops: Sequence[str]) -> list[Completion]:
     return sorted((c for group in groups for c in group), key=lambda c: c.index)
 
 
-def test_both_engines_give_the_same_completions_when_they_choose_the_same_tokens(
-    saved: tuple[Any, Any], vllm: list[LLM]
-) -> None:
+def test_both_engines_give_the_same_completions(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(source_of(tokenizer), tokenizer)
     free = completions_of(hf, ())
@@ -144,9 +142,7 @@ def test_both_engines_give_the_same_completions_when_they_choose_the_same_tokens
     assert reasons == {"stop", "eos", "length", "context"}
 
 
-def test_vllm_is_greedy_within_the_context_when_the_model_samples(
-    saved: tuple[Any, Any], vllm: list[LLM]
-) -> None:
+def test_vllm_is_greedy_within_the_context(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     name, context = tokenizer.name_or_path, model.config.max_position_embeddings
     completions_of(VLLMEngine(source_of(tokenizer), tokenizer, "float32"), ["\n\nQuestion:"])
@@ -179,7 +175,7 @@ def test_vllm_is_greedy_within_the_context_when_the_model_samples(
     ]
 
 
-def test_vllm_gives_groups_as_they_finish_when_prompts_are_many(
+def test_vllm_gives_groups_as_they_finish(
     saved: tuple[Any, Any], vllm: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, tokenizer = saved
@@ -192,9 +188,7 @@ def test_vllm_gives_groups_as_they_finish_when_prompts_are_many(
     assert list(groups) == [expected[4:]]
 
 
-def test_vllm_ends_texts_as_transformers_does_when_there_is_no_generation_config(
-    saved: tuple[Any, Any], vllm: list[LLM]
-) -> None:
+def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     (Path(tokenizer.name_or_path) / "generation_config.json").unlink()
     list(VLLMEngine(source_of(tokenizer), tokenizer).generate(["a"], (), 3))
@@ -203,16 +197,14 @@ def test_vllm_ends_texts_as_transformers_does_when_there_is_no_generation_config
     assert vllm[0].calls[0][1][0].stop_token_ids == expected
 
 
-def test_vllm_says_what_does_not_fit_before_anything_runs_when_a_prompt_is_too_long(
-    saved: tuple[Any, Any], vllm: list[LLM]
-) -> None:
+def test_vllm_refuses_a_long_prompt_before_it_runs(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     _, tokenizer = saved
     engine = VLLMEngine(source_of(tokenizer), tokenizer)
     with pytest.raises(ValueError, match="1 of 1 prompts leave no room"):
         engine.generate(["1 + " * 200], (), NEW_TOKENS)
 
 
-def test_vllm_says_how_to_install_it_when_it_is_missing(
+def test_vllm_says_how_to_install_it(
     saved: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
