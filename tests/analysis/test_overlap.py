@@ -55,7 +55,7 @@ def test_decoded_vocabulary_holds_every_byte_when_byte_level(
     assert not any("Ġ".encode() in word for word in words)
 
 
-def test_decoded_vocabulary_reads_byte_tokens_when_model_falls_back(
+def test_decoded_vocabulary_reads_byte_tokens(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     words = decoded_vocabulary(tokenizers_by_family["metaspace"])
@@ -65,7 +65,7 @@ def test_decoded_vocabulary_reads_byte_tokens_when_model_falls_back(
 
 
 @pytest.mark.parametrize("family", ["byte_level", "nfc_digits", "metaspace"])
-def test_decoded_vocabulary_has_the_tokens_of_a_text_when_encoded(
+def test_decoded_vocabulary_has_the_tokens_of_a_text(
     tokenizers_by_family: Tokenizers, family: str
 ) -> None:
     tokenizer = tokenizers_by_family[family]
@@ -76,7 +76,7 @@ def test_decoded_vocabulary_has_the_tokens_of_a_text_when_encoded(
     assert words >= set(pieces[1:])  # the first may have a space that is not in the text
 
 
-def test_byte_overlap_finds_words_behind_a_space_when_families_differ(
+def test_byte_overlap_finds_words_behind_a_space(
     tokenizers_by_family: Tokenizers,
 ) -> None:
     student, teacher = (tokenizers_by_family[name] for name in ("metaspace", "byte_level"))
@@ -106,7 +106,7 @@ def slow_shares(ours: Spans, theirs: Spans) -> tuple[float, float]:
 
 
 @given(text=texts, pair=pairs)
-def test_overlaps_equal_sets_of_characters_when_text_is_fuzz(
+def test_overlaps_equal_sets_of_characters(
     tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str]
 ) -> None:
     student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
@@ -139,7 +139,7 @@ def test_overlaps_equal_sets_of_characters_when_ranges_are_wrong(
 
 
 @given(text=texts, pair=pairs, chunks=st.integers(1, 20))
-def test_chunk_overlaps_equal_sets_of_characters_when_text_is_fuzz(
+def test_chunk_overlaps_equal_sets_of_characters(
     tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str], chunks: int
 ) -> None:
     student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
@@ -163,7 +163,7 @@ def test_chunk_overlaps_are_whole_when_tokens_are_equal() -> None:
 
 
 @given(text=texts, pair=pairs)
-def test_count_map_counts_every_kind_when_text_is_fuzz(
+def test_count_map_counts_every_kind(
     tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str]
 ) -> None:
     student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)

@@ -19,7 +19,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.packing import Blocks
 from vocagnolm.tokenizers import student_reader, teacher_reader
 from vocagnolm.views.callback import GuidanceTable
-from vocagnolm.views.view import Sample, ViewSettings, load_sample, read_views, view_rows
+from vocagnolm.views.view import Sample, ViewSettings, read_views, sample_blocks, view_rows
 
 SETTINGS = ViewSettings("s", "t", "vocagnolm", 0.4, "max", "include", "each block")
 
@@ -41,7 +41,7 @@ def world(
     )
     numbers = sorted(range(len(blocks)), key=lambda block: -len(blocks.segments(block)))[:2]
     collate = PackedCollator(MAX_LENGTH)
-    return blocks, load_sample(blocks, numbers, collate, segments, corpus, readers)
+    return blocks, sample_blocks(blocks, numbers, collate, segments, corpus, readers)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def files(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "guidance").iterdir())
 
 
-def test_run_has_the_same_weights_when_it_is_looked_at(
+def test_run_has_the_same_weights(
     world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     blocks, sample = world
@@ -152,7 +152,7 @@ class FakeWandb:
     ("reports", "runs", "tables"),
     [(["wandb"], True, 4), (["wandb"], False, 0), ([], True, 0), (["tensorboard"], True, 0)],
 )
-def test_table_is_logged_when_a_run_reports_to_wandb(
+def test_table_is_logged(
     reports: list[str],
     runs: bool,
     tables: int,
@@ -181,9 +181,7 @@ def test_table_is_logged_when_a_run_reports_to_wandb(
         assert {len(cells) for cells in table.data} == {6}
 
 
-def test_process_computes_and_writes_nothing_when_it_is_not_the_main_one(
-    world: tuple[Blocks, Sample], tmp_path: Path
-) -> None:
+def test_process_computes_and_writes_nothing(world: tuple[Blocks, Sample], tmp_path: Path) -> None:
     calls = []
     trainer: Any = SimpleNamespace(token_guidance=calls.append)
     table = GuidanceTable(trainer, world[1], 1, tmp_path, SETTINGS)
@@ -196,9 +194,7 @@ def test_process_computes_and_writes_nothing_when_it_is_not_the_main_one(
     assert not (tmp_path / "guidance").exists()
 
 
-def test_resumed_run_shows_no_first_view_when_it_begins(
-    world: tuple[Blocks, Sample], tmp_path: Path
-) -> None:
+def test_resumed_run_shows_no_first_view(world: tuple[Blocks, Sample], tmp_path: Path) -> None:
     trainer: Any = SimpleNamespace(token_guidance=lambda batch: pytest.fail("shown"))
     table = GuidanceTable(trainer, world[1], 2, tmp_path, SETTINGS)
     state = TrainerState(global_step=3, max_steps=9)

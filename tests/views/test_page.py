@@ -101,7 +101,7 @@ def facts_of(html: str) -> dict[str, Any]:
     return json.loads(found[1])
 
 
-def test_page_shows_every_character_once_in_order_when_text_is_hostile() -> None:
+def test_page_shows_every_character_once_in_order() -> None:
     html = render_html(make_view(HOSTILE, "b"))
     page = Page(html)
     inside = [token for token in page.tokens if "special" not in token["class"]]
@@ -110,7 +110,7 @@ def test_page_shows_every_character_once_in_order_when_text_is_hostile() -> None
 
 
 @pytest.mark.parametrize("width", [3, 100])
-def test_page_keeps_its_own_elements_only_when_text_is_hostile(width: int) -> None:
+def test_page_keeps_its_own_elements_only(width: int) -> None:
     html = render_html(make_view(HOSTILE, width=width))
     assert Page(html).scripts == Page(render_html(make_view("plain"))).scripts == 2
     assert html.count("</script>") == 2
@@ -135,19 +135,19 @@ def test_page_tells_status_and_losses_when_read_aloud() -> None:
     assert "special" in tokens[-1]["class"].split()
 
 
-def test_page_has_details_of_each_token_when_it_has_pieces() -> None:
+def test_page_has_details_of_each_token() -> None:
     facts = facts_of(render_html(make_view("12 34")))
     assert facts["tokens"][2] == ["34", "dropped", 1.5, 2.5, [["3", 3, 4, 1.5], ["4", 4, 5, 2.0]]]
     assert facts["scale"] == 2.5
 
 
-def test_page_stays_readable_json_when_a_loss_is_not_finite() -> None:
+def test_page_stays_readable_json() -> None:
     token = TokenView("a", 0, 1, "kept", True, float("inf"), 1.0)
     view = GuidanceView(SETTINGS, (TextView("a", 0, 0, 0, (token,)),))
     assert facts_of(render_html(view))["tokens"][0][2] is None
 
 
-def test_page_is_small_when_it_has_a_whole_block() -> None:
+def test_page_is_small() -> None:
     started = time.perf_counter()
     html = render_html(make_view("The answer is 12. " * 341))
     assert len(Page(html).tokens) == 2048
@@ -155,7 +155,7 @@ def test_page_is_small_when_it_has_a_whole_block() -> None:
     assert time.perf_counter() - started < 5
 
 
-def test_labels_number_the_parts_when_tokens_share_a_character() -> None:
+def test_labels_number_the_parts() -> None:
     tokens = tuple(
         TokenView("🧮" * (not number), 0, 1, "kept", True, 1.0, 1.0) for number in range(4)
     )
@@ -189,7 +189,7 @@ def test_page_says_what_is_compared_when_chunks_are() -> None:
     assert "step 100 · method chunk" in html
 
 
-def test_files_are_written_whole_when_the_directory_is_new(tmp_path: Path) -> None:
+def test_files_are_written_whole(tmp_path: Path) -> None:
     view = make_view(HOSTILE)
     write_view(view, tmp_path / "new", "guidance")
     assert read_views(tmp_path / "new" / "guidance.json") == view
@@ -202,7 +202,7 @@ def test_files_are_written_whole_when_the_directory_is_new(tmp_path: Path) -> No
 # The terminal.
 
 
-def test_terminal_marks_tokens_with_brackets_when_there_is_no_colour() -> None:
+def test_terminal_marks_tokens_with_brackets() -> None:
     out = render_text(make_view("Anna\nhas 12"), color=False)
     assert "\x1b" not in out
     assert "(<s>)[Ann]a↵\nh[as ]12{</s>}" in out
@@ -216,7 +216,7 @@ def test_terminal_shows_every_character_once_when_coloured() -> None:
 
 
 @pytest.mark.parametrize("render", [lambda v: render_text(v, color=False), render_table])
-def test_terminal_is_not_driven_by_the_text_when_it_holds_escapes(
+def test_terminal_is_not_driven_by_the_text(
     render: Callable[[GuidanceView], str],
 ) -> None:
     out = render(make_view("a\x1b[2Jb\u202ec\rd\u009be", width=1))
@@ -265,9 +265,7 @@ def page_path(tmp_path: Path) -> Path:
     return tmp_path / "guidance.html"
 
 
-def test_browser_shows_tokens_and_details_when_the_address_names_one(
-    browser: str, page_path: Path, tmp_path: Path
-) -> None:
+def test_browser_shows_tokens_and_details(browser: str, page_path: Path, tmp_path: Path) -> None:
     address = f"{page_path.as_uri()}#t12"
     command = [browser, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", address]
     dom = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
@@ -336,9 +334,7 @@ def driver(browser: str, tmp_path: Path) -> Iterator[Driver]:
         process.wait(30)
 
 
-def test_browser_shows_details_when_the_mouse_or_the_keyboard_goes_there(
-    driver: Driver, page_path: Path
-) -> None:
+def test_browser_shows_details(driver: Driver, page_path: Path) -> None:
     name = 'document.querySelector("#shown .name").textContent'
     pieces = 'document.querySelectorAll(".piece").length'
     driver.call("POST", "/url", {"url": page_path.as_uri()})
@@ -365,9 +361,7 @@ def test_browser_shows_details_when_the_mouse_or_the_keyboard_goes_there(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the browser's place is known on Linux")
-def test_browser_draws_every_teacher_token_when_the_text_is_hostile(
-    driver: Driver, page_path: Path
-) -> None:
+def test_browser_draws_every_teacher_token(driver: Driver, page_path: Path) -> None:
     driver.call("POST", "/url", {"url": page_path.as_uri()})
     count = driver.evaluate("tokens.length")
     assert count > 60

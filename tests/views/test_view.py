@@ -31,8 +31,8 @@ from vocagnolm.views.view import (
     TextView,
     TokenView,
     ViewSettings,
-    load_sample,
     read_views,
+    sample_blocks,
     summarize,
     to_json,
     view_rows,
@@ -55,9 +55,12 @@ def sample_of(texts: list[str], student: Reader, guide: Any, pieces: Reader | No
     """All blocks of some texts."""
     corpus = datasets.Dataset.from_dict({"text": texts})
     rows = align_corpus(corpus, student, guide).rows
-    blocks = Blocks(rows, MAX_LENGTH, guide.limits())
+    limits = [guide.limit] if isinstance(guide, Reader) else guide.limits()
+    blocks = Blocks(rows, MAX_LENGTH, limits)
     numbers = range(len(blocks))
-    return load_sample(blocks, numbers, PackedCollator(MAX_LENGTH), rows, corpus, (student, pieces))
+    return sample_blocks(
+        blocks, numbers, PackedCollator(MAX_LENGTH), rows, corpus, (student, pieces)
+    )
 
 
 def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
@@ -86,9 +89,7 @@ def shown(view: TextView) -> str:
     return "".join(token.text for token in view.tokens if not token.is_special)
 
 
-def test_view_equals_brute_force_when_blocks_hold_several_texts(
-    training_texts: list[str], readers: tuple[Reader, Reader]
-) -> None:
+def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reader, Reader]) -> None:
     texts = [text[:60] for text in training_texts[:12]] + ["9", training_texts[1] * 3]
     sample = sample_of(texts, *readers, readers[1])
     guidance = guidance_of(sample)
@@ -122,7 +123,7 @@ def test_view_equals_brute_force_when_blocks_hold_several_texts(
     assert len(documents) > len(texts), "no text was cut"
 
 
-def test_view_shows_every_character_once_when_text_is_hostile(
+def test_view_shows_every_character_once(
     fuzz_texts: Callable[..., list[str]], readers: tuple[Reader, Reader]
 ) -> None:
     texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
@@ -137,7 +138,7 @@ def test_view_shows_every_character_once_when_text_is_hostile(
     assert len(read) > 45
 
 
-def test_special_tokens_are_named_and_have_a_status_when_they_stand_around_a_text(
+def test_special_tokens_are_named_and_have_a_status(
     readers: tuple[Reader, Reader],
 ) -> None:
     sample = sample_of(["The answer"], *readers, readers[1])
@@ -155,7 +156,7 @@ def test_special_tokens_are_named_and_have_a_status_when_they_stand_around_a_tex
     assert {token.status for token in view.tokens[1:-1]} == {"kept"}
 
 
-def test_tokens_share_a_character_when_bytes_are_its_tokens(readers: tuple[Reader, Reader]) -> None:
+def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:
     sample = sample_of(["a 🧮!"], *readers, readers[1])
     ((view,),) = views_of(sample, guidance_of(sample))
     sharing = [token for token in view.tokens if view.text[token.start : token.end] == "🧮"]
@@ -164,7 +165,7 @@ def test_tokens_share_a_character_when_bytes_are_its_tokens(readers: tuple[Reade
     assert all(token.pieces and "🧮" in token.pieces[0].text for token in sharing)
 
 
-def test_pieces_are_the_first_teachers_when_there_are_several(
+def test_pieces_are_the_first_teachers(
     tokenizers_by_family: dict[str, Any], readers: tuple[Reader, Reader]
 ) -> None:
     other = teacher_reader(tokenizers_by_family["byte_level"], TEACHER_CONTEXT)
@@ -183,7 +184,7 @@ def test_pieces_are_the_first_teachers_when_there_are_several(
     assert losses == guidance.teacher_loss_BT[0, 1 : 1 + len(losses)].tolist()
 
 
-def test_view_has_losses_without_pieces_when_the_teacher_is_not_at_hand(
+def test_view_has_losses_without_pieces(
     readers: tuple[Reader, Reader],
 ) -> None:
     sample = sample_of(["The answer is 12."], *readers, None)
@@ -206,14 +207,14 @@ def test_views_are_equal_when_written_and_read(
     "content",
     ["", "[]", "{}", '{"format": 2, "settings": {}, "texts": []}', '{"format": 1, "texts": []}'],
 )
-def test_read_views_names_the_file_when_it_is_another(content: str, tmp_path: Path) -> None:
+def test_read_views_names_the_file(content: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"other\.json is no guidance view .* vocagnolm inspect"):
         read_views(path)
 
 
-def test_summary_counts_and_averages_when_some_tokens_have_no_loss() -> None:
+def test_summary_counts_and_averages() -> None:
     tokens = [
         TokenView("a", 0, 1, "kept", True, 3.0, 1.0),
         TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
@@ -252,7 +253,7 @@ def run(models: dict[str, str], *options: str) -> int:
     return inspect.main(["--student", models["student"], "--teacher", models["teacher"], *options])
 
 
-def test_command_shows_losses_of_the_models_when_given_a_text(
+def test_command_shows_losses_of_the_models(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "Anna has 12 apples.\nThe number of the solutions is 2025."
@@ -282,9 +283,7 @@ def test_command_shows_losses_of_the_models_when_given_a_text(
         assert token.teacher_loss_nats == max(piece.loss_nats for piece in token.pieces)
 
 
-def test_command_chooses_what_the_trainer_does_when_a_text_is_a_block(
-    models: dict[str, str], tmp_path: Path
-) -> None:
+def test_command_chooses_what_the_trainer_does(models: dict[str, str], tmp_path: Path) -> None:
     text = "The number of the solutions is 12. 🧮"
     assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
     (expected,) = read_views(tmp_path / "guidance.json").texts
@@ -294,7 +293,7 @@ def test_command_chooses_what_the_trainer_does_when_a_text_is_a_block(
     corpus = datasets.Dataset.from_dict({"text": [text]})
     rows = align_corpus(corpus, *readers).rows
     blocks = Blocks(rows, MAX_LENGTH, 128)
-    sample = load_sample(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, readers)
+    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, readers)
     trainer = make_trainer(tmp_path, blocks, student, teacher)
     (found,) = view_rows(sample.batch, trainer.token_guidance(sample.batch), sample.rows)
     assert [token.status for token in found.tokens] == [token.status for token in expected.tokens]
@@ -316,9 +315,7 @@ def test_command_obeys_settings_when_they_are_given(models: dict[str, str], tmp_
     assert (view.settings.top_k, view.settings.aggregation) == (0.2, "mean")
 
 
-def test_command_cuts_a_text_when_it_exceeds_the_context(
-    models: dict[str, str], tmp_path: Path
-) -> None:
+def test_command_cuts_a_text(models: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_bytes(b"one two\r\nthree " * 40)
     run(models, "--text_file", str(path), "--max_length", "32", "--output_dir", str(tmp_path))
@@ -330,7 +327,7 @@ def test_command_cuts_a_text_when_it_exceeds_the_context(
         assert sum(t.status == "kept" for t in mapped) == math.ceil(0.4 * len(mapped))
 
 
-def test_command_shows_the_documents_asked_for_when_given_a_dataset(
+def test_command_shows_the_documents_asked_for(
     models: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "pages.jsonl"
@@ -347,7 +344,7 @@ def test_command_shows_the_documents_asked_for_when_given_a_dataset(
     assert documents("--document", "3") == [(3, "four")]
 
 
-def test_command_lists_every_token_when_a_table_is_asked_for(
+def test_command_lists_every_token(
     models: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(models, "--text", "x = 12", "--table", "--color", "always") == 0
@@ -371,7 +368,7 @@ def test_command_lists_every_token_when_a_table_is_asked_for(
         (("--text", "x", "--teacher", "no/where"), "--teacher no/where cannot be loaded"),
     ],
 )
-def test_command_says_one_line_when_an_argument_is_wrong(
+def test_command_says_one_line(
     options: tuple[str, ...],
     message: str,
     models: dict[str, str],
@@ -383,7 +380,7 @@ def test_command_says_one_line_when_an_argument_is_wrong(
     assert re.search(message, error), error
 
 
-def test_command_refuses_a_number_when_the_dataset_has_fewer(
+def test_command_refuses_a_number(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "pages.jsonl"

@@ -19,8 +19,7 @@ from vocagnolm.tokenizers import tokenizer_sha256
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints
 from vocagnolm.views.callback import GuidanceTable
-from vocagnolm.views.view import ViewSettings
-from vocagnolm.views.view import load_sample as load_guidance_sample
+from vocagnolm.views.view import ViewSettings, sample_blocks
 
 
 def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | None:
@@ -78,7 +77,7 @@ def load_guidance_table(
         return None
     assert isinstance(trainer.data_collator, PackedCollator)
     readers = pair.guide.readers if pair.guide else ()
-    sample = load_guidance_sample(
+    sample = sample_blocks(
         documents.blocks,
         [0],
         trainer.data_collator,

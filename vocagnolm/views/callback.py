@@ -19,17 +19,17 @@ _COLUMNS = ("token", "status", "student loss", "teacher loss", "excess", "teache
 
 
 class GuidanceTable(TrainerCallback):
-    """Writes `guidance/step-000100.html` and `.json`, and a table for Weights & Biases.
+    """Write `guidance/step-000100.html` and `.json`, and a table for Weights & Biases.
 
     Before the first step, every so many steps and after the last one. It looks only: a run has the
     same weights with and without it. All processes compute, the main one writes.
 
     Args:
-        trainer: whose student and teacher are shown.
-        sample: what they read, the same on all processes (`inspection.load_sample`).
+        trainer: has the student and the teacher.
+        sample: the same on all processes (`view.sample_blocks`).
         steps: optimizer steps between two views, at least 1.
-        output_dir: of the run.
-        settings: what to say on the page; its step is replaced.
+        output_dir: directory of the run.
+        settings: shown on the page; its step is replaced.
     """
 
     def __init__(

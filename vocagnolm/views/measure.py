@@ -40,7 +40,7 @@ class LoadedPair:
 def view_documents(
     corpus: datasets.Dataset, pair: LoadedPair, guidance: Guidance, first: int = 0
 ) -> list[TextView]:
-    """The views of all segments of some documents, each of which is a sequence of its own.
+    """Make the views of all segments of some documents, each of which is a sequence of its own.
 
     Args:
         corpus: the documents, in the column `text`.
@@ -79,7 +79,7 @@ def view_documents(
 
 @torch.no_grad()
 def measure(batch: Batch, pair: LoadedPair, guidance: Guidance) -> TokenGuidance:
-    """What decides over the tokens of a batch, as in training but without a step.
+    """Decide over the tokens of a batch, as in training but without a step.
 
     Raises:
         NonFiniteLoss: losses are NaN or infinite.

@@ -1,8 +1,8 @@
 """The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
 
-Enters: a packed batch, what decided over its tokens (`guidance.TokenGuidance`) and what both models
-read, in characters. Leaves: plain data, which the pages and figures draw. The command and the
-training callback go through the same function, `view_rows`. No torch at run time.
+From a packed batch, the losses and weights of its tokens (`guidance.TokenGuidance`) and the texts,
+`view_rows` makes plain data, which pages show, for the command and the training callback alike. No
+torch at run time.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class PieceView:
 
     Attributes:
         text: its characters; tokens that hold parts of one character all have that character.
-        start: where they start in the text.
-        end: where they end.
-        loss_nats: the teacher's loss on it.
+        start: begin of its characters in the text.
+        end: end of them.
+        loss_nats: the teacher's.
     """
 
     text: str
@@ -55,15 +55,15 @@ class TokenView:
     """A student token and what became of it.
 
     Attributes:
-        text: what it shows: the name of a special token, else the characters that no token before
-            it shows. So all texts but those of special tokens, joined, are the text, and the second
-            token of a character (byte fallback) shows none.
-        start: where its characters start in the text; with `end`, also those it shares.
-        end: where they end; `start` for a special token.
+        text: the name of a special token, else the characters that no token before it shows. So all
+            texts but those of special tokens, joined, are the text, and the second token of a
+            character (byte fallback) shows none.
+        start: begin of its characters in the text, shared ones included.
+        end: end of them; `start` for a special token.
         status: "kept" or "dropped" where both losses were compared, "unmapped" where there is no
             teacher loss to compare with, "unlabelled" where there is nothing to learn, as nothing
             predicts a start token.
-        is_trained: whether its weight in the loss is 1.
+        is_trained: True if its weight in the loss is not 0.
         student_loss_nats: None where unlabelled.
         teacher_loss_nats: aggregated over its pieces, Eq. (2); None where there is none.
         pieces: the teacher tokens that cover its characters, if they are known.
@@ -80,7 +80,7 @@ class TokenView:
 
     @property
     def is_special(self) -> bool:
-        """Whether it stands for no characters."""
+        """True if it stands for no characters."""
         return self.start == self.end
 
     @property
@@ -93,15 +93,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document.
-
-    Attributes:
-        text: its characters.
-        document: number of the document.
-        start: where in the document it starts, in characters.
-        block: number of the sequence that it was packed into.
-        tokens: the student's, special tokens included, in order.
-    """
+    """A segment of a document, its begin there, and the block that it was packed into."""
 
     text: str
     document: int
@@ -112,16 +104,10 @@ class TextView:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """How the tokens were chosen.
+    """Settings under which the tokens were chosen, named as the options of `train.py`.
 
     Attributes:
-        student: its name.
-        teacher: its name.
-        method: as of `train.py`.
-        top_k: share of the competing tokens that is kept.
-        aggregation: how the losses of several pieces become one.
-        unmapped: what happens to tokens without a teacher loss.
-        competition: among which tokens the share is taken, in words.
+        competition: tokens among which the share is taken, in words.
         step: optimizer steps of the student, where a training run shows itself.
     """
 
@@ -137,7 +123,7 @@ class ViewSettings:
 
 @dataclass(frozen=True)
 class GuidanceView:
-    """What one page shows."""
+    """All that one page shows."""
 
     settings: ViewSettings
     texts: tuple[TextView, ...]
@@ -150,15 +136,7 @@ class GuidanceView:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts and means of some tokens.
-
-    Attributes:
-        tokens: how many.
-        trained: how many of them are trained.
-        student_nats: their mean loss; None where none of them has one.
-        teacher_nats: mean of the aggregated teacher losses, likewise.
-        excess_nats: mean of the excess, likewise.
-    """
+    """Counts of some tokens, and means of their losses; None where none of them has one."""
 
     tokens: int
     trained: int
@@ -188,13 +166,11 @@ class SegmentText:
     """A segment in characters.
 
     Attributes:
-        text: its characters.
-        document: number of the document.
-        start: where in the document it starts.
+        start: begin in the document.
         specials: names of the special tokens, by position among the student's N tokens.
         spans: int64 [N, 2], characters of the student's tokens; none for special ones.
         teacher_spans: int64 [M, 2], characters of the teacher's text tokens.
-        ranges: int64 [N, 2], half-open, which of those are behind each student token.
+        ranges: int64 [N, 2], half-open ranges of those behind each student token.
     """
 
     text: str
@@ -208,18 +184,13 @@ class SegmentText:
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Some blocks that can be looked at again and again.
-
-    Attributes:
-        batch: as a `PackedCollator` makes it.
-        rows: for each row of the batch its segments.
-    """
+    """Some blocks to look at again and again: a batch, and the segments of each of its rows."""
 
     batch: Batch
     rows: tuple[tuple[SegmentText, ...], ...]
 
 
-def load_sample(
+def sample_blocks(
     blocks: Blocks,
     numbers: Sequence[int],
     collate: Callable[[Sequence[Block]], Batch],
@@ -230,13 +201,13 @@ def load_sample(
     """Read some blocks as the trainer does, and their texts.
 
     Args:
-        blocks: of a training run.
-        numbers: which of them.
+        blocks: those of a training run.
+        numbers: which to read.
         collate: the run's `PackedCollator`.
         segments: the rows that the blocks were packed from.
         corpus: the documents, in the column `text`.
-        readers: the student's, and the (first) teacher's or None, as with a store: then losses are
-            shown without pieces.
+        readers: the student's, and the (first) teacher's; None, as with a store, shows losses
+            without pieces.
     """
     rows = []
     for number in numbers:
@@ -253,22 +224,23 @@ def read_segment(
     """Encode a segment again, which gives the characters of the tokens in its row.
 
     Args:
-        row: of `data.Segments.rows`.
+        row: one of `data.Segments.rows`.
         document: the text that the segment is cut from.
-        student: how the student reads.
-        teacher: how the (first) teacher reads, or None: then no token has pieces.
+        student: the student's reader.
+        teacher: the (first) teacher's reader, or None: then no token has pieces.
     """
     text, ids = document[row["start"] : row["end"]], row["student_ids"]
     ours = encode(student.tokenizer, text).spans
-    last = 1 + len(ours)  # special tokens stand at 0 and, behind a document's end, here
+    # position   0      1 .. last - 1   last ..
+    # token      <s>    of the text     </s>, behind a document's end only
+    last = 1 + len(ours)
     ends = np.full((len(ids) - last, 2), len(text))
-    theirs = (
-        np.zeros((0, 2), np.int64) if teacher is None else encode(teacher.tokenizer, text).spans
-    )
-    ranges = np.full((len(ids), 2), UNMAPPED)
+    theirs, ranges = np.zeros((0, 2), np.int64), np.full((len(ids), 2), UNMAPPED)
     if teacher is not None:
-        both = np.stack([row["first"], row["last"]], axis=1)[: len(ids)]  # the first teacher's
-        ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)  # its start token is number 0
+        theirs = encode(teacher.tokenizer, text).spans
+        # The first teacher's ranges come first. They count its start token, which has no span.
+        both = np.stack([row["first"], row["last"]], axis=1)[: len(ids)]
+        ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
     special = (0, *range(last, len(ids)))
     names = student.tokenizer.convert_ids_to_tokens([ids[position] for position in special])
     return SegmentText(
@@ -283,7 +255,7 @@ def read_segment(
 
 
 class _Verdict(NamedTuple):
-    """What the tensors say of one token."""
+    """One token as the tensors have it."""
 
     student_nats: float
     teacher_nats: float
@@ -303,13 +275,13 @@ class _Verdict(NamedTuple):
 def view_rows(
     batch: Batch, guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
 ) -> tuple[TextView, ...]:
-    """The views of all segments of a batch.
+    """Make the views of all segments of a batch.
 
     With several teachers the pieces are the first one's, and the loss is that of all.
 
     Args:
         batch: as a `PackedCollator` makes it.
-        guidance: what decided over its tokens.
+        guidance: losses and weights of its tokens.
         rows: for each row the segments packed into it, in order.
     """
     columns = (
@@ -322,9 +294,8 @@ def view_rows(
     views = []
     for row, segments in enumerate(rows):
         verdicts = map(_Verdict, *(column[row].tolist() for column in columns))
-        piece_losses = iter(
-            guidance.teacher_loss_BT[row].tolist()
-        )  # the first teacher's come first
+        # The first teacher's losses come first; those of others are left over.
+        piece_losses = iter(guidance.teacher_loss_BT[row].tolist())
         block = int(batch["block"][row])
         views += [_view(segment, block, verdicts, piece_losses) for segment in segments]
     return tuple(views)
@@ -333,7 +304,7 @@ def view_rows(
 def _view(
     segment: SegmentText, block: int, verdicts: Iterator[_Verdict], piece_losses: Iterator[float]
 ) -> TextView:
-    """The view of the segment that comes next in a row."""
+    """Make the view of the segment that comes next in a row."""
     text, pieces = segment.text, []
     if len(segment.teacher_spans):
         next(piece_losses)  # of its start token
@@ -363,12 +334,12 @@ def _view(
 
 
 def to_json(view: GuidanceView) -> dict[str, Any]:
-    """The content of `guidance.json`, which `read_views` reads."""
+    """Return the content of `guidance.json`, which `read_views` reads."""
     return {"format": FORMAT, **asdict(view)}
 
 
 def read_views(path: Path) -> GuidanceView:
-    """Read what `vocagnolm inspect` or a training run has written as JSON.
+    """Read the JSON of `vocagnolm inspect` or a training run.
 
     Raises:
         ValueError: it is no such file.
