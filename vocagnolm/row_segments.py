@@ -1,4 +1,4 @@
-"""Where documents end in packed rows, for attention that is told so instead of being given a mask.
+"""Places where documents end in packed rows, for attention that needs them instead of a mask.
 
 The flash attention of `transformers` isolates segments only in a batch of one row, where they are
 told apart by `cu_seq_lens`; so all rows are laid out as one. The same way serves `torch_varlen`,
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 TORCH_VARLEN = "torch_varlen"
 USE_SDPA = "use --attn_implementation sdpa"
@@ -40,7 +41,7 @@ def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> R
     return RowSegments(edges, max(lengths, default=0))
 
 
-def takes_segments(model: Any) -> bool:
+def takes_segments(model: PreTrainedModel) -> bool:
     """Test whether a model's attention needs segments; other sees them in the position ids."""
     return needs_segments(getattr(model.config, "_attn_implementation", None))
 
@@ -51,7 +52,7 @@ def needs_segments(attention: str | None) -> bool:
 
 
 def segment_call(
-    model: Any, segments: RowSegments | None, arguments: Mapping[str, Any]
+    model: PreTrainedModel, segments: RowSegments | None, arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Lay the rows [B, T] of a base model's arguments out as one, [1, N], with its segments.
 
@@ -83,7 +84,7 @@ def segment_call(
     }
 
 
-def check_attention(model: Any, device: torch.device | None = None) -> None:
+def check_attention(model: PreTrainedModel, device: torch.device | None = None) -> None:
     """Reject a causal language model that its attention cannot serve, as far as its kind tells.
 
     Raises:
@@ -110,7 +111,7 @@ def check_attention(model: Any, device: torch.device | None = None) -> None:
         _check_kernel()
 
 
-def in_its_precision(model: Any) -> AbstractContextManager[Any]:
+def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where a model in float32 has attention for 16 bits only."""
     if not (takes_segments(model) and model.device.type == "cuda" and model.dtype == torch.float32):
         return nullcontext()
@@ -119,7 +120,7 @@ def in_its_precision(model: Any) -> AbstractContextManager[Any]:
     return torch.autocast(model.device.type, torch.bfloat16)
 
 
-def _name(model: Any) -> str:
+def _name(model: PreTrainedModel) -> str:
     attention = model.config._attn_implementation
     return f"{type(model).__name__} with --attn_implementation {attention}"
 

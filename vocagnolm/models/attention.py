@@ -100,23 +100,12 @@ def _reference(
 ) -> Tensor:
     """Segment by segment, for devices without the kernel."""
     lengths = segments.edges.diff().tolist()
-    parts = [
-        F.scaled_dot_product_attention(
-            query.transpose(0, 1)[None],
-            key.transpose(0, 1)[None],
-            value.transpose(0, 1)[None],
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=True,
-        )
-        for query, key, value in zip(
-            query_NHD.split_with_sizes(lengths),
-            key_NHD.split_with_sizes(lengths),
-            value_NHD.split_with_sizes(lengths),
-            strict=True,
-        )
-    ]
-    return torch.cat([part[0].transpose(0, 1) for part in parts])
+    rows = [x.transpose(0, 1)[None] for x in (query_NHD, key_NHD, value_NHD)]
+    options = {"is_causal": True, "scale": scaling, "enable_gqa": True}
+    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+    segments_of_rows = zip(*(row.split_with_sizes(lengths, 2) for row in rows), strict=True)
+    parts = [attend(*segment, **options) for segment in segments_of_rows]
+    return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
 def _on_gpu(

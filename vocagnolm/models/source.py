@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -67,10 +69,8 @@ class ModelSource:
                 f"{self._option} {self.name} holds adapters, which need the model that they were "
                 f"trained around: merge them with vocagnolm export {self.name} --merge"
             )
-        try:
+        with self._readable_errors():
             config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options())
-        except (OSError, ValueError, KeyError) as error:
-            raise self._unreadable(error) from error
         is_remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not is_remote:
             raise ValueError(
@@ -85,12 +85,10 @@ class ModelSource:
         Raises:
             ValueError: it cannot be read.
         """
-        try:
+        with self._readable_errors("the tokenizer of "):
             loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.name, revision=self.revision, trust_remote_code=self.trust_remote_code
             )
-        except (OSError, ValueError, KeyError) as error:
-            raise self._unreadable(error, "the tokenizer of ") from error
         return loaded
 
     def load(
@@ -112,7 +110,7 @@ class ModelSource:
         placed: dict[str, Any] = {}
         if quantization:
             placed = {"quantization_config": quantization, "device_map": {"": device}}
-        try:
+        with self._readable_errors():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 self.name,
                 dtype=dtype,
@@ -122,8 +120,6 @@ class ModelSource:
                 **placed,
                 **self._options(),
             )
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-            raise self._unreadable(error) from error
         model: PreTrainedModel
         report: dict[str, Any]
         model, report = loaded
@@ -162,17 +158,19 @@ class ModelSource:
         """
         # `from_config` takes no revision.
         options = {name: value for name, value in self._options().items() if name != "revision"}
-        try:
-            with torch.device("meta"):
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-            raise self._unreadable(error) from error
+        with self._readable_errors(), torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
         return model
 
-    def _unreadable(self, error: Exception, part: str = "") -> ValueError:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        why = lines[0] if lines else type(error).__name__
-        return ValueError(f"{part}{self._option} {self.name} cannot be loaded: {why}")
+    @contextmanager
+    def _readable_errors(self, part: str = "") -> Iterator[None]:
+        """Turn the errors of transformers into one line with the option that names the model."""
+        try:
+            yield
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            why = lines[0] if lines else type(error).__name__
+            raise ValueError(f"{part}{self._option} {self.name} cannot be loaded: {why}") from error
 
 
 def is_adapter(name: str | Path) -> bool:
