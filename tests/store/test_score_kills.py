@@ -1,0 +1,125 @@
+"""Processes of `vocagnolm score` that are killed, or write one store at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from score_worker import Processes, kill
+from score_world import (
+    DOCUMENTS,
+    arguments,
+    contents,
+)
+
+from vocagnolm.store.store import Store
+
+KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take half a minute
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    started = Processes()
+    yield started
+    started.stop()
+
+
+def lines_of(path: Path) -> list[list[str]]:
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def score_with_kills(
+    processes: Processes, argv: list[str], path: Path, log: Path, scored: Path, kills: int
+) -> list[list[int]]:
+    """Kill both processes of a job at random moments, one after the other, and start it again.
+
+    Returns:
+        The exit statuses of each job, the last of which is left alone.
+    """
+    rng = random.Random(kills)
+    statuses = []
+    for _ in range(kills):
+        began = len(lines_of(scored))
+        job = processes.start_two(argv, log, scored)
+        if rng.random() < 0.15:  # anywhere in the start
+            time.sleep(rng.uniform(0, 1))
+        else:  # after some lines, or at the end
+            deadline, wanted = time.monotonic() + 20, began + rng.randint(0, 4)
+            while time.monotonic() < deadline and len(lines_of(scored)) < wanted:
+                time.sleep(0.001)
+                if (path / "manifest.json").exists():
+                    break
+            time.sleep(rng.uniform(0, 0.06))
+        rng.shuffle(job)
+        kill(job[0])
+        time.sleep(rng.choice([0, 0, rng.uniform(0, 0.1)]))
+        kill(job[1])
+        statuses.append([processes.wait(process) for process in job])
+    job = processes.start_two(argv, log, scored)
+    statuses.append([processes.wait(process) for process in job])
+    return statuses
+
+
+def check_scored_once(scored: Path, shards: int) -> None:
+    """No shard is begun again once it is written, and a process loses the last one at most."""
+    lines, written = lines_of(scored), set()
+    for what, _, shard in lines:
+        assert what == "end" or shard not in written, f"shard {shard} was scored twice"
+        if what == "end":
+            written.add(shard)
+    assert len(written) <= shards
+    begun = Counter(process for what, process, _ in lines if what == "begin")
+    ended = Counter(process for what, process, _ in lines if what == "end")
+    assert all(begun[process] - ended[process] <= 1 for process in begun)
+
+
+def test_store_is_the_same_after_many_kills(
+    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    path, log, lines = tmp_path / "S", tmp_path / "log", tmp_path / "scored"
+    argv = arguments(teacher, corpus, path)[1:]
+    statuses = score_with_kills(processes, argv, path, log, lines, kills=KILLS)
+    assert statuses[-1] == [0, 0], log.read_text()
+    assert sum(-9 in job for job in statuses) >= KILLS * 3 // 4, statuses
+    check_scored_once(lines, DOCUMENTS // 4)
+    assert contents(path) == contents(scored)
+
+
+def test_store_is_the_same_when_two_jobs_write(
+    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    path, log = tmp_path / "S", tmp_path / "log"
+    argv = arguments(teacher, corpus, path)[1:]
+    jobs = [processes.start(argv, log, tmp_path / "scored") for _ in range(2)]
+    assert [processes.wait(job) for job in jobs] == [0, 0], log.read_text()
+    assert contents(path) == contents(scored)
+
+
+def test_one_of_two_differing_jobs_is_refused(
+    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    path, log = tmp_path / "S", tmp_path / "log"
+    settings: list[list[str]] = [[], ["--loss_dtype", "float32"]]
+    jobs = [
+        processes.start(arguments(teacher, corpus, path, *more)[1:], log, tmp_path / "scored")
+        for more in settings
+    ]
+    assert sorted(processes.wait(job) for job in jobs) == [0, 2], log.read_text()
+    assert "holds another store (loss_dtype was" in log.read_text()
+    Store(path).check()
+
+
+def test_two_processes_stop_with_one_line(
+    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    argv = arguments(teacher, corpus, scored, "--min_context", "9")[1:]
+    job = processes.start_two(argv, log, tmp_path / "scored")
+    assert [processes.wait(process) for process in job] == [2, 2], log.read_text()
+    assert log.read_text().count("holds another store") == 1
+    assert "Traceback" not in log.read_text()

@@ -1,0 +1,78 @@
+"""Commands of `vocagnolm score` for tests, with a corpus, a scorer and a job made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from vocagnolm import cli
+from vocagnolm.store import store
+from vocagnolm.store.job import ScoringJob
+from vocagnolm.store.windows import Window
+from vocagnolm.tokenizers import teacher_reader
+
+CONTEXT, MIN_CONTEXT = 48, 8
+DOCUMENTS = 36
+
+
+def write_corpus(path: Path, texts: list[Any]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def arguments(teacher: Path, corpus: Path, path: Path, *more: str) -> list[str]:
+    sizes = ["--context", str(CONTEXT), "--min_context", str(MIN_CONTEXT)]
+    options = [*sizes, "--shard_documents", "4", "--batch_tokens", "256"]
+    where = ["--teacher", str(teacher), "--dataset", str(corpus), "--output_dir", str(path)]
+    return ["score", *where, *options, *more]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
+    """The one line that the command prints when it refuses."""
+    capsys.readouterr()
+    assert cli.main(argv) == status
+    printed, complained = capsys.readouterr()
+    assert printed == ""
+    assert complained.startswith("vocagnolm score: error: ")
+    assert complained.count("\n") == 1
+    return complained
+
+
+class FakeScorer:
+    """Losses made up of the ids; a token in `bad` has a loss that no store holds."""
+
+    def __init__(self, bad: dict[int, float] | None = None):
+        self.bad = bad or {}
+        self.windows: list[Window] = []
+
+    def losses(self, windows: list[Window]) -> list[Any]:
+        self.windows += windows
+        return [
+            np.array(
+                [self.bad.get(token, token % 97 / 16) for token in window.ids[-window.scored :]],
+                np.float32,
+            )
+            for window in windows
+        ]
+
+
+def make_job(
+    directory: Path,
+    texts: list[str],
+    tokenizer: PreTrainedTokenizerBase,
+    loss_dtype: store.LossDtype = "float16",
+) -> ScoringJob:
+    corpus = datasets.Dataset.from_dict({"text": texts})
+    return ScoringJob(
+        directory, corpus, teacher_reader(tokenizer, CONTEXT), MIN_CONTEXT, 2, loss_dtype
+    )
