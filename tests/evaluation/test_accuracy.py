@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
-import vocagnolm.evaluation.accuracy
 from vocagnolm.evaluation.accuracy import (
     Z_95,
     Accuracy,
@@ -20,12 +18,6 @@ from vocagnolm.evaluation.accuracy import (
     wilson_interval,
 )
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
-
-
-def test_scoring_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.evaluation.accuracy)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 def solve_score_equation(share: float, n: int, low: float, high: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import vocagnolm.evaluation.answers
-import vocagnolm.evaluation.grading.equality
 from benchmarks.experiments.grading import grade_cases, read_cases
 from vocagnolm.evaluation.answers import answers_equal, extract_answer
 from vocagnolm.evaluation.grading.equality import decide, parse_number
@@ -214,13 +211,6 @@ CASES: dict[str, list[Case]] = {
 def grader() -> Iterator[Grader]:
     with Grader(workers=2) as grader:
         yield grader
-
-
-def test_answers_doctests_run_when_read() -> None:
-    for module in (vocagnolm.evaluation.answers, vocagnolm.evaluation.grading.equality):
-        results = doctest.testmod(module)
-        assert results.attempted > 0
-        assert results.failed == 0
 
 
 @pytest.mark.parametrize(

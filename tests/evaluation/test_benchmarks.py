@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import gzip
 import hashlib
 import json
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.evaluation.tasks import questions
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
 from vocagnolm.evaluation.tasks.few_shot import build_prompt, load_prompt_set
 from vocagnolm.evaluation.tasks.sources import load_items
@@ -314,9 +312,3 @@ def test_question_says_what_it_expects(gold: str, hint: str) -> None:
 def test_item_is_refused_when_its_row_is_bad(name: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BENCHMARKS[name].item(0, row)
-
-
-def test_questions_doctests_run_when_read() -> None:
-    results = doctest.testmod(questions)
-    assert results.attempted > 0
-    assert results.failed == 0

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import vocagnolm.evaluation.grading.extraction
 from vocagnolm.evaluation.answers import extract_answer
 from vocagnolm.evaluation.grading.extraction import AnswerKind, extract
 from vocagnolm.evaluation.grading.normalization import strip_string
@@ -109,12 +106,6 @@ CASES: dict[str, list[Case]] = {
         ("demo", "The answer is 3", ""),
     ],
 }
-
-
-def test_extraction_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.evaluation.grading.extraction)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 @pytest.mark.parametrize(

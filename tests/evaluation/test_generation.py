@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
 
-import vocagnolm.evaluation.engines.generation
 from vocagnolm.evaluation.engines.generation import (
     Completion,
     Decoding,
@@ -32,12 +30,6 @@ FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unig
 SHARED_TEXT = "Ben has 15 apples and buys 12 more apples.\nThe answer is 27.\n\n\n"
 STOPS = ("\n\nQuestion:", "\n\nProblem:")
 NEW_TOKENS = 40
-
-
-def test_generation_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.evaluation.engines.generation)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # The rules

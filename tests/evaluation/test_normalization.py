@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import re
 import time
 
@@ -10,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import vocagnolm.evaluation.grading.normalization
 from vocagnolm.evaluation.grading import normalization
 from vocagnolm.evaluation.grading.normalization import strip_string
 
@@ -141,12 +139,6 @@ FRAGMENTS = (
     *(r"\begin{array}{", r"\begin{array}{cc}", r"\end{array}", r"\frac", r"\sqrt", "\r", "\u2028"),
 )
 tricky = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
-
-
-def test_normalization_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.evaluation.grading.normalization)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 @pytest.mark.parametrize(

@@ -30,15 +30,7 @@ from vocagnolm.evaluation.runner import run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.evaluation.tracking import Tracker
-from vocagnolm.host.command import (
-    Parser,
-    check_at_least,
-    note,
-    refuse_idle,
-    resolve_dtype,
-    run_command,
-    say,
-)
+from vocagnolm.host import command
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 
@@ -48,16 +40,12 @@ _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, preview or regrade, and return the exit status."""
-    return run_command(_NAME, lambda: _evaluate_or_regrade(parse(argv)), resumable=True)
+    return command.run_command(_NAME, lambda: _evaluate_or_regrade(parse(argv)), resumable=True)
 
 
 def parse(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the command line.
-
-    Raises:
-        ValueError: an argument is wrong, missing, or without effect.
-    """
-    parser = Parser(_NAME, __doc__)
+    """Read the command line; a ValueError says what is wrong, missing or without effect."""
+    parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
     add("--revision", help="Branch, tag or commit on the hub.")
@@ -110,15 +98,15 @@ def _check_combination(arguments: Namespace, given: set[str]) -> None:
     if not arguments.model:
         raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
     if arguments.engine == "vllm":
-        refuse_idle(given, {"batch_size", "attn_implementation"}, "with --engine vllm")
+        command.refuse_idle(given, {"batch_size", "attn_implementation"}, "with --engine vllm")
     if arguments.benchmarks == ["demo"]:
-        refuse_idle(given, {"data_dir", "prompts_dir"}, "on the demo")
+        command.refuse_idle(given, {"data_dir", "prompts_dir"}, "on the demo")
     if Path(arguments.model).is_dir():
-        refuse_idle(given, {"revision"}, "on a directory")
+        command.refuse_idle(given, {"revision"}, "on a directory")
 
 
 def _check_values(arguments: Namespace) -> None:
-    check_at_least(arguments, 1, "limit", "batch_size")
+    command.check_at_least(arguments, 1, "limit", "batch_size")
     for name, path in (("data_dir", arguments.data_dir), ("prompts_dir", arguments.prompts_dir)):
         if path is not None and not path.is_dir():
             raise ValueError(f"--{name} {path}: expected a directory, found none: give another")
@@ -144,7 +132,7 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
         )
     if arguments.dry_run:
         for task in tasks:
-            say(task.preview(tokenizer, context_length(config)))
+            command.say(task.preview(tokenizer, context_length(config)))
         return
     directory = RunDirectory(output_dir(arguments))
     with ExitStack() as held:
@@ -161,7 +149,7 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
         with Grader(workers) as grader:
             for task in run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
-                    note(report.progress(task, directory))
+                    command.note(report.progress(task, directory))
         if state.is_main_process:
             results = report.build_results(
                 tasks, directory, settings, _environment(arguments, state)
@@ -178,7 +166,7 @@ def _settings(
     return {
         "model": {"name": arguments.model, "revision": revision},
         "engine": arguments.engine,
-        "dtype": resolve_dtype(arguments.dtype, state.device),
+        "dtype": command.resolve_dtype(arguments.dtype, state.device),
         "attn_implementation": arguments.attn_implementation,
         "context": None if context == NO_LIMIT else context,
         "limit": arguments.limit,
@@ -209,7 +197,7 @@ def _load_engine(
     state: PartialState,
 ) -> Engine:
     """Load the model, ready to answer, on this process's device."""
-    dtype = resolve_dtype(arguments.dtype, state.device)
+    dtype = command.resolve_dtype(arguments.dtype, state.device)
     if arguments.engine == "vllm":
         from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
 
@@ -241,8 +229,10 @@ def _publish(
 ) -> None:
     """Write and print the row, and report it."""
     report.write_results(results, directory)
-    say(report.to_markdown(results))
-    say(f"written: {directory.path}/results.json, row.md, row.tex and an item file per benchmark")
+    command.say(report.to_markdown(results))
+    command.say(
+        f"written: {directory.path}/results.json, row.md, row.tex and an item file per benchmark"
+    )
     if tracker:
         names = [task.benchmark.id for task in tasks]
         tracker.report(results, {name: directory.finished(name).values() for name in names})

@@ -23,11 +23,7 @@ _SETTINGS_FILE = "settings.json"
 
 
 def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
-    """Read the objects of JSON lines.
-
-    Raises:
-        ValueError: a line is no JSON object; the message names it.
-    """
+    """Read the objects of JSON lines; a ValueError names a line that is none."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -97,11 +93,7 @@ class RunDirectory:
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
-        """Read the records so far, by `idx`. A last line that was cut off counts as not written.
-
-        Raises:
-            ValueError: another line is no record; the message names it.
-        """
+        """Read the records so far, by `idx`. A last line that was cut off counts as not written."""
         records: dict[int, Record] = {}
         whole = self.path / f"{benchmark}.jsonl"
         for path in filter(Path.exists, (whole, *self._parts(benchmark))):
@@ -135,11 +127,7 @@ class RunDirectory:
             yield text
 
     def complete(self, benchmark: str, indices: Sequence[int]) -> None:
-        """Put the records of a finished benchmark in order, into one file.
-
-        Raises:
-            ValueError: one of them is missing.
-        """
+        """Put the records of a finished benchmark in order, into one file."""
         records = self.finished(benchmark)
         if missing := [idx for idx in indices if idx not in records]:
             raise ValueError(

@@ -138,21 +138,18 @@ def _parts(results: Record) -> list[Record]:
     return [*results["benchmarks"].values(), *results["averages"].values()]
 
 
-def _cell(part: Record) -> str:
-    return _starred(part["rounded"], part)
-
-
-def _starred(value: float, part: Record) -> str:
+def _cell(part: Record, opinion: Record | None = None) -> str:
     """Write a number, with a star if it may not be put beside a published one."""
+    value = (opinion or part)["rounded"]
     return f"{value:.1f}*" if part["marked"] else f"{value:.1f}"
 
 
 def _opinions(results: Record) -> list[str]:
     """Write the second grader's numbers; it is not asked about letters, and has no averages."""
-    cells = []
-    for column in results["benchmarks"].values():
-        opinion = column["math_verify"]
-        cells.append(_starred(opinion["rounded"], column) if opinion else "-")
+    cells = [
+        _cell(column, column["math_verify"]) if column["math_verify"] else "-"
+        for column in results["benchmarks"].values()
+    ]
     return cells + ["-"] * len(results["averages"])
 
 

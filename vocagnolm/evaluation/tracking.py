@@ -17,13 +17,8 @@ _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reaso
 class Tracker:
     """The run that takes the columns: the one that trained the model, or one of its own.
 
-    Without a key, or with WANDB_MODE=offline, the run is written to disk for `wandb sync`.
-
-    Args:
-        model: as given to `--model`.
-
-    Raises:
-        ValueError: wandb is not installed, or the file of the training is damaged.
+    Without a key, or with WANDB_MODE=offline, the run is written to disk for `wandb sync`. An
+    error of wandb, or a missing package, becomes a ValueError.
     """
 
     def __init__(self, model: str):
@@ -31,11 +26,7 @@ class Tracker:
         self._training = _training_run(Path(model) / TRACKER_FILE)
 
     def report(self, results: Record, records: Mapping[str, Iterable[Record]]) -> None:
-        """Put the columns into the summary, and the wrong answers of each benchmark into tables.
-
-        Raises:
-            ValueError: wandb failed; the message passes on its words.
-        """
+        """Put the columns into the summary, and the wrong answers of each benchmark into tables."""
         try:
             with self._start(f"evaluation of {results['model']['name']}") as run:
                 run.summary.update(dict(summary(results)))
@@ -65,10 +56,10 @@ class Tracker:
 def summary(results: Record) -> Iterator[tuple[str, object]]:
     """Name the values of the summary; the name of a marked one holds its marks."""
     for name, column in results["benchmarks"].items():
-        place = _place(name, column)
+        place, (low, high) = _place(name, column), column["interval"]
         yield f"{place}/accuracy", column["rounded"]
-        yield f"{place}/interval_low", column["interval"][0]
-        yield f"{place}/interval_high", column["interval"][1]
+        yield f"{place}/interval_low", low
+        yield f"{place}/interval_high", high
         yield f"{place}/n", column["n"]
         yield f"{place}/unanswered", column["unanswered"]
         if column["math_verify"]:
@@ -85,11 +76,12 @@ def _place(name: str, part: Record) -> str:
 
 def _row(record: Record) -> list[object]:
     """Fill the cells of a wrong answer; invalid Unicode is shown escaped."""
-    cells = [record[field] for field in _SHOWN]
-    return [
-        cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
-        for cell in cells
-    ]
+    row: list[object] = []
+    for field in _SHOWN:
+        cell = record[field]
+        is_text = isinstance(cell, str)
+        row.append(cell.encode(errors="backslashreplace").decode() if is_text else cell)
+    return row
 
 
 def _import_wandb() -> Any:

@@ -103,11 +103,7 @@ class Decoding:
             )
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Tokenize each prompt, with the special tokens that the tokenizer adds to a text.
-
-        Raises:
-            ValueError: a prompt has no token, or leaves no room for one more in the context.
-        """
+        """Tokenize each prompt, with the special tokens that the tokenizer adds to a text."""
         if not prompts:
             return []
         encoded: list[list[int]] = self.tokenizer(list(prompts), verbose=False)["input_ids"]

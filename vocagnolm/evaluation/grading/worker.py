@@ -32,10 +32,8 @@ _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", 
 
 def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
     """Give the harness's verdict, and the rule that decided it."""
-    if kind == "letter":
-        return prediction == gold, "choice"
-    if kind == "marked":
-        return prediction == gold, "string"
+    if kind in ("letter", "marked"):
+        return prediction == gold, "choice" if kind == "letter" else "string"
     if quick := decide(prediction, gold):
         return quick
     return symbolic.algebraically_equal(str(prediction), gold), "symbolic"

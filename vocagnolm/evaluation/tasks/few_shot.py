@@ -38,11 +38,7 @@ class PromptSet:
 
 
 def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
-    """Read a prompt set from the package, or from `prompts_dir`/`name`.md.
-
-    Raises:
-        ValueError: the file does not exist, or is no UTF-8 text.
-    """
+    """Read a prompt set from the package, or from `prompts_dir`/`name`.md."""
     root = resources.files(__package__) / "prompts" if prompts_dir is None else prompts_dir
     file = root / f"{name}.md"
     if not file.is_file():

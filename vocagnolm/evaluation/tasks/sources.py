@@ -37,14 +37,10 @@ class LoadedItems:
 
 
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
-    """Read all items of a benchmark.
-
-    Args:
-        benchmark: its record.
-        data_dir: a directory in the harness's layout; None to download. The demo needs neither.
+    """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither.
 
     Raises:
-        ValueError: there is no such file or download, or it does not hold what the record says.
+        ValueError: there is no such file or download, or its items are not those of the record.
             The message is one line and says what to do.
     """
     if benchmark.file is None:

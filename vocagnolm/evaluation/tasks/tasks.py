@@ -94,11 +94,7 @@ class Task:
 def load_tasks(
     names: Iterable[str], data_dir: Path | None, prompts_dir: Path | None, limit: int | None
 ) -> list[Task]:
-    """Read items and prompts of benchmarks.
-
-    Raises:
-        ValueError: a file is missing or not as expected; the message says what to do.
-    """
+    """Read items and prompts of benchmarks; a ValueError says what to do about a bad file."""
     tasks = []
     for name in names:
         benchmark, prompts = BENCHMARKS[name], None
