@@ -55,6 +55,7 @@ def load_corpus(
     """
     # Its errors come back as one line.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    # A name that exists here is local; the hub is asked for any other.
     path = Path(dataset).expanduser()
     if _is_local(path, dataset, option):
         return _load_local(path, split, text_column, option)
@@ -111,6 +112,7 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
     if not files:
         known = ", ".join(_BUILDERS)
         raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
+    # The library reads one format at a time.
     formats = sorted({_format(file) or "" for file in files})
     if len(formats) > 1:
         raise ValueError(

@@ -73,6 +73,7 @@ def segment_call(
         raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
     if arguments.get("attention_mask") is not None:
         raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
+    # The kernel is told by the edges, rotary embeddings by the positions, which restart.
     edges = segments.edges.to(arguments["input_ids"].device)
     return {
         **arguments,
@@ -92,6 +93,7 @@ def check_attention(model: PreTrainedModel, device: torch.device | None = None) 
     """
     if not takes_segments(model):
         return
+    # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         raise ValueError(f"{_name(model)} cannot be told where documents end: {USE_SDPA}")
@@ -100,6 +102,7 @@ def check_attention(model: PreTrainedModel, device: torch.device | None = None) 
     config = model.config.get_text_config()
     if getattr(config, "attention_chunk_size", None):
         raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {USE_SDPA}")
+    # A frozen model drops nothing.
     names = ("attention_dropout", "attn_pdrop")
     dropout = max(getattr(config, name, None) or 0.0 for name in names)
     if dropout and any(parameter.requires_grad for parameter in model.parameters()):
@@ -115,6 +118,7 @@ def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where a model in float32 has attention for 16 bits only."""
     if not (takes_segments(model) and model.device.type == "cuda" and model.dtype == torch.float32):
         return nullcontext()
+    # Trainer has it on already, where it trains in 16 bits.
     if torch.is_autocast_enabled(model.device.type):
         return nullcontext()
     return torch.autocast(model.device.type, torch.bfloat16)

@@ -77,6 +77,7 @@ def add_adapters(
     """
     _check_names(model, arguments)
     config = lora_config(model, arguments, revision)
+    # The run draws the same numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
@@ -152,6 +153,7 @@ def _check_names(model: PreTrainedModel, arguments: AdapterArguments) -> None:
     targets = () if _targets(arguments) == _ALL_LINEAR else _targets(arguments)
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings = model.get_input_embeddings()
+    # Tied embeddings are the head's weight under another name.
     is_tied = head.weight is embeddings.weight
     for option, names in (
         ("lora_target_modules", targets),
@@ -160,6 +162,7 @@ def _check_names(model: PreTrainedModel, arguments: AdapterArguments) -> None:
         for name in names:
             named = _named(model, name)
             if not named:
+                # The last part of a name; numbers are those of repeated layers.
                 parts = {key.rpartition(".")[2] for key, _ in model.named_modules()}
                 layers = sorted(part for part in parts if part and not part[-1].isdigit())
                 raise ValueError(
@@ -198,6 +201,7 @@ def merge_adapters(
 
     wrapped = _wrap(model, config)
     expected = get_peft_model_state_dict(wrapped)
+    # Missing or superfluous; else of another shape.
     wrong = sorted(expected.keys() ^ state.keys()) or sorted(
         name for name, weight in expected.items() if weight.shape != state[name].shape
     )

@@ -60,6 +60,7 @@ def _attend(
         mask = None if attention_mask is None else attention_mask.mask
         sdpa: Callable[..., tuple[Tensor, None]] = _interface("sdpa", AttentionInterface)
         return sdpa(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling, **options)
+    # All rows are laid out as one: B is 1.
     kind = query_BHTD.device.type
     # The kernel is unknown to autocast, under which rotary embeddings leave float32 behind.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
@@ -72,6 +73,7 @@ def _attend(
 def _refuse(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
     """Reject a model whose attention is more than the kernel's: causal, without extras."""
     window = options.get("sliding_window")
+    # By name, true where the model asks for it.
     asked = {
         f"a sliding window of {window} tokens, shorter than a segment of {longest}": window
         and window < longest,
@@ -99,6 +101,7 @@ def _reference(
     scaling: float | None,
 ) -> Tensor:
     """Segment by segment, for devices without the kernel."""
+    # Each segment is a batch of one row, [1, H, n, D].
     lengths = segments.edges.diff().tolist()
     rows = [x.transpose(0, 1)[None] for x in (query_NHD, key_NHD, value_NHD)]
     options = {"is_causal": True, "scale": scaling, "enable_gqa": True}

@@ -68,6 +68,7 @@ def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object
         ValueError: the option is no JSON object or asks for a loss, or the package is missing.
     """
     settings = json_settings("--liger_kernel_config", given) if isinstance(given, str) else given
+    # Off below; asking for one is an error rather than silently ignored.
     for name in _LIGER_LOSSES:
         if settings and settings.get(name):
             raise ValueError(

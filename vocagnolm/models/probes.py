@@ -69,6 +69,8 @@ def check_packing(model: PreTrainedModel, device: torch.device | None = None) ->
     documents = ((5, 11), (9, 7))
     with probing(model, device):
         ids = probe_ids(model, (2, 16))
+        # plain        0 1 2 3 4 5 6 7 ...
+        # restarting   0 1 2 3 4 0 1 2 ...
         plain = torch.arange(16, device=ids.device).expand(2, -1)
         restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)

@@ -34,6 +34,7 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, An
     if text not in QUANTIZATIONS:
         return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
     _check_package(text)
+    # Which layers are spared is left to transformers: the head is one of them.
     if text == "int8":
         return {"quant_method": "bitsandbytes", "load_in_8bit": True}
     if text == "nf4":
@@ -60,6 +61,7 @@ def fp8_products() -> Any:
             "--teacher_quantization fp8 needs a GPU that computes in float8 (compute capability "
             "8.9: H100, L4, RTX 40): use nf4 or int8, or leave it out"
         )
+    # Imported by name: the package is optional, and has no types.
     torchao = importlib.import_module("torchao.quantization")
     return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
 

@@ -42,6 +42,7 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     """
     mesh = _mesh(device)
     model.train(False).requires_grad_(False)
+    # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
     for layer in decoder_layers(model):
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
@@ -58,5 +59,6 @@ def _mesh(device: torch.device) -> DeviceMesh:
             f"--teacher_sharding node needs as many processes on every machine: {world} processes "
             f"cannot be {local} on each"
         )
+    # Sharded inside a machine, replicated between machines.
     mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=("node", "device"))
     return mesh["device"]

@@ -71,6 +71,7 @@ class ModelSource:
             )
         with self._readable_errors():
             config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options())
+        # A class of its own comes with the checkpoint.
         is_remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not is_remote:
             raise ValueError(
