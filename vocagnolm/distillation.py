@@ -9,11 +9,9 @@ hidden size, V vocabulary (each model has its own).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,30 +20,10 @@ from torch.nn import functional as F
 
 from vocagnolm.output_head import Head, HeadGradients, rows_per_tile
 
+# "reverse_kl" is KL(p_S || p_T), Eq. (5), and "forward_kl" KL(p_T || p_S), both over the words that
+# student and teacher share. "sorted_l1" is the Wasserstein distance of ULD, Eq. (6): L1, of the
+# probabilities sorted by size, whatever the words.
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """What is added to the cross-entropy of every token, besides which it is all of the loss.
-
-    Attributes:
-        distance: "reverse_kl" is KL(p_S || p_T), Eq. (5), and "forward_kl" KL(p_T || p_S), both
-            over the words that student and teacher share; "sorted_l1" is the Wasserstein distance
-            of ULD, Eq. (6): L1, of the probabilities sorted by size, whatever the words.
-        weight: Lambda of Eq. (6); 1 in Eq. (5).
-    """
-
-    distance: Distance
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.distance not in get_args(Distance):
-            raise ValueError(
-                f"distance must be one of {', '.join(get_args(Distance))}, got {self.distance!r}"
-            )
-        if not 0 < self.weight < math.inf:
-            raise ValueError(f"the weight of a distance must be positive, got {self.weight}")
 
 
 class HeadStates(NamedTuple):

@@ -7,8 +7,7 @@ token that is predicted.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,46 +29,7 @@ _UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host
 CountT = TypeVar("CountT", int, Tensor)
 
 
-@dataclass(frozen=True)
-class Guidance:
-    """How teacher losses choose the student's tokens. The defaults are the paper's.
-
-    Attributes:
-        top_k: Fraction of the competing tokens that is trained, Eq. (4): in (0, 1], six decimals.
-        aggregation: How the teacher losses of a student token become one, Eq. (2).
-        unmapped: Student tokens without a teacher loss (Section 6.2) are trained, dropped, or
-            compete with the mean teacher loss of the batch.
-        scope: Whether the fraction is taken of every packed sequence or of the micro-batch (not
-            specified in the paper, see docs/decisions.md, decision 1). A sequence's does not depend
-            on the batch.
-        score: What tokens are ranked by: the excess loss, Eq. (4), or its rank plus the rank of the
-            teacher's entropy (Rho-1's several criteria, decision 28).
-    """
-
-    top_k: float = 0.4
-    aggregation: Aggregation = "max"
-    unmapped: Unmapped = "include"
-    scope: Scope = "sequence"
-    score: Score = "loss"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.top_k <= 1:
-            raise ValueError(f"--top_k must be in (0, 1], got {self.top_k}")
-        if abs(self.top_k - round(self.top_k * _UNITS) / _UNITS) > 1e-12:
-            raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
-        _require("--aggregation", self.aggregation, AGGREGATIONS)
-        _require("--unmapped", self.unmapped, UNMAPPED_STRATEGIES)
-        _require("--selection_scope", self.scope, SCOPES)
-        _require("--rho1_score", self.score, SCORES)
-        if self.score == "loss_and_entropy" and self.unmapped == "mean":
-            raise ValueError(
-                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
-                "use --unmapped include or exclude"
-            )
-
-
-@dataclass(frozen=True)
-class TokenGuidance:
+class TokenGuidance(NamedTuple):
     """What decided over every token of a batch.
 
     Attributes:
@@ -87,6 +47,14 @@ class TokenGuidance:
     mapped_BS: Tensor
     weight_BS: Tensor
     teacher_loss_BT: Tensor
+
+
+def check_top_k(top_k: float) -> None:
+    """Reject a share that is none, or that is not counted in millionths."""
+    if not 0 < top_k <= 1:
+        raise ValueError(f"--top_k must be in (0, 1], got {top_k}")
+    if abs(top_k - round(top_k * _UNITS) / _UNITS) > 1e-12:
+        raise ValueError(f"--top_k must have at most six decimals, got {top_k}")
 
 
 def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -1,146 +1,334 @@
-"""What a method makes of a batch: the tokens that it trains, and what it adds (Eq. 2 to 6).
+"""The settings of a method, and what it makes of a batch: which tokens it trains (Eq. 2 to 6).
 
 Tensors only. The counts are known on the host before any forward pass, so nothing waits for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from vocagnolm.collator import student_segments, teacher_segments
-from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.distillation import Distillation, Pairs, first_tokens
+from vocagnolm.collator import Batch, student_segments, teacher_segments
+from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
+from vocagnolm.distillation import Distance, Pairs, first_tokens
 from vocagnolm.guidance import (
-    Guidance,
+    Aggregation,
+    Reduction,
+    Scope,
+    Score,
+    TokenGuidance,
+    Unmapped,
     aggregate_teacher_losses,
+    check_top_k,
     random_scores,
+    reduce_teachers,
     select_tokens,
     select_top,
     selected_count,
 )
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
-Method = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
+MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
 Divisor = Literal["all", "selected"]
 Choice = Literal["all", "random", "guided"]  # how the tokens that are trained on are chosen
-DISTILLATION = {"kld": Distillation("reverse_kl"), "uld": Distillation("sorted_l1", 0.5)}
-_WITHOUT_TEACHER = ("cpt", "random")
+
+_SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
+_OF_SEVERAL = ("teacher_reduction", "teacher_weights")
+_LOOKED_AT: dict[MethodName, tuple[str, ...]] = {  # options that a method reads
+    "vocagnolm": (*_SELECTION, "aggregation", *_OF_SEVERAL),
+    "cpt": (),
+    "random": ("top_k", "selection_scope", "loss_divisor"),
+    "kld": ("kld_direction",),
+    "uld": ("uld_weight", "uld_pairing"),
+    "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
+    "chunk": (*_SELECTION, "aggregation", "chunks", "chunk_guidance", *_OF_SEVERAL),
+}
+_OF_A_TEACHER = ("aggregation", "unmapped", *_OF_SEVERAL)
 
 
-class Scores(NamedTuple):
-    """The teacher's losses [B, T], where there is one, and those on the student's tokens [B, S]."""
+@dataclass(frozen=True)
+class Method:
+    """All settings of a method: one record for parser, trainer, views and stores.
 
-    loss_BT: Tensor
-    valid_BT: Tensor
-    loss_BS: Tensor
-    mapped_BS: Tensor
-    entropy_BS: Tensor | None
+    Named as the options of `train.py` and described by their help texts. The defaults are the
+    paper's.
+
+    Raises:
+        ValueError: a value is out of range, or has no effect with the method.
+    """
+
+    method: MethodName = field(
+        default="vocagnolm",
+        metadata={
+            "help": "vocagnolm; cpt: plain continual pretraining; random: a random top_k of "
+            "tokens; or a baseline of the paper (Section 4.2)."
+        },
+    )
+    top_k: float = field(default=0.4, metadata={"help": "Share of the tokens trained, Eq. 4."})
+    aggregation: Aggregation = field(
+        default="max", metadata={"help": "How several teacher losses become one, Eq. 2."}
+    )
+    unmapped: Unmapped = field(
+        default="include", metadata={"help": "Tokens without a teacher token, Section 6.2."}
+    )
+    # The paper does not say; a sequence's share does not depend on the batch (decision 1).
+    selection_scope: Scope = field(
+        default="sequence", metadata={"help": "What the share is taken of."}
+    )
+    loss_divisor: Divisor = field(
+        default="all", metadata={"help": "Divide by all label tokens (Eq. 3) or the selected ones."}
+    )
+    kld_direction: Literal["reverse", "forward"] = field(
+        default="reverse", metadata={"help": "KL(student || teacher), Eq. 5, or the other way."}
+    )
+    uld_weight: float = field(default=0.5, metadata={"help": "Lambda of Eq. 6."})
+    uld_pairing: Literal["last", "position"] = field(
+        default="last",
+        metadata={
+            "help": "The teacher token that a student token is compared with: the last one that "
+            "covers it, or the one of the same number in its document."
+        },
+    )
+    rho1_score: Score = field(
+        default="loss",
+        metadata={"help": "Rank tokens by excess loss, or also by the reference's entropy."},
+    )
+    chunks: int = field(default=32, metadata={"help": "Chunks of a sequence (Section 6.1)."})
+    chunk_guidance: Literal["teacher", "random"] = field(
+        default="teacher", metadata={"help": "Guide by the teacher's chunks, or pick at random."}
+    )
+    teacher_reduction: Reduction = field(
+        default="mean", metadata={"help": "How the losses of several teachers become one."}
+    )
+    teacher_weights: list[float] | None = field(
+        default=None,
+        metadata={"help": "Weights of the teachers, for --teacher_reduction weighted."},
+    )
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
+                found, expected = getattr(self, name), ", ".join(get_args(kind))
+                raise ValueError(f"--{name} must be one of {expected}, got {found}")
+        check_top_k(self.top_k)
+        if not 0 < self.uld_weight < math.inf:
+            raise ValueError(f"--uld_weight must be positive and finite, got {self.uld_weight}")
+        if self.chunks < 1:
+            raise ValueError(f"--chunks must be at least 1, got {self.chunks}")
+        if not all(0 < weight < math.inf for weight in self.teacher_weights or ()):
+            found = list(self.teacher_weights or ())
+            raise ValueError(f"--teacher_weights must be positive and finite, got {found}")
+        if self.rho1_score == "loss_and_entropy" and self.unmapped == "mean":
+            raise ValueError(
+                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
+                "use --unmapped include or exclude"
+            )
+        for option in fields(self):
+            idle = option.name not in self._looked_at()
+            if idle and getattr(self, option.name) != option.default:
+                raise ValueError(
+                    f"--{option.name} has no effect with {self.as_typed}: leave it out"
+                )
+
+    def _looked_at(self) -> tuple[str, ...]:
+        names = ("method", *_LOOKED_AT[self.method])
+        if self.choice == "guided":
+            return names
+        return tuple(name for name in names if name not in _OF_A_TEACHER)
+
+    def in_effect(self) -> dict[str, object]:
+        """Return the settings that the method reads; a reduction only where one was asked for."""
+        settings = {option.name: option.default for option in fields(self)}
+        values = {name: getattr(self, name) for name in self._looked_at()}
+        return {k: v for k, v in values.items() if k not in _OF_SEVERAL or v != settings[k]}
+
+    @property
+    def as_typed(self) -> str:
+        """The method on the command line."""
+        random = " --chunk_guidance random" if self.chunk_guidance == "random" else ""
+        return f"--method {self.method}{random if self.method == 'chunk' else ''}"
+
+    @property
+    def choice(self) -> Choice:
+        """The way in which the tokens that get weight 1 are chosen."""
+        if self.method in ("cpt", "kld", "uld"):
+            return "all"
+        random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
+        return "random" if self.method == "random" or random_chunks else "guided"
+
+    @property
+    def needs_teacher(self) -> bool:
+        """True but for plain pretraining and random choices."""
+        return self.choice == "guided" or self.distance is not None
+
+    @property
+    def distance(self) -> Distance | None:
+        """The distance that is added to the cross-entropy of every token, Eq. (5) and (6)."""
+        if self.method == "kld":
+            return "reverse_kl" if self.kld_direction == "reverse" else "forward_kl"
+        return "sorted_l1" if self.method == "uld" else None
+
+    @property
+    def distance_weight(self) -> float:
+        """Lambda of Eq. (6); 1 in Eq. (5)."""
+        return self.uld_weight if self.method == "uld" else 1.0
+
+    @property
+    def compares_distributions(self) -> bool:
+        """True where the losses of a teacher's tokens are not enough, as a store has them."""
+        return self.distance is not None or self.rho1_score == "loss_and_entropy"
+
+    def check_teachers(self, count: int) -> None:
+        """Reject weights that are not for this many teachers."""
+        expected = count if self.teacher_reduction == "weighted" else 0
+        if len(self.teacher_weights or ()) == expected:
+            return
+        raise ValueError(
+            f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
+            f"--teacher_weights, found {len(self.teacher_weights or ())}: "
+            + ("give one for each teacher" if expected else "leave them out")
+        )
+
+    def check_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> None:
+        """Reject a teacher of the wrong kind or number, and the lack of one."""
+        if (teacher is not None) != self.needs_teacher:
+            needs = "needs a teacher" if teacher is None else "has no use for a teacher"
+            raise ValueError(f"{self.as_typed} {needs}")
+        if teacher is None:
+            return
+        count = teacher.teachers if isinstance(teacher, StoredTeacher) else len(teacher)
+        self.check_teachers(count)
+        if self.compares_distributions and (isinstance(teacher, StoredTeacher) or count != 1):
+            what = f"--method {self.method}" if self.distance else "--rho1_score"
+            raise ValueError(f"{what} compares distributions and needs one teacher that is a model")
 
 
 @dataclass(frozen=True)
 class Objective:
-    """A method with its settings and its teacher.
-
-    Attributes:
-        method: see `vocagnolm.trainer.VocAgnoTrainer`.
-        guidance: how teacher losses become weights.
-        divisor: what the sum of weighted losses is divided by.
-        distillation: of `kld` and `uld`.
-        teacher: whose losses or distributions guide the student, if anyone's do.
-        seed: of the random choices.
-    """
+    """A method with its teacher, if it has one, and the seed of its random choices."""
 
     method: Method
-    guidance: Guidance
-    divisor: Divisor
-    distillation: Distillation | None
-    teacher: ResidentTeacher | StoredTeacher | None
-    seed: int
+    teacher: ResidentTeacher | StoredTeacher | None = None
+    seed: int = 0
 
-    @property
-    def choice(self) -> Choice:
-        """How the tokens are chosen that get weight 1."""
-        if self.method == "cpt" or self.distillation is not None:
-            return "all"
-        return "random" if self.teacher is None else "guided"
+    # -- Eq. 3: the divisor ------------------------------------------------------------------
 
-    def divisor_tokens(self, batch: Mapping[str, Any]) -> int:
-        """What a batch adds to the divisor of Eq. 3."""
-        if self.divisor == "all":
+    def divisor_tokens(self, batch: Batch) -> int:
+        """Count the tokens that a batch adds to the divisor of Eq. 3."""
+        if self.method.loss_divisor == "all":
             return int(sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"]))
         return self.weighted_tokens(batch)
 
-    def weighted_tokens(self, batch: Mapping[str, Any]) -> int:
-        """How many tokens of a batch get weight 1."""
+    def weighted_tokens(self, batch: Batch) -> int:
+        """Count the tokens of a batch that get weight 1."""
         mapped, unmapped = batch["mapped_tokens"], batch["unmapped_tokens"]
-        guidance, strategy = self.guidance, self.guidance.unmapped
-        if self.choice == "all":
+        method, strategy = self.method, self.method.unmapped
+        if method.choice == "all":
             return int(sum(mapped) + sum(unmapped))
-        if self.choice == "random":
+        if method.choice == "random":  # a teacher's ranges play no part
             mapped = [a + b for a, b in zip(mapped, unmapped, strict=True)]
             unmapped, strategy = [0] * len(mapped), "exclude"
-        if guidance.scope == "batch":
+        if method.selection_scope == "batch":
             mapped, unmapped = [sum(mapped)], [sum(unmapped)]
         return sum(
-            selected_count(a, b, guidance.top_k, strategy)
+            selected_count(a, b, method.top_k, strategy)
             for a, b in zip(mapped, unmapped, strict=True)
         )
 
-    def scores(self, batch: Mapping[str, Any]) -> Scores:
-        """Eq. 2: the teacher's loss on every student token, and where there is one."""
+    # -- Eq. 2 and Eq. 4: the tokens that are trained ----------------------------------------
+
+    def teacher_losses(self, batch: Batch) -> TeacherLosses | None:
+        """Ask the teacher for all that `select` needs; None where none is asked."""
+        if self.method.choice != "guided":
+            return None
         assert self.teacher is not None
-        entropy_BT, guidance = None, self.guidance
-        if guidance.score == "loss":
-            loss_BT, valid_BT = self.teacher.losses(batch)
-        else:
-            assert isinstance(self.teacher, ResidentTeacher)
-            loss_BT, entropy_BT, valid_BT = self.teacher.losses_and_entropies(batch)
+        with_entropies = self.method.rho1_score == "loss_and_entropy"
+        return self.teacher.losses(batch, with_entropies=with_entropies)
 
-        def aggregate(values_BT: Tensor) -> tuple[Tensor, Tensor]:
-            ranges_BS2 = batch["teacher_ranges"]
-            return aggregate_teacher_losses(values_BT, ranges_BS2, guidance.aggregation, valid_BT)
+    def select(
+        self,
+        student_loss_BS: Tensor,
+        batch: Batch,
+        teacher: TeacherLosses | None = None,
+    ) -> TokenGuidance:
+        """Decide over every token of a batch: the only place where Eq. 2 meets Eq. 4.
 
-        loss_BS, mapped_BS = self.teacher.reduce(*aggregate(loss_BT))
-        entropy_BS = None if entropy_BT is None else aggregate(entropy_BT)[0]
-        return Scores(loss_BT, valid_BT, loss_BS, mapped_BS, entropy_BS)
+        Args:
+            student_loss_BS: the student's losses, Eq. (1).
+            batch: `labels` [B, S]; with a teacher `teacher_ranges` [B, K S, 2]; for random choices
+                `block` [B], and `chunk` [B, S] where chunks are chosen.
+            teacher: losses of the teacher's own tokens, where tokens are chosen by them.
 
-    def weights(self, loss_BS: Tensor, scores: Scores | None, batch: Mapping[str, Any]) -> Tensor:
-        """Eq. 4: weight 1 for the tokens that are trained on, 0 for the others; float32 [B, S]."""
-        guidance = self.guidance
-        valid_BS: Tensor = batch["labels"] != IGNORED_LABEL
-        if self.choice == "all":
-            return valid_BS.float()
-        if scores is None:
-            chunked = self.method == "chunk"
-            position_S = torch.arange(valid_BS.shape[1], device=valid_BS.device)
-            number_BS = batch["chunk"] if chunked else position_S
-            scores_BS = random_scores(batch["block"], number_BS, self.seed)
-            return select_top(scores_BS, valid_BS, guidance.top_k, guidance.scope).float()
-        weight_BS: Tensor = select_tokens(
+        Returns:
+            Tensors without gradient; without a teacher no token is mapped.
+        """
+        student_loss_BS = student_loss_BS.detach()
+        valid_BS = batch["labels"] != IGNORED_LABEL
+        if teacher is None:
+            nothing_BS = torch.zeros_like(student_loss_BS)
+            weight_BS = self._unguided(valid_BS, batch)
+            mapped_BS, loss_BT = torch.zeros_like(valid_BS), nothing_BS[:, :0]
+            return TokenGuidance(
+                student_loss_BS, nothing_BS, valid_BS, mapped_BS, weight_BS, loss_BT
+            )
+        method, ranges_BS2 = self.method, batch["teacher_ranges"]
+
+        def on_student(values_BT: Tensor) -> tuple[Tensor, Tensor]:
+            """Eq. 2, by every teacher, and one value of several teachers'."""
+            values_BS, mapped_BS = aggregate_teacher_losses(
+                values_BT, ranges_BS2, method.aggregation, teacher.valid_BT
+            )
+            return reduce_teachers(
+                values_BS,
+                mapped_BS,
+                values_BS.shape[1] // valid_BS.shape[1],
+                method.teacher_reduction,
+                method.teacher_weights or (),
+            )
+
+        loss_BS, mapped_BS = on_student(teacher.loss_BT)
+        entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]
+        weight_BS = select_tokens(
+            student_loss_BS,
             loss_BS,
-            scores.loss_BS,
             valid_BS,
-            scores.mapped_BS,
-            top_k=guidance.top_k,
-            unmapped=guidance.unmapped,
-            scope=guidance.scope,
-            entropy_BS=scores.entropy_BS,
+            mapped_BS,
+            top_k=method.top_k,
+            unmapped=method.unmapped,
+            scope=method.selection_scope,
+            entropy_BS=entropy_BS,
         )
-        return weight_BS
+        return TokenGuidance(
+            student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS, teacher.loss_BT
+        )
 
-    def pairs(self, batch: Mapping[str, Any]) -> Pairs:
-        """Eq. 5 and 6: which distribution of the teacher each of the student's is compared with.
+    def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
+        """Weigh all tokens, or a random share of the tokens or of the chunks."""
+        method = self.method
+        if method.choice == "all":
+            return valid_BS.float()
+        if method.method == "chunk":
+            number_BS = batch["chunk"]
+        else:
+            number_BS = torch.arange(valid_BS.shape[1], device=valid_BS.device)
+        scores_BS = random_scores(batch["block"], number_BS, self.seed)
+        return select_top(scores_BS, valid_BS, method.top_k, method.selection_scope).float()
 
-        ULD compares a student token's with that of the last teacher token of its range.
+    # -- Eq. 5 and Eq. 6: the distributions that are compared --------------------------------
+
+    def pairs(self, batch: Batch) -> Pairs:
+        """Pair each of the student's distributions with one of the teacher's.
+
+        ULD pairs a student token with the last teacher token of its range.
         """
         assert isinstance(self.teacher, ResidentTeacher)
         valid_BS = batch["labels"] != IGNORED_LABEL
-        if self.method == "kld":  # of one vocabulary: the teacher reads what the student reads
+        if self.method.method == "kld":  # of one vocabulary: it reads what the student reads
             rows = (batch["input_ids"], batch["position_ids"], student_segments(batch))
             states = self.teacher.states(*rows)
             count = sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
@@ -149,26 +337,10 @@ class Objective:
         ids_BT, ranges_BS2 = batch["teacher_input_ids"], batch["teacher_ranges"]
         (segments,) = teacher_segments(batch)
         states = self.teacher.states(ids_BT, batch["teacher_position_ids"], segments)
-        token_R = first_tokens(valid_BS & (ranges_BS2[..., 0] >= 0), sum(batch["mapped_tokens"]))
+        is_mapped_BS = ranges_BS2[..., 0] != UNMAPPED
+        token_R = first_tokens(valid_BS & is_mapped_BS, sum(batch["mapped_tokens"]))
+        # Rows lie one behind the other:   row 0 [0 .. T)   row 1 [T .. 2T)   ...
+        # and a half-open range of row b ends at b * T + last, behind its last token.
         row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
         last_BS = row_B1 * ids_BT.shape[1] + ranges_BS2[..., 1] - 1
         return Pairs(states, token_R, last_BS.flatten()[token_R])
-
-
-def check_method(method: str, divisor: str, teacher: object, guidance: Guidance) -> None:
-    """Refuse what is unknown, and a method that lacks its teacher or has one of the wrong kind."""
-    for option, value, choices in (
-        ("--method", method, get_args(Method)),
-        ("--loss_divisor", divisor, get_args(Divisor)),
-    ):
-        if value not in choices:
-            raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value!r}")
-    if (teacher is not None) != (method not in _WITHOUT_TEACHER) and method != "chunk":
-        needs = "needs a teacher" if teacher is None else "has no use for a teacher"
-        raise ValueError(f"--method {method} {needs}")
-    if guidance.score != "loss" and method != "rho1":
-        raise ValueError(f"--rho1_score has no effect with --method {method}: leave it out")
-    if method in DISTILLATION or guidance.score != "loss":
-        what = "--rho1_score" if guidance.score != "loss" else f"--method {method}"
-        if not isinstance(teacher, Sequence) or len(teacher) != 1:
-            raise ValueError(f"{what} compares distributions and needs one teacher that is a model")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,10 +20,9 @@ from transformers import EvalPrediction, PreTrainedModel
 
 from vocagnolm.collator import Batch, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.distillation import Distillation
-from vocagnolm.guidance import Guidance, TokenGuidance
-from vocagnolm.objective import DISTILLATION, Divisor, Method, Objective, check_method
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherReduction
+from vocagnolm.guidance import TokenGuidance
+from vocagnolm.objective import Method, MethodName, Objective
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training.bad_batch import StepBatches
 from vocagnolm.training.guard import Recorder, StepGuard
@@ -39,24 +38,20 @@ class VocAgnoTrainer(ResumableTrainer):
     `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
     `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is the same for every
     split of a global batch into processes, accumulation steps and micro-batches (with
-    `Guidance.scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with its
+    `selection_scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with its
     last whole global batch.
 
     Args:
         teacher: a causal LM with any vocabulary, or several. They are frozen, moved to the
             student's device, and neither optimised nor saved. Or a `StoredTeacher`, where the
             blocks bring the losses of a store with them. Not for `cpt` and `random`.
-        method: `vocagnolm`; `cpt`, plain continual pretraining on every token; `random`, a random
-            `guidance.top_k` of the tokens (the control that separates which tokens are chosen from
-            how many); or a baseline of Section 4.2: `kld` and `uld` add a distance of
-            distributions to the cross-entropy of every token; `rho1` is `vocagnolm` with a
-            reference that has the student's tokenizer; `chunk`, with blocks that are collated in
-            `chunks`, is `vocagnolm` over chunks, or random chunks without a teacher.
-        guidance: how teacher losses become weights; the defaults are the paper's.
-        divisor: what the sum of weighted losses is divided by, counted over the whole optimizer
-            step: `all` label tokens (Eq. 3 as printed) or the `selected` ones.
-        distillation: of `kld` and `uld`; the paper's if not given.
-        teacher_reduction: how the losses of several teachers become one.
+        method: all settings of the method, or the name of one with the paper's settings.
+            `vocagnolm`; `cpt`, plain continual pretraining on every token; `random`, a random
+            `top_k` of the tokens (the control that separates which tokens are chosen from how
+            many); or a baseline of Section 4.2: `kld` and `uld` add a distance of distributions to
+            the cross-entropy of every token; `rho1` is `vocagnolm` with a reference that has the
+            student's tokenizer; `chunk`, with blocks that are collated in `chunks`, is `vocagnolm`
+            over chunks, or random chunks without a teacher.
         recorder: keeps the teacher's losses (`vocagnolm.store.recorder`).
         max_bad_steps: how many optimizer steps in a row may be skipped because a loss or a gradient
             is NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
@@ -75,21 +70,15 @@ class VocAgnoTrainer(ResumableTrainer):
         self,
         *args: Any,
         teacher: PreTrainedModel | Sequence[PreTrainedModel] | StoredTeacher | None = None,
-        method: Method = "vocagnolm",
-        guidance: Guidance | None = None,
-        divisor: Divisor = "all",
-        distillation: Distillation | None = None,
-        teacher_reduction: TeacherReduction | None = None,
+        method: Method | MethodName = "vocagnolm",
         recorder: Recorder | None = None,
         max_bad_steps: int = 0,
         device_peak_tflops: float | None = None,
         **kwargs: Any,
     ):
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
-        guidance = guidance or Guidance()
-        check_method(method, divisor, models, guidance)
-        if distillation is not None and method not in DISTILLATION:
-            raise ValueError(f"distillation has no effect with --method {method}: leave it out")
+        method = Method(method) if isinstance(method, str) else method
+        method.check_teacher(models)
         _check_arguments(kwargs)
         super().__init__(*args, **kwargs | {"compute_metrics": _mean_token_loss})
         self.model: PreTrainedModel
@@ -104,16 +93,9 @@ class VocAgnoTrainer(ResumableTrainer):
         self.teacher = (
             models
             if models is None or isinstance(models, StoredTeacher)
-            else ResidentTeacher(models, self.args.device, teacher_reduction)
+            else ResidentTeacher(models, self.args.device)
         )
-        self.objective: Objective = Objective(
-            method,
-            guidance,
-            divisor,
-            distillation or DISTILLATION.get(method),
-            self.teacher,
-            self.args.seed,
-        )
+        self.objective: Objective = Objective(method, self.teacher, self.args.seed)
         self.step_batches = StepBatches()
         if recorder is not None:
             self.add_callback(recorder)
@@ -149,12 +131,13 @@ class VocAgnoTrainer(ResumableTrainer):
             )
 
     def _check_chunks(self, method: Method) -> None:
-        """Refuse chunks that a method does not ask for, and the lack of them where it does."""
-        chunks = getattr(self.data_collator, "chunks", None)
-        if (chunks is not None) != (method == "chunk"):
+        """Reject blocks collated in other chunks than the method's."""
+        found: int | None = getattr(self.data_collator, "chunks", None)
+        expected = method.chunks if method.method == "chunk" else None
+        if found != expected:
             raise ValueError(
-                f"--method {method} needs data_collator=PackedCollator(...) "
-                + ("with chunks=32, say" if chunks is None else "without chunks")
+                f"--method {method.method} needs data_collator=PackedCollator(...) "
+                + (f"with chunks={expected}" if expected else "without chunks")
             )
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
@@ -210,37 +193,35 @@ class VocAgnoTrainer(ResumableTrainer):
         assert isinstance(num_items_in_batch, Tensor)
         self.doing = "the student's forward"
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
-        total = self._distilled if self.objective.distillation else self._weighted
-        loss = total(model, inputs) * share
+        total = self._distilled if self.objective.method.distance else self._weighted
+        loss = total(model, cast(Batch, inputs)) * share
         self.metrics.add_loss(loss)
         self.doing = "the student's backward, where gradients are exchanged"
         return (loss, {}) if return_outputs else loss
 
-    def _weighted(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    def _weighted(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 3: the sum of the losses of the tokens that are trained on."""
-        scores, block_B = None, inputs["block"]
-        if self.teacher is not None:  # it goes first: its activations are gone before the student's
-            self.doing = "the teacher's forward"
-            scores = self.objective.scores(inputs)
-            self.metrics.add_teacher(scores.loss_BT, scores.valid_BT, block_B)
+        self.doing = "the teacher's forward"  # first: its activations are gone before the student's
+        teacher, block_B = self.objective.teacher_losses(inputs), inputs["block"]
+        if teacher is not None:
+            self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
         self.doing = "the student's forward"
         loss_BS: Tensor = self._student_losses(
             model, inputs, weighted_tokens=self.objective.weighted_tokens(inputs)
         )
-        valid_BS = inputs["labels"] != IGNORED_LABEL
-        weight_BS = self.objective.weights(loss_BS.detach(), scores, inputs)
-        self.metrics.add_student(loss_BS, valid_BS, weight_BS, block_B)
-        self.step_batches.add_losses(loss_BS, None if scores is None else scores.loss_BT)
-        if scores is not None:
-            excess_BS = loss_BS.detach() - scores.loss_BS
-            self.metrics.add_excess(excess_BS, scores.mapped_BS & valid_BS)
-        total: Tensor = (weight_BS * loss_BS).sum()
+        found = self.objective.select(loss_BS, inputs, teacher)
+        self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
+        self.step_batches.add_losses(loss_BS, None if teacher is None else teacher.loss_BT)
+        if teacher is not None:
+            excess_BS = found.student_loss_BS - found.teacher_loss_BS
+            self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS)
+        total: Tensor = (found.weight_BS * loss_BS).sum()
         return total
 
-    def _distilled(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+    def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
-        distillation = self.objective.distillation
-        assert distillation is not None
+        method = self.objective.method
+        assert method.distance is not None
         self.doing = "the teacher's forward"
         pairs = self.objective.pairs(inputs)
         self.doing = "the student's forward"
@@ -248,13 +229,13 @@ class VocAgnoTrainer(ResumableTrainer):
             model,
             inputs,
             weighted_tokens=self.objective.weighted_tokens(inputs),
-            also=partial(pairs.distances, distillation.distance),
+            also=partial(pairs.distances, method.distance),
         )
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
         self.step_batches.add_losses(loss_BS)
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
-        total: Tensor = loss_BS.sum() + distillation.weight * distance_R.sum()
+        total: Tensor = loss_BS.sum() + method.distance_weight * distance_R.sum()
         return total
 
     @torch.no_grad()
@@ -266,21 +247,17 @@ class VocAgnoTrainer(ResumableTrainer):
         Raises:
             ValueError: no token is chosen by a teacher.
         """
-        if self.objective.choice != "guided":
-            method = self.objective.method
-            raise ValueError(f"--method {method} chooses no token by a teacher's losses")
-        inputs = self._prepare_inputs(dict(batch))
-        scores = self.objective.scores(inputs)
+        inputs = cast(Batch, self._prepare_inputs(dict(batch)))
+        teacher = self.objective.teacher_losses(inputs)
+        if teacher is None:
+            as_typed = self.objective.method.as_typed
+            raise ValueError(f"{as_typed} chooses no token by a teacher's losses")
         was_training = self.model.training
         self.model.train(False)
         with self.compute_loss_context_manager():
             loss_BS = self._student_losses(self.model_wrapped, inputs)
         self.model.train(was_training)
-        valid_BS = inputs["labels"] != IGNORED_LABEL
-        weight_BS = self.objective.weights(loss_BS, scores, inputs)
-        return TokenGuidance(
-            loss_BS, scores.loss_BS, valid_BS, scores.mapped_BS, weight_BS, scores.loss_BT
-        )
+        return self.objective.select(loss_BS, inputs, teacher)
 
     def _student_losses(self, model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> Any:
         """Eq. 1 for every student token [B, S], and what else the options ask of one forward.

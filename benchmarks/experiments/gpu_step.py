@@ -46,9 +46,9 @@ from benchmarks.generated import make_batches, make_blocks
 from benchmarks.harness import Skipped, Way, take_turns
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.guidance import Guidance
 from vocagnolm.models.layers import compile_layers
 from vocagnolm.models.quantization import fp8_products
+from vocagnolm.objective import Method, Objective
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.flops import model_work, peak_tflops
@@ -178,7 +178,7 @@ def make_trainer(size: Size, directory: Path, student: Any, teacher: Any) -> Voc
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
-        guidance=Guidance(size.top_k),
+        method=Method(top_k=size.top_k),
         args=TrainingArguments(
             output_dir=str(directory),
             use_cpu=size.device == "cpu",
@@ -261,7 +261,7 @@ def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, Wo
         ways[name] = Way(lambda _: forward(trainer, resident, online))
         work[name] = Work(flops, theirs[0], bytes_)
 
-    add_step(CPT, replace(guided, method="cpt", teacher=None), online, 0.0, 0)
+    add_step(CPT, Objective(Method("cpt")), online, 0.0, 0)
     add_step(STORED, replace(guided, teacher=StoredTeacher()), stored, 0.0, 0)
     flops = models[1].forward_flops(*theirs, theirs[0])
     for suffix, (model, bytes_) in teachers.items():

@@ -34,9 +34,8 @@ from vocagnolm.data import align_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
-from vocagnolm.guidance import Guidance
 from vocagnolm.models.layers import compile_layers
-from vocagnolm.objective import Objective
+from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
@@ -161,16 +160,17 @@ def select(student: Any, teacher: Any, batches: list[dict[str, Any]], way: Way) 
     """Eq. 1 to 4 for all batches, as the trainer computes them."""
     student, teacher = way.student(copy.deepcopy(student)), way.teacher(copy.deepcopy(teacher))
     resident = ResidentTeacher([teacher], CPU)
-    objective = Objective("vocagnolm", Guidance(), "all", None, resident, 0)
+    objective = Objective(Method(), resident)
     student = add_token_losses(student)
     losses, selected = [], []
     for batch in batches:
-        scores = objective.scores(batch)
+        found = objective.teacher_losses(batch)
+        assert found is not None
         rows = {name: batch[name] for name in ("input_ids", "position_ids", "labels")}
         with torch.autocast("cpu", torch.bfloat16, enabled=way.student_bf16):
             loss_BS = student(**rows, segments=student_segments(batch), token_losses=True)
-        losses.append(scores.loss_BT[scores.valid_BT])
-        selected.append(objective.weights(loss_BS, scores, batch).flatten() > 0)
+        losses.append(found.loss_BT[found.valid_BT])
+        selected.append(objective.select(loss_BS, batch, found).weight_BS.flatten() > 0)
     return Found(torch.cat(losses), torch.cat(selected))
 
 

@@ -23,7 +23,7 @@ from benchmarks.generated import generate_texts, train_student, train_teacher
 from benchmarks.harness import Way, take_turns
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
-from vocagnolm.guidance import Guidance
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
 from vocagnolm.store import store
@@ -103,8 +103,7 @@ def make_trainer(size: Size, directory: Path, blocks: Blocks, teacher: Any) -> V
     trainer = VocAgnoTrainer(
         model=make_model(size, size.vocabulary, 1),
         teacher=teacher,
-        method="vocagnolm" if teacher else "cpt",
-        guidance=Guidance(size.top_k) if teacher else None,
+        method=Method("vocagnolm", size.top_k) if teacher else Method("cpt"),
         args=TrainingArguments(
             output_dir=str(directory),
             use_cpu=size.device == "cpu",

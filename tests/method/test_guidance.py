@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from vocagnolm import guidance
 from vocagnolm.guidance import (
-    Guidance,
     aggregate_teacher_losses,
     random_scores,
     select_tokens,
@@ -279,29 +278,6 @@ def test_random_scores_are_uniform_over_blocks_and_positions():
     )
     assert (chosen.sum(-1) == 200).all()
     assert (chosen.double().mean(0) - 0.4).abs().max() < 0.12
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"top_k": 1.4}, r"--top_k must be in \(0, 1\], got 1.4"),
-        ({"top_k": 0.0}, r"--top_k must be in \(0, 1\], got 0.0"),
-        ({"top_k": math.nan}, r"--top_k must be in \(0, 1\], got nan"),
-        ({"top_k": 0.1234567}, "--top_k must have at most six decimals, got 0.1234567"),
-        ({"aggregation": "median"}, "--aggregation must be one of max, mean, sum, got median"),
-        ({"unmapped": "drop"}, "--unmapped must be one of include, exclude, mean, got drop"),
-        ({"scope": "world"}, "--selection_scope must be one of sequence, batch, got world"),
-    ],
-)
-def test_guidance_names_the_option_that_is_wrong(options, message):
-    with pytest.raises(ValueError, match=message):
-        Guidance(**options)
-
-
-def test_guidance_defaults_are_the_papers():
-    assert Guidance() == Guidance(0.4, "max", "include", "sequence")
-    assert Guidance(top_k=1).top_k == 1
-    assert Guidance(top_k=1 / 4 + 1e-6).top_k == 0.250001
 
 
 @pytest.mark.parametrize("aggregation", guidance.AGGREGATIONS)

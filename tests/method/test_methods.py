@@ -23,8 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from world import make_models, make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.guidance import Guidance
-from vocagnolm.teacher import TeacherReduction
+from vocagnolm.objective import Method
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +69,20 @@ def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> 
         assert float((a - b).norm()) <= LOSS_TOLERANCE * float(b.norm())
 
 
-@pytest.mark.parametrize("method", ["kld", "kld forward", "uld", "uld position"])
+@pytest.mark.parametrize("name", ["kld", "kld forward", "uld", "uld position"])
 def test_distilled_loss_equals_full_logits_when_compared_pair_by_pair(
-    method: str, world: World, tmp_path: Path
+    name: str, world: World, tmp_path: Path
 ) -> None:
     """Eq. 5 and Eq. 6, with loops."""
-    trainer = world.trainer(tmp_path, method)
+    trainer = world.trainer(tmp_path, name)
     batch = batch_of(trainer)
     student = logits_of(trainer.model, batch["input_ids"], batch["position_ids"])
     (teacher_model,) = trainer.teacher.models
-    prefix = "" if method.startswith("kld") else "teacher_"
+    prefix = "" if name.startswith("kld") else "teacher_"
     rows = batch[f"{prefix}input_ids"], batch[f"{prefix}position_ids"]
     with torch.no_grad():
         teacher = logits_of(teacher_model, *rows)
-    distillation = trainer.objective.distillation
+    method = trainer.objective.method
     total, pairs = torch.zeros((), dtype=torch.float64), 0
     for row, t in (batch["labels"] != IGNORED_LABEL).nonzero().tolist():
         label = batch["labels"][row, t]
@@ -91,8 +90,8 @@ def test_distilled_loss_equals_full_logits_when_compared_pair_by_pair(
         first, last = (t, t + 1) if not prefix else batch["teacher_ranges"][row, t].tolist()
         if first >= 0:
             pair = student[row, t - 1], teacher[row, last - 2]
-            distance = slow_distance(distillation.distance, *pair)
-            total = total + distillation.weight * distance
+            distance = slow_distance(method.distance, *pair)
+            total = total + method.distance_weight * distance
             pairs += 1
     assert pairs > 100
     if prefix:  # </s> has no counterpart
@@ -150,7 +149,7 @@ def slow_selection(
         for t in range(weights.shape[1]):
             if batch["labels"][row, t] != IGNORED_LABEL and t not in scores:
                 weights[row, t] = 1.0
-        count = math.ceil(round(trainer.objective.guidance.top_k * len(scores), 9))
+        count = math.ceil(round(trainer.objective.method.top_k * len(scores), 9))
         for t in sorted(scores, key=lambda t: (-scores[t], t))[:count]:
             weights[row, t] = 1.0
     return weights
@@ -224,7 +223,7 @@ def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     weights = torch.zeros(batch["labels"].shape)
     for row, labels in enumerate(batch["labels"].tolist()):
         alone = {**batch, **{k: batch[k][row : row + 1] for k in ("labels", "block", "chunk")}}
-        found = trainer.objective.weights(torch.zeros(1, len(labels)), None, alone)[0]
+        found = trainer.objective.select(torch.zeros(1, len(labels)), alone).weight_BS[0]
         tokens = [t for t, label in enumerate(labels) if label != IGNORED_LABEL]
         count = math.ceil(round(0.4 * len(tokens), 9))
         chunk = batch["chunk"][row].tolist()
@@ -263,7 +262,6 @@ def test_update_is_the_same_when_the_global_batch_is_split(
 
 
 def test_rho1_is_vocagnolm_when_the_reference_is_the_teacher(world: World, tmp_path: Path) -> None:
-    guidance = Guidance(top_k=0.3)
     runs = []
     for method in ("rho1", "vocagnolm"):
         trainer = make_trainer(
@@ -271,7 +269,7 @@ def test_rho1_is_vocagnolm_when_the_reference_is_the_teacher(world: World, tmp_p
             world.blocks(world.ours),
             copy.deepcopy(world.student),
             copy.deepcopy(world.reference),
-            options={"method": method, "guidance": guidance},
+            options={"method": Method(method, top_k=0.3)},
         )
         trainer.train()
         runs.append({n: p.detach().clone() for n, p in trainer.model.named_parameters()})
@@ -302,7 +300,7 @@ def test_two_teachers_guide_like_one_when_they_are_the_same(world: World, tmp_pa
             world.blocks(world.theirs, world.theirs),
             copy.deepcopy(world.student),
             [copy.deepcopy(world.teacher), copy.deepcopy(world.teacher)],
-            options={"teacher_reduction": TeacherReduction(2, reduction)},
+            options={"method": Method(teacher_reduction=reduction)},
         )
         two.train()
         for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):

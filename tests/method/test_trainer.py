@@ -24,8 +24,7 @@ from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trai
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
-from vocagnolm.distillation import Distillation
-from vocagnolm.guidance import Guidance
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.token_loss import add_token_losses
@@ -66,8 +65,8 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
 def test_loss_equals_slow_reference(
     aggregation: str, unmapped: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    guidance = Guidance(top_k=0.3, aggregation=aggregation, unmapped=unmapped)
-    trainer = make_trainer(tmp_path, blocks, *pair, options={"guidance": guidance})
+    method = Method("vocagnolm", 0.3, aggregation, unmapped)
+    trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
     batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(4)])
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
 
@@ -77,7 +76,7 @@ def test_loss_equals_slow_reference(
             pair[1],
             *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
         )
-    weights = slow_weights(batch, student.detach(), teacher, guidance)
+    weights = slow_weights(batch, student.detach(), teacher, method)
     expected = (weights * student).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE
     ours, theirs = (torch.autograd.grad(x, list(pair[0].parameters())) for x in (loss, expected))
@@ -136,15 +135,15 @@ def test_update_is_the_same_for_every_split(
     training_texts: list[str],
 ) -> None:
     variants = [
-        {"method": "vocagnolm", "divisor": "all"},
-        {"method": "vocagnolm", "divisor": "selected"},
-        {"method": "random", "divisor": "selected"},
-        {"method": "vocagnolm", "divisor": "all"},
+        {"method": "vocagnolm", "loss_divisor": "all"},
+        {"method": "vocagnolm", "loss_divisor": "selected"},
+        {"method": "random", "loss_divisor": "selected"},
+        {"method": "vocagnolm", "loss_divisor": "all"},
     ]
     epoch = {"max_steps": -1, "num_train_epochs": 1}  # 59 blocks: 3 are left over
     optimizers = [epoch, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}]
     results: list[list[dict[str, torch.Tensor]]] = []
-    for options, optimizer in zip(variants, optimizers, strict=True):
+    for settings, optimizer in zip(variants, optimizers, strict=True):
         results.append([])
         for processes, accumulation, batch_size in SPLITS:
             if processes == 1:
@@ -153,8 +152,8 @@ def test_update_is_the_same_for_every_split(
                     tmp_path / "out",
                     blocks,
                     student,
-                    teacher if options["method"] == "vocagnolm" else None,
-                    options=options,
+                    teacher if settings["method"] == "vocagnolm" else None,
+                    options={"method": Method(**settings)},
                     gradient_accumulation_steps=accumulation,
                     per_device_train_batch_size=batch_size,
                     **optimizer,
@@ -167,8 +166,8 @@ def test_update_is_the_same_for_every_split(
     families = {"student_tokenizer": "metaspace", "teacher_tokenizer": "nfc_digits"}
     directories = {key: str(tokenizer_dirs[family]) for key, family in families.items()}
     jobs = [
-        {**directories, "options": options, "training": optimizer, "fsdp": False}
-        for options, optimizer in zip(variants, optimizers, strict=True)
+        {**directories, "settings": settings, "training": optimizer, "fsdp": False}
+        for settings, optimizer in zip(variants, optimizers, strict=True)
     ]
     jobs.append({**jobs[0], "fsdp": True})
     jobs.append({**jobs[1], "fsdp": True, "training": {"bf16": True}})  # checked by the worker
@@ -197,7 +196,7 @@ def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_i
         blocks,
         copy.deepcopy(student),
         copy.deepcopy(student),
-        options={"guidance": Guidance(top_k=1.0)},
+        options={"method": Method(top_k=1.0)},
     )
     plain = make_trainer(tmp_path, blocks, copy.deepcopy(student), options={"method": "cpt"})
     for trainer in (guided, plain):
@@ -399,7 +398,7 @@ def test_log_reports_what_a_slow_count_finds(
                 reference[1],
                 *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
             )
-        weights = slow_weights(batch, student, teacher, Guidance())
+        weights = slow_weights(batch, student, teacher, Method())
         valid = batch["labels"] != IGNORED_LABEL
         tokens += int(valid.sum())
         teacher_tokens += int((batch["teacher_labels"] != IGNORED_LABEL).sum())
@@ -438,9 +437,19 @@ def test_log_reports_what_a_slow_count_finds(
         ({"method": "ppo"}, {}, True, "--method must be one of vocagnolm, cpt, random, kld, uld"),
         ({"method": "uld"}, {}, False, "--method uld needs a teacher"),
         ({"method": "kld", "teacher": StoredTeacher()}, {}, False, "--method kld compares distrib"),
-        ({"distillation": Distillation("reverse_kl")}, {}, True, "distillation has no effect"),
-        ({"guidance": Guidance(score="loss_and_entropy")}, {}, True, "--rho1_score has no effect"),
-        ({"divisor": "some"}, {}, True, "--loss_divisor must be one of all, selected"),
+        (
+            {"method": Method("chunk", chunks=8)},
+            {},
+            True,
+            r"--method chunk needs data_collator=PackedCollator\(...\) with chunks=8",
+        ),
+        ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, {}, True, "without chunks"),
+        (
+            {"method": Method(teacher_reduction="weighted", teacher_weights=[1.0, 2.0])},
+            {},
+            True,
+            "weighted takes 1 --teacher_weights, found 2",
+        ),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
         ({"data_collator": None}, {}, True, "data_collator=vocagnolm.collator.PackedCollator"),

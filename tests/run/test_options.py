@@ -24,8 +24,6 @@ from transformers import (
 from vocagnolm import token_loss, trainer
 from vocagnolm.cli import score
 from vocagnolm.data import Teachers
-from vocagnolm.distillation import Distillation
-from vocagnolm.guidance import Guidance
 from vocagnolm.models import sharding
 from vocagnolm.models import source as models
 from vocagnolm.run import main as train
@@ -70,34 +68,39 @@ def build(places: dict[str, str], out: Path, *options: str) -> Any:
 REACHES = {
     "--method=uld --teacher={teacher} --uld_weight=1.5": {
         "method": "uld",
-        "distillation": Distillation("sorted_l1", 1.5),
+        "distance": "sorted_l1",
+        "distance_weight": 1.5,
     },
     "--method=kld --teacher={reference} --kld_direction=forward": {
         "method": "kld",
-        "distillation": Distillation("forward_kl"),
+        "distance": "forward_kl",
+        "distance_weight": 1.0,
     },
     "--method=rho1 --teacher={reference} --rho1_score=loss_and_entropy --top_k=0.3": {
         "method": "rho1",
-        "guidance": Guidance(0.3, score="loss_and_entropy"),
+        "top_k": 0.3,
+        "rho1_score": "loss_and_entropy",
     },
     "--teacher={teacher} --loss_divisor=selected --aggregation=sum --unmapped=exclude": {
-        "divisor": "selected",
-        "guidance": Guidance(aggregation="sum", unmapped="exclude"),
+        "loss_divisor": "selected",
+        "aggregation": "sum",
+        "unmapped": "exclude",
     },
     "--method=random --selection_scope=batch": {
         "method": "random",
-        "guidance": Guidance(scope="batch"),
-        "teacher": None,
+        "selection_scope": "batch",
+        "needs_teacher": False,
     },
-    "--method=chunk --chunk_guidance=random": {"method": "chunk", "teacher": None},
+    "--method=chunk --chunk_guidance=random": {"method": "chunk", "needs_teacher": False},
 }
 
 
 @pytest.mark.parametrize("options", REACHES)
 def test_option_reaches_the_objective(options: str, places: dict[str, str], tmp_path: Path) -> None:
-    objective = build(places, tmp_path, *options.split()).objective
-    found = {name: getattr(objective, name) for name in REACHES[options]}
-    assert found == REACHES[options]
+    trainer = build(places, tmp_path, *options.split())
+    method = trainer.objective.method
+    assert {name: getattr(method, name) for name in REACHES[options]} == REACHES[options]
+    assert (trainer.teacher is not None) == method.needs_teacher
 
 
 def test_chunks_reach_the_collator(places: dict[str, str], tmp_path: Path) -> None:
@@ -111,9 +114,9 @@ def test_reduction_reaches_the_teachers(kind: str, places: dict[str, str], tmp_p
     names = ("{teacher}", "{reference}") if kind == "--teacher" else ("{store}", "{store}")
     weighted = ("--teacher_reduction=weighted", "--teacher_weights", "1", "3")
     trainer = build(places, tmp_path, kind, *names, *weighted)
-    reduce = trainer.teacher.reduce if kind != "--teacher" else trainer.teacher.reduce.__self__
-    reduction = getattr(reduce, "__self__", reduce)
-    assert (reduction.reduction, reduction.weights) == ("weighted", (1.0, 3.0))
+    method = trainer.objective.method
+    assert (method.teacher_reduction, method.teacher_weights) == ("weighted", [1.0, 3.0])
+    assert trainer.teacher.teachers == 2
 
 
 def test_two_stores_train_when_evaluation_has_no_losses(

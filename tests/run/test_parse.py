@@ -18,7 +18,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import is_bitsandbytes_available
 
 import vocagnolm.run.global_batch
-from vocagnolm.guidance import Guidance
+from vocagnolm.objective import Method
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.run.job import Job
@@ -117,7 +117,7 @@ def test_parse_leaves_out_the_minimum_when_another_schedule_is_chosen() -> None:
 
 
 def test_guidance_is_the_trainers_default_when_nothing_is_given(defaults: Job) -> None:
-    assert defaults.method.guidance() == Guidance()
+    assert defaults.method.in_effect() == Method().in_effect() | {"guidance_table_steps": 0}
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
@@ -640,9 +640,10 @@ def test_parse_refuses_a_store_when_distributions_are_compared(method: str) -> N
 
 def test_parse_takes_several_teachers_when_they_are_given() -> None:
     options = ("--teacher_reduction", "weighted", "--teacher_weights", "1", "2")
-    model = parse((*CPU, "--teacher", "a", "b", "--teacher_revision", "x", "y", *options)).model
+    job = parse((*CPU, "--teacher", "a", "b", "--teacher_revision", "x", "y", *options))
+    model, method = job.model, job.method
     assert (model.teacher, model.teacher_revision) == (["a", "b"], ["x", "y"])
-    assert model.teacher_weights == [1.0, 2.0]
+    assert method.teacher_weights == [1.0, 2.0]
     for name in ("teacher_revision", "teacher_tokenizer"):
         expected = f"--{name} needs one value for each of 2 teachers, got 1"
         assert error_of(*CPU, "--teacher", "a", "b", f"--{name}", "x") == expected
@@ -781,11 +782,13 @@ STORES = ("--teacher_losses", "S1", "S2")
 
 def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: Path) -> None:
     argv = (*CPU, *STORES, "--teacher_reduction", "weighted", "--teacher_weights", "1", "2.5")
-    model = parse(argv).model
+    job = parse(argv)
+    model, method = job.model, job.method
     assert (model.teacher, model.teacher_losses) == (None, ["S1", "S2"])
-    assert (model.teacher_reduction, model.teacher_weights) == ("weighted", [1.0, 2.5])
+    assert (method.teacher_reduction, method.teacher_weights) == ("weighted", [1.0, 2.5])
     content = "teacher_losses: [S1, S2]\nteacher_reduction: weighted\nteacher_weights: [1, 2.5]\n"
-    assert parse((*CPU, *recipe(tmp_path, content))).model == model
+    again = parse((*CPU, *recipe(tmp_path, content)))
+    assert (again.model, again.method) == (model, method)
     assert parse((*CPU, *recipe(tmp_path, "teacher_losses: S1"))).model.teacher_losses == ["S1"]
 
 

@@ -15,6 +15,7 @@ from vocagnolm import cli
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
@@ -97,7 +98,10 @@ def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int
             loss = batch["teacher_losses"]
             losses.append(
                 aggregate_teacher_losses(
-                    loss.nan_to_num(), batch["teacher_ranges"], setting.aggregation, ~loss.isnan()
+                    loss.nan_to_num(),
+                    batch["teacher_ranges"],
+                    setting.method.aggregation,
+                    ~loss.isnan(),
                 )
             )
         weight = select_tokens(
@@ -105,8 +109,8 @@ def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int
             losses[1][0],
             batch["labels"] != -100,
             losses[1][1],
-            top_k=setting.top_k,
-            unmapped=setting.unmapped,
+            top_k=setting.method.top_k,
+            unmapped=setting.method.unmapped,
             scope="sequence",
         )
         tokens |= {(block, int(t)) for t in torch.nonzero(weight[0]).flatten()}
@@ -117,7 +121,7 @@ def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: 
     options = ("--top_k", "0.4", "0.7", "--aggregation", "max", "mean", "--unmapped", "exclude")
     assert cli.main(command(world, *options, "--output_dir", str(tmp_path / "out"))) == 0
     result = json.loads((tmp_path / "out" / "reselect.json").read_text())
-    settings = [Setting(**setting) for setting in result["settings"]]
+    settings = [Setting(s.pop("teacher"), Method(**s)) for s in result["settings"]]
     assert len(settings) == 8
     sets = [chosen(world, 1 + (setting.teacher == "two"), setting) for setting in settings]
     for i, a in enumerate(sets):

@@ -6,8 +6,8 @@ import copy
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ from vocagnolm.cli import score
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.guidance import Guidance
+from vocagnolm.guidance import reduce_teachers
 from vocagnolm.host import processes
 from vocagnolm.models import source as models
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.run import documents
 from vocagnolm.run import main as train
@@ -58,7 +59,8 @@ def selected(trainer: Any) -> torch.Tensor:
             batch = trainer.data_collator([trainer.train_dataset[number]])
             losses = trainer._student_losses(trainer.model, batch)
             is_label = batch["labels"] != IGNORED_LABEL
-            weights = trainer.objective.weights(losses, trainer.objective.scores(batch), batch)
+            teacher = trainer.objective.teacher_losses(batch)
+            weights = trainer.objective.select(losses, batch, teacher).weight_BS
             chosen.append(weights[is_label] > 0)
     return torch.cat(chosen)
 
@@ -88,8 +90,7 @@ class World:
     def trainer(self, out: Path, *stores: Store, options: Any = None, **training: Any) -> Any:
         teacher = copy.deepcopy(self.teacher)
         if stores:
-            reduction = (options or {}).pop("reduction", ("mean",))
-            teacher = StoredTeacher(len(stores), *reduction)
+            teacher = StoredTeacher(len(stores))
         blocks = self.blocks(*stores)
         student = copy.deepcopy(self.student)
         return make_trainer(out, blocks, student, teacher, options=options, **training)
@@ -119,6 +120,11 @@ def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
     return segment_store(directory, world.texts, world.segments, reader, world.teacher)
 
 
+def reduced_by(reduction: Any, weights: Sequence[float] = ()) -> Method:
+    """The paper's method, with the losses of several teachers reduced."""
+    return Method(teacher_reduction=reduction, teacher_weights=list(weights) or None)
+
+
 def trained(trainer: Any) -> Tensors:
     trainer.train()
     return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
@@ -131,21 +137,23 @@ def assert_equal(ours: Tensors, theirs: Tensors) -> None:
 
 
 @pytest.mark.parametrize(
-    ("guidance", "divisor", "training"),
+    ("method", "training"),
     [
-        (Guidance(), "all", {}),
-        (Guidance(0.2, "mean", "mean"), "all", {"optim": "adamw_torch", "max_grad_norm": 1.0}),
+        (Method(), {}),
         (
-            Guidance(0.3, "sum", "exclude", "batch"),
-            "selected",
+            Method("vocagnolm", 0.2, "mean", "mean"),
+            {"optim": "adamw_torch", "max_grad_norm": 1.0},
+        ),
+        (
+            Method("vocagnolm", 0.3, "sum", "exclude", "batch", "selected"),
             {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4},
         ),
     ],
 )
 def test_stored_run_gives_online_parameters_for_equal_segments(
-    world: World, store: Store, tmp_path: Path, guidance: Guidance, divisor: str, training: Any
+    world: World, store: Store, tmp_path: Path, method: Method, training: Any
 ) -> None:
-    options = {"guidance": guidance, "divisor": divisor}
+    options = {"method": method}
     online = world.trainer(tmp_path / "online", options=options, **training)
     stored = world.trainer(
         tmp_path / "stored", store, options=options, dataloader_num_workers=2, **training
@@ -185,7 +193,9 @@ def test_copies_of_a_store_give_its_parameters(
     world: World, store: Store, tmp_path: Path, reduction: tuple[Any, ...]
 ) -> None:
     one = trained(world.trainer(tmp_path, store))
-    three = trained(world.trainer(tmp_path, store, store, store, options={"reduction": reduction}))
+    three = trained(
+        world.trainer(tmp_path, store, store, store, options={"method": reduced_by(*reduction)})
+    )
     assert_equal(three, one)
 
 
@@ -233,9 +243,9 @@ def test_loss_of_several_stores_equals_slow_reference(
     combine = {"min": min, "max": max}.get(
         reduction[0], lambda x: sum(w * y for w, y in zip(weights, x, strict=True)) / sum(weights)
     )
-    guidance = Guidance(top_k=0.3, aggregation=aggregation)
-    options = {"guidance": guidance, "divisor": "selected", "reduction": reduction}
-    trainer = world.trainer(tmp_path, *stores, options=options)
+    settings = {"top_k": 0.3, "aggregation": aggregation, "loss_divisor": "selected"}
+    method = replace(reduced_by(*reduction), **settings)
+    trainer = world.trainer(tmp_path, *stores, options={"method": method})
     blocks = trainer.train_dataset
     batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(3)])
     losses = full_losses(trainer.model, batch["input_ids"], batch["position_ids"], batch["labels"])
@@ -266,7 +276,7 @@ def test_reduction_of_equal_losses_is_the_loss(teachers: int) -> None:
     weights = tuple(0.1 + 0.3 * number for number in range(teachers))
     copies, mapped = (x.repeat(1, teachers) for x in (loss_BS, torch.ones(3, 500).bool()))
     for reduction in (("min",), ("mean",), ("max",), ("weighted", weights)):
-        reduced, is_mapped = StoredTeacher(teachers, *reduction).reduce(copies, mapped)
+        reduced, is_mapped = reduce_teachers(copies, mapped, teachers, *reduction)
         assert torch.equal(reduced, loss_BS)
         assert is_mapped.all()
 
@@ -275,7 +285,7 @@ def test_reduction_of_equal_losses_is_the_loss(teachers: int) -> None:
 def test_token_is_unmapped_when_one_teacher_has_none(reduction: Any) -> None:
     losses = torch.tensor([[1.0, 2.0, 0.0, 4.0, 0.0, 0.0]])
     mapped = torch.tensor([[True, True, False, True, False, False]])
-    reduced, is_mapped = StoredTeacher(2, reduction).reduce(losses, mapped)
+    reduced, is_mapped = reduce_teachers(losses, mapped, 2, reduction)
     assert is_mapped.tolist() == [[True, False, False]]
     assert reduced.tolist() == [[{"min": 1.0, "mean": 2.5, "max": 4.0}[reduction], 0.0, 0.0]]
 
@@ -294,11 +304,10 @@ def test_token_is_unmapped_when_one_teacher_has_none(reduction: Any) -> None:
         ((2, "weighted", (float("inf"), 1.0)), "must be positive and finite, got"),
     ],
 )
-def test_stored_teacher_refuses_weights_that_do_not_fit(
-    arguments: tuple[Any, ...], message: str
-) -> None:
+def test_weights_are_refused_when_they_do_not_fit(arguments: tuple[Any, ...], message: str) -> None:
+    teachers, *reduction = arguments
     with pytest.raises(ValueError, match=message):
-        StoredTeacher(*arguments)
+        reduced_by(*reduction).check_teacher(StoredTeacher(teachers))
 
 
 # train.py

@@ -11,10 +11,8 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, Teachers, align_corpus
-from vocagnolm.distillation import Distillation
-from vocagnolm.guidance import Guidance
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.teacher import TeacherReduction
 from vocagnolm.tokenizers import student_reader, teacher_reader
 
 METHODS = (
@@ -43,34 +41,37 @@ class World:
 
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
         """A trainer of any method, named as in `METHODS`."""
-        options: dict[str, Any] = {"method": method.split()[0]}
+        settings: dict[str, Any] = {"method": method.split()[0]}
+        options: dict[str, Any] = {}
         teacher, blocks = self.teacher, self.blocks(self.theirs)
         if method.startswith("kld"):
             teacher, blocks = self.reference, self.blocks()
-            distance = "forward_kl" if "forward" in method else "reverse_kl"
-            options["distillation"] = Distillation(distance)
+            settings["kld_direction"] = "forward" if "forward" in method else "reverse"
         elif method.startswith("uld"):
             blocks = self.blocks(self.theirs, by_position="position" in method)
-            options["distillation"] = Distillation("sorted_l1", 0.7)
+            settings |= {"uld_weight": 0.7}
+            settings["uld_pairing"] = "position" if "position" in method else "last"
         elif method.startswith("rho1"):
             teacher, blocks = self.reference, self.blocks(self.ours)
             score = "loss_and_entropy" if "entropy" in method else "loss"
-            options["guidance"] = Guidance(top_k=0.3, score=score)
+            settings |= {"top_k": 0.3, "rho1_score": score}
         elif method.startswith("chunk"):
             options["data_collator"] = PackedCollator(MAX_LENGTH, chunks=CHUNKS)
+            settings["chunks"] = CHUNKS
             if "random" in method:
+                settings["chunk_guidance"] = "random"
                 teacher, blocks = None, self.blocks()
         elif method.startswith("several"):
             reduction = method.split()[1]
-            weights = (1.0, 3.0) if reduction == "weighted" else ()
-            options["method"] = "vocagnolm"
-            options["teacher_reduction"] = TeacherReduction(2, reduction, weights)
+            weights = [1.0, 3.0] if reduction == "weighted" else None
+            settings = {"teacher_reduction": reduction, "teacher_weights": weights}
             blocks = self.blocks(self.theirs, self.ours)
             teacher = [self.teacher, self.reference]
         elif method == "selected":
-            options |= {"method": "vocagnolm", "divisor": "selected"}
+            settings = {"loss_divisor": "selected"}
         elif method == "cpt":
             teacher, blocks = None, self.blocks()
+        options["method"] = Method(**settings)
         teacher = copy.deepcopy(teacher)
         return make_trainer(
             out, blocks, copy.deepcopy(self.student), teacher, options=options, **training

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.guidance import Guidance
+from vocagnolm.objective import Method
 
 PARAMETER_TOLERANCE = 1e-6
 LOSS_TOLERANCE = 1e-5
@@ -35,7 +35,7 @@ def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: 
 
 
 def slow_weights(
-    batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Guidance
+    batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Method
 ) -> torch.Tensor:
     """Eq. 2 and Eq. 4 with loops, for scope "sequence"."""
     reduce = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[g.aggregation]

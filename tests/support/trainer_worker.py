@@ -21,6 +21,7 @@ from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
 
+from vocagnolm.objective import Method
 from vocagnolm.run import main as train
 
 
@@ -54,9 +55,10 @@ def run_job(directory: Path, number: int, job: dict) -> None:
     if "method" in job:
         trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
     else:
-        if job["options"]["method"] != "vocagnolm":
+        method = Method(**job["settings"])
+        if not method.needs_teacher:
             models[1] = None
-        trainer = make_trainer(out, blocks, *models, options=job["options"], **training)
+        trainer = make_trainer(out, blocks, *models, options={"method": method}, **training)
     assert trainer.accelerator.num_processes == world_size
     assert (trainer.accelerator.distributed_type == DistributedType.FSDP) == job["fsdp"]
     trainer.train()

@@ -32,7 +32,6 @@ from transformers import (
 from world import make_blocks, make_models, make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.distillation import Distillation
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training import flops, throughput
@@ -389,7 +388,7 @@ def test_teachers_body_is_timed_when_a_method_skips_its_head(
 ) -> None:
     tick(monkeypatch)
     work = model_work(pair[1])
-    options = {"method": "uld", "distillation": Distillation("sorted_l1", 0.5)}
+    options = {"method": "uld"}
     trainer = make_trainer(tmp_path, blocks, *pair, options=options, max_steps=1)
     reader = Reader(trainer, peak=1e-3)
     trainer.train()

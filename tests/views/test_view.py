@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +149,7 @@ def test_special_tokens_are_named_and_have_a_status(
     assert (last.start, last.end) == (10, 10)
     assert first.is_special
     assert not view.tokens[1].is_special
-    trained = replace(guidance, weight_BS=torch.ones_like(guidance.weight_BS))
+    trained = guidance._replace(weight_BS=torch.ones_like(guidance.weight_BS))
     ((view,),) = views_of(sample, trained)
     assert view.tokens[-1].is_trained
     assert {token.status for token in view.tokens[1:-1]} == {"kept"}

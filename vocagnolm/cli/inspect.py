@@ -105,7 +105,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
         unmapped=guidance.unmapped,
         competition=f"the mapped tokens of each text of up to {length:,} tokens",
     )
-    view = GuidanceView(settings, tuple(view_documents(corpus, pair, guidance.guidance(), first)))
+    view = GuidanceView(settings, tuple(view_documents(corpus, pair, guidance, first)))
     if arguments.output_dir:
         write_view(view, arguments.output_dir, NAME)
     sys.stdout.write(render_text(view, color=_has_color(arguments.color)))

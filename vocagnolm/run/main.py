@@ -22,7 +22,7 @@ from vocagnolm.run import failures
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.job import Job, default_settings
 from vocagnolm.run.model_card import write_model_card
-from vocagnolm.run.pair import Pair, load_models, load_pair, teacher_reduction
+from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import describe_run, show_example
 from vocagnolm.run.watchers import load_guidance_table, load_recorder
@@ -116,11 +116,7 @@ def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
         model=student,
         teacher=teacher,
         args=run,
-        method=method.method,
-        guidance=method.guidance(),
-        divisor=method.loss_divisor,
-        distillation=method.distillation(),
-        teacher_reduction=teacher_reduction(job.model) if isinstance(teacher, list) else None,
+        method=method,
         recorder=recorder,
         max_bad_steps=run.max_bad_steps,
         device_peak_tflops=run.device_peak_tflops,

@@ -11,6 +11,7 @@ from transformers import HfArgumentParser
 
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.models.adapters import AdapterArguments
+from vocagnolm.objective import Method
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.training_arguments import RunArguments
 
@@ -38,9 +39,13 @@ def page() -> str:
 
 def _rows(arguments: type) -> list[list[str]]:
     """Return an option a row: those that the class itself declares, in its order."""
-    actions = {action.dest: action for action in reversed(HfArgumentParser(arguments)._actions)}
+    parser = HfArgumentParser([arguments])
+    actions = {action.dest: action for action in reversed(parser._actions)}
     rows = [["option", "default", "meaning"]]
-    for name in vars(arguments)["__annotations__"]:
+    names = list(vars(arguments)["__annotations__"])
+    if issubclass(arguments, Method):
+        names = [*vars(Method)["__annotations__"], *names]
+    for name in names:
         action = actions[name]
         meaning = " ".join((action.help or "As in `TrainingArguments`.").split())
         if action.choices:

@@ -25,7 +25,7 @@ from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
 from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
-from vocagnolm.teacher import StoredTeacher, TeacherReduction
+from vocagnolm.teacher import StoredTeacher
 from vocagnolm.tokenizers import (
     Reader,
     Role,
@@ -235,8 +235,7 @@ def _load_teacher(
     pair: Pair, student: PreTrainedModel
 ) -> list[PreTrainedModel] | StoredTeacher | None:
     if pair.is_stored:
-        reduction = teacher_reduction(pair.arguments)
-        return StoredTeacher(reduction.teachers, reduction.reduction, reduction.weights)
+        return StoredTeacher(len(pair.arguments.teacher_losses or ()))
     dtype = getattr(torch, pair.teacher_dtype)
     loaded = []
     for teacher in pair.teachers:
@@ -247,9 +246,3 @@ def _load_teacher(
             model = sharding.shard_inside_machine(model, pair.device)
         loaded.append(model)
     return loaded or None
-
-
-def teacher_reduction(model: ModelArguments) -> TeacherReduction:
-    """Return the reduction of several teachers' losses."""
-    count = len(model.teacher or model.teacher_losses or ())
-    return TeacherReduction(count, model.teacher_reduction, tuple(model.teacher_weights or ()))

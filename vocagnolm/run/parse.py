@@ -18,7 +18,6 @@ from vocagnolm.row_segments import needs_segments
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.training_arguments import RunArguments
-from vocagnolm.teacher import TeacherReduction
 
 _OF_A_TEACHER = (
     "teacher_tokenizer",
@@ -113,8 +112,8 @@ def _set_evaluation(values: _Options) -> None:
 def _check_together(
     model: ModelArguments, data: DataArguments, guidance: GuidanceArguments
 ) -> None:
-    if guidance.is_unguided:
-        why = f"with {guidance.description()}"
+    if not guidance.needs_teacher:
+        why = f"with {guidance.as_typed}"
         _refuse(model, why, *_OF_A_TEACHER, "teacher", "teacher_losses", "teacher_dtype")
     elif model.teacher_losses:
         why = "with --teacher_losses, which no teacher is loaded for"
@@ -175,9 +174,8 @@ def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
     """How many teachers there may be, and of what kind."""
     teachers = model.teacher or model.teacher_losses or []
     if len(teachers) < 2:
-        _refuse(model, "without several teachers", "teacher_reduction", "teacher_weights")
-    weights = tuple(model.teacher_weights or ())
-    TeacherReduction(max(len(teachers), 1), model.teacher_reduction, weights)  # refuses wrong ones
+        _refuse(guidance, "without several teachers", "teacher_reduction", "teacher_weights")
+    guidance.check_teachers(max(len(teachers), 1))
     for name in ("teacher_tokenizer", "teacher_revision"):
         given = getattr(model, name)
         if given and len(given) != len(teachers):
@@ -221,7 +219,9 @@ def _check_teachers_weights(job: Job) -> None:
         require_several_devices()
 
 
-def _refuse(arguments: ModelArguments | DataArguments, why: str, *names: str) -> None:
+def _refuse(
+    arguments: ModelArguments | DataArguments | GuidanceArguments, why: str, *names: str
+) -> None:
     """Refuse options that have no effect."""
     defaults = {option.name: option.default for option in fields(arguments)}
     for name in names:

@@ -14,7 +14,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,8 @@ from vocagnolm.collator import Batch, PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.corpus import TEXT, load_corpus
 from vocagnolm.data import align_corpus
-from vocagnolm.guidance import (
-    AGGREGATIONS,
-    UNMAPPED_STRATEGIES,
-    Aggregation,
-    Guidance,
-    Unmapped,
-    aggregate_teacher_losses,
-    select_tokens,
-)
+from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
+from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
@@ -50,18 +43,19 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to choose tokens."""
+    """A teacher, by the name of its store, and a way to choose tokens by its losses."""
 
     teacher: str
-    aggregation: Aggregation
-    unmapped: Unmapped
-    top_k: float
-
-    def __post_init__(self) -> None:
-        Guidance(self.top_k, self.aggregation, self.unmapped)  # validates
+    method: Method
 
     def __str__(self) -> str:
-        return f"{self.teacher}, {self.aggregation}, {self.unmapped}, top {self.top_k:g}"
+        method = self.method
+        return f"{self.teacher}, {method.aggregation}, {method.unmapped}, top {method.top_k:g}"
+
+    def to_json(self) -> dict[str, object]:
+        """Return what may differ between two settings."""
+        names = ("aggregation", "unmapped", "top_k")
+        return {"teacher": self.teacher} | {name: getattr(self.method, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -123,30 +117,17 @@ def _batches(blocks: Blocks, collator: PackedCollator) -> Iterator[Batch]:
 
 
 def _selections(batch: Batch, valid_BS: Tensor, settings: Sequence[Setting]) -> Iterator[Tensor]:
-    """The tokens of a batch that each setting chooses, flat."""
-    stores = batch["teacher_ranges"].shape[1] // valid_BS.shape[1]
-    loss_BT, has_loss_BT = StoredTeacher(stores).losses(batch)
+    """Choose the tokens of a batch under each setting, flat."""
+    positions = valid_BS.shape[1]
+    losses = StoredTeacher().losses(batch)
+    student_BS = _own_losses(batch, losses.loss_BT, positions)
     names = list(dict.fromkeys(setting.teacher for setting in settings))
-    by_store: dict[str, tuple[Tensor, Tensor]] = {}
-    for aggregation in {setting.aggregation for setting in settings}:
-        loss, mapped = aggregate_teacher_losses(
-            loss_BT, batch["teacher_ranges"], aggregation, has_loss_BT
-        )
-        shape = len(valid_BS), stores, -1
-        by_store[aggregation] = loss.reshape(shape), mapped.reshape(shape)
-    student_BS = _own_losses(batch, loss_BT, valid_BS.shape[1])
     for setting in settings:
-        teacher = 1 + names.index(setting.teacher)
-        loss_BKS, mapped_BKS = by_store[setting.aggregation]
-        weight_BS = select_tokens(
-            student_BS,
-            loss_BKS[:, teacher],
-            valid_BS,
-            mapped_BKS[:, teacher],
-            top_k=setting.top_k,
-            unmapped=setting.unmapped,
-            scope="sequence",
-        )
+        # Ranges are those of one store after those of another, and the first one is the student's.
+        first = (1 + names.index(setting.teacher)) * positions
+        alone = batch.copy()
+        alone["teacher_ranges"] = batch["teacher_ranges"][:, first : first + positions]
+        weight_BS = Objective(setting.method).select(student_BS, alone, losses).weight_BS
         yield weight_BS.flatten().bool()
 
 
@@ -286,10 +267,12 @@ def load(
     names = [path.name for path in arguments.teacher_losses]
     if len(set(names)) < len(names):
         names = list(map(str, arguments.teacher_losses))
-    combinations = itertools.product(
-        names, arguments.aggregation, arguments.unmapped, arguments.top_k
-    )
-    settings = [Setting(*combination) for combination in combinations]
+    settings = [
+        Setting(name, Method("vocagnolm", top_k, aggregation, unmapped))
+        for name, aggregation, unmapped, top_k in itertools.product(
+            names, arguments.aggregation, arguments.unmapped, arguments.top_k
+        )
+    ]
     length = arguments.max_length
     blocks = Blocks(segments.rows, length, stored.limits())
     return blocks, PackedCollator(length, teacher_max_length=stored.limits()), settings
@@ -299,7 +282,7 @@ def write(selections: Selections, text: str, directory: Path) -> None:
     """Write `reselect.json`, `reselect.md` and `reselect.png`."""
     directory.mkdir(parents=True, exist_ok=True)
     content = {
-        "settings": [asdict(setting) for setting in selections.settings],
+        "settings": [setting.to_json() for setting in selections.settings],
         "tokens": selections.tokens,
         "together": selections.together.tolist(),
         "overlap": selections.overlap().tolist(),

@@ -11,15 +11,11 @@ import torch
 from torch import nn
 
 from vocagnolm.collator import Batch, PackedCollator, student_segments
-from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT
 from vocagnolm.data import align_corpus
-from vocagnolm.guidance import (
-    Guidance,
-    TokenGuidance,
-    aggregate_teacher_losses,
-    select_tokens,
-)
+from vocagnolm.guidance import TokenGuidance
+from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Block
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.tokenizers import Reader
@@ -38,14 +34,14 @@ class LoadedPair:
 
 
 def view_documents(
-    corpus: datasets.Dataset, pair: LoadedPair, guidance: Guidance, first: int = 0
+    corpus: datasets.Dataset, pair: LoadedPair, method: Method, first: int = 0
 ) -> list[TextView]:
-    """Make the views of all segments of some documents, each of which is a sequence of its own.
+    """Show all segments of some documents, each of which is a sequence of its own.
 
     Args:
-        corpus: the documents, in the column `text`.
+        corpus: documents in the column `text`.
         pair: both models.
-        guidance: how tokens are chosen.
+        method: settings by which tokens are chosen.
         first: number of the first document.
 
     Raises:
@@ -73,40 +69,29 @@ def view_documents(
         document = corpus[row["document"]][TEXT]
         segment = read_segment(row, document, pair.student_reader, pair.teacher_reader)
         segment = replace(segment, document=first + segment.document)
-        views += view_rows(batch, measure(batch, pair, guidance), [[segment]])
+        views += view_rows(batch, measure(batch, pair, method), [[segment]])
     return views
 
 
 @torch.no_grad()
-def measure(batch: Batch, pair: LoadedPair, guidance: Guidance) -> TokenGuidance:
+def measure(batch: Batch, pair: LoadedPair, method: Method) -> TokenGuidance:
     """Decide over the tokens of a batch, as in training but without a step.
 
     Raises:
         NonFiniteLoss: losses are NaN or infinite.
     """
     student: Any = pair.student
-    loss_BT, valid_BT = pair.teacher.losses(batch)
-    teacher_BS, mapped_BS = aggregate_teacher_losses(
-        loss_BT, batch["teacher_ranges"], guidance.aggregation, valid_BT
-    )
-    student_BS = student(
+    objective = Objective(method, pair.teacher)
+    teacher = objective.teacher_losses(batch)
+    assert teacher is not None, f"{method.as_typed} asks no teacher"
+    loss_BS = student(
         input_ids=batch["input_ids"],
         position_ids=batch["position_ids"],
         labels=batch["labels"],
         segments=student_segments(batch),
         token_losses=True,
     )
-    for role, losses in (("student", student_BS), ("teacher", loss_BT)):
+    for role, losses in (("student", loss_BS), ("teacher", teacher.loss_BT)):
         if not losses.isfinite().all():
             raise NonFiniteLoss(f"the {role}'s losses are NaN or infinite on this text")
-    valid_BS = batch["labels"] != IGNORED_LABEL
-    weight_BS = select_tokens(
-        student_BS,
-        teacher_BS,
-        valid_BS,
-        mapped_BS,
-        top_k=guidance.top_k,
-        unmapped=guidance.unmapped,
-        scope=guidance.scope,
-    )
-    return TokenGuidance(student_BS, teacher_BS, valid_BS, mapped_BS, weight_BS, loss_BT)
+    return objective.select(loss_BS, batch, teacher)

@@ -1,0 +1,193 @@
+"""The settings record, and Eq. 2 with Eq. 4 put together, against the functions it calls."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError, fields
+from typing import Any
+
+import pytest
+import torch
+
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
+from vocagnolm.objective import Method, Objective
+from vocagnolm.teacher import StoredTeacher, TeacherLosses
+
+NO_EFFECT = {
+    "vocagnolm": {"kld_direction": "forward", "chunks": 8, "rho1_score": "loss_and_entropy"},
+    "cpt": {"top_k": 0.5, "aggregation": "sum", "selection_scope": "batch"},
+    "random": {"unmapped": "mean", "aggregation": "mean", "teacher_reduction": "max"},
+    "kld": {"uld_weight": 1.0, "top_k": 0.5, "teacher_weights": [1.0]},
+    "uld": {"kld_direction": "forward", "loss_divisor": "selected"},
+    "rho1": {"aggregation": "sum", "chunk_guidance": "random"},
+    "chunk": {"rho1_score": "loss_and_entropy", "uld_pairing": "position"},
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"method": "ppo"},
+            "--method must be one of vocagnolm, cpt, random, kld, uld, rho1, chunk",
+        ),
+        ({"top_k": 1.4}, r"--top_k must be in \(0, 1\], got 1.4"),
+        ({"top_k": 0.0}, r"--top_k must be in \(0, 1\], got 0.0"),
+        ({"top_k": float("nan")}, r"--top_k must be in \(0, 1\], got nan"),
+        ({"top_k": 0.1234567}, "--top_k must have at most six decimals, got 0.1234567"),
+        ({"aggregation": "median"}, "--aggregation must be one of max, mean, sum, got median"),
+        ({"unmapped": "drop"}, "--unmapped must be one of include, exclude, mean, got drop"),
+        ({"selection_scope": "world"}, "--selection_scope must be one of sequence, batch, got"),
+        ({"loss_divisor": "some"}, "--loss_divisor must be one of all, selected, got some"),
+        ({"kld_direction": "up"}, "--kld_direction must be one of reverse, forward, got up"),
+        ({"teacher_reduction": "median"}, "--teacher_reduction must be one of min, mean, max, wei"),
+        ({"method": "uld", "uld_weight": 0.0}, "--uld_weight must be positive and finite, got 0.0"),
+        ({"method": "uld", "uld_weight": float("nan")}, "positive and finite, got nan"),
+        ({"method": "chunk", "chunks": 0}, "--chunks must be at least 1, got 0"),
+        ({"teacher_weights": [1.0, -1.0]}, r"must be positive and finite, got \[1.0, -1.0\]"),
+        (
+            {"method": "chunk", "chunk_guidance": "random", "unmapped": "mean"},
+            "--unmapped has no effect with --method chunk --chunk_guidance random: leave it out",
+        ),
+        (
+            {"method": "rho1", "rho1_score": "loss_and_entropy", "unmapped": "mean"},
+            "cannot rank unmapped tokens",
+        ),
+    ],
+)
+def test_method_names_the_option_that_is_wrong(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Method(**settings)
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [(method, *item) for method, values in NO_EFFECT.items() for item in values.items()],
+)
+def test_method_refuses_an_option_without_effect(method: Any, name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"--{name} has no effect with --method {method}: leave"):
+        Method(method, **{name: value})
+
+
+def test_defaults_are_the_papers() -> None:
+    method = Method()
+    assert method == Method("vocagnolm", 0.4, "max", "include", "sequence", "all")
+    assert (Method("uld").distance, Method("uld").distance_weight) == ("sorted_l1", 0.5)
+    assert (Method("kld").distance, Method("kld").distance_weight) == ("reverse_kl", 1.0)
+    assert Method("kld", kld_direction="forward").distance == "forward_kl"
+    assert Method(top_k=1 / 4 + 1e-6).top_k == 0.250001
+    assert all(option.metadata["help"] for option in fields(Method))
+    with pytest.raises(FrozenInstanceError):
+        method.top_k = 0.5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("method", "choice", "needs_teacher", "compares"),
+    [
+        (Method(), "guided", True, False),
+        (Method("cpt"), "all", False, False),
+        (Method("random"), "random", False, False),
+        (Method("kld"), "all", True, True),
+        (Method("uld"), "all", True, True),
+        (Method("rho1"), "guided", True, False),
+        (Method("rho1", rho1_score="loss_and_entropy"), "guided", True, True),
+        (Method("chunk"), "guided", True, False),
+        (Method("chunk", chunk_guidance="random"), "random", False, False),
+    ],
+)
+def test_method_tells_what_it_needs(
+    method: Method, choice: str, needs_teacher: bool, compares: bool
+) -> None:
+    assert method.choice == choice
+    assert method.needs_teacher == needs_teacher
+    assert method.compares_distributions == compares
+    message = "has no use for a teacher" if not needs_teacher else "needs a teacher"
+    with pytest.raises(ValueError, match=f"--method {method.method}.* {message}"):
+        method.check_teacher(None if needs_teacher else [object()])
+    if compares:
+        for teacher in (StoredTeacher(), [object(), object()]):
+            with pytest.raises(ValueError, match="needs one teacher that is a model"):
+                method.check_teacher(teacher)
+    elif needs_teacher:
+        method.check_teacher(StoredTeacher())
+        method.check_teacher([object(), object()])
+
+
+def test_settings_in_effect_leave_out_what_is_idle() -> None:
+    assert Method("cpt").in_effect() == {"method": "cpt"}
+    assert Method("kld").in_effect() == {"method": "kld", "kld_direction": "reverse"}
+    assert set(Method("chunk", chunk_guidance="random").in_effect()) == {
+        *("method", "top_k", "selection_scope", "loss_divisor", "chunks", "chunk_guidance")
+    }
+    assert "teacher_reduction" not in Method().in_effect()
+    assert Method(teacher_reduction="min").in_effect()["teacher_reduction"] == "min"
+
+
+def random_batch(teachers: int) -> tuple[dict[str, Any], torch.Tensor, TeacherLosses]:
+    generator = torch.Generator().manual_seed(teachers)
+    rows, positions, columns = 3, 40, 50 * teachers
+    first = torch.randint(columns - 4, (rows, teachers * positions), generator=generator)
+    width = torch.randint(1, 4, first.shape, generator=generator)
+    ranges = torch.stack([first, first + width], -1)
+    ranges[torch.rand(first.shape, generator=generator) < 0.1] = -1
+    labels = torch.randint(99, (rows, positions), generator=generator)
+    labels[:, ::7] = IGNORED_LABEL
+    loss, entropy = (torch.rand(rows, columns, generator=generator) for _ in range(2))
+    batch = {"labels": labels, "teacher_ranges": ranges, "block": torch.arange(rows)}
+    losses = TeacherLosses(loss, torch.rand(loss.shape, generator=generator) < 0.95, entropy)
+    return batch, torch.rand(rows, positions, generator=generator), losses
+
+
+@pytest.mark.parametrize("teachers", [1, 2])
+@pytest.mark.parametrize("with_entropies", [False, True])
+def test_selection_puts_both_equations_together(teachers: int, with_entropies: bool) -> None:
+    if teachers > 1 and with_entropies:
+        pytest.skip("entropies are one teacher's")
+    batch, student, losses = random_batch(teachers)
+    losses = losses if with_entropies else losses._replace(entropy_BT=None)
+    name = "rho1" if with_entropies else "vocagnolm"
+    method = Method(name, top_k=0.3, unmapped="exclude", selection_scope="batch")
+    found = Objective(method).select(student.requires_grad_(), batch, losses)
+
+    def aggregated(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = [
+            aggregate_teacher_losses(values, ranges, "max", losses.valid_BT)
+            for ranges in batch["teacher_ranges"].split(student.shape[1], 1)
+        ]
+        mapped = torch.stack([part[1] for part in parts]).all(0)
+        return torch.stack([part[0] for part in parts]).double().mean(0).float() * mapped, mapped
+
+    teacher, mapped = aggregated(losses.loss_BT)
+    valid = batch["labels"] != IGNORED_LABEL
+    weights = select_tokens(
+        student.detach(),
+        teacher,
+        valid,
+        mapped,
+        top_k=0.3,
+        unmapped="exclude",
+        scope="batch",
+        entropy_BS=aggregated(losses.entropy_BT)[0] if losses.entropy_BT is not None else None,
+    )
+    assert 0 < weights.sum() < valid.sum()
+    for ours, expected in zip(
+        found, (student, teacher, valid, mapped, weights, losses.loss_BT), strict=True
+    ):
+        assert torch.equal(ours, expected)
+        assert not ours.requires_grad
+
+
+@pytest.mark.parametrize("method", [Method("cpt"), Method("random", top_k=0.25), Method("kld")])
+def test_selection_maps_no_token_without_a_teacher(method: Method) -> None:
+    batch, student, _ = random_batch(1)
+    found = Objective(method, seed=3).select(student, batch)
+    valid = batch["labels"] != IGNORED_LABEL
+    assert torch.equal(found.valid_BS, valid)
+    assert not found.mapped_BS.any()
+    counts = valid.sum(-1)
+    if method.method == "random":
+        counts = -(-counts // 4)
+        other = Objective(method, seed=4).select(student, batch).weight_BS
+        assert not torch.equal(found.weight_BS, other)
+    assert torch.equal(found.weight_BS.sum(-1).long(), counts)
+    assert not (found.weight_BS.bool() & ~valid).any()
