@@ -121,7 +121,7 @@ def test_overlaps_equal_sets_of_characters(
 
 
 @given(text=texts, pair=pairs, data=st.data())
-def test_overlaps_equal_sets_of_characters_when_ranges_are_wrong(
+def test_overlaps_equal_sets_for_any_ranges(
     tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str], data: st.DataObject
 ) -> None:
     student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
@@ -199,7 +199,7 @@ def test_counts_add_up_when_summed_over_texts(tokenizers_by_family: Tokenizers) 
     assert total.iou == pytest.approx(total.iou_sum / total.student_tokens)
 
 
-def test_shares_of_a_map_divide_by_the_right_total_when_read() -> None:
+def test_shares_divide_by_the_right_total() -> None:
     counts = MapCounts(
         *(10, 5, 4),  # characters and tokens
         *(1, 2, 1, 1),  # by size of range

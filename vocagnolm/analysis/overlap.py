@@ -1,11 +1,10 @@
-"""How well two tokenizers fit: words in common, and characters that aligned tokens share.
+"""Measure how well two tokenizers fit: words in common, and characters that aligned tokens share.
 
-Enters: tokenizers, spans of one text, ranges of `align_spans`. Leaves: shares and counts that can
-be added up over documents. A text part A of the student and a part B of the teacher, as sets of
-characters, give IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
+A text part A of the student and a part B of the teacher, as sets of characters, give
+IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
 
-Spans are expected as `spans.encode_batch` gives them, without gaps and none empty: then tokens that
-follow one another cover what lies between the start of the first and the end of the last.
+Spans are those of `spans.encode_batch`, without gaps and none empty: tokens that follow one another
+cover everything between the start of the first and the end of the last.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letter that byte-level vocabularies write for each byte, as GPT-2 chose them.
-
-    Bytes that print are their own letters; the others take those from U+0100 on, in order.
-    """
+    """Map the letters that byte-level vocabularies write to bytes, as GPT-2 chose them."""
+    # Bytes that print are their own letters; the others take those from U+0100 on, in order.
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(256)) - set(printing))
     letters = {chr(byte): byte for byte in printing}
@@ -47,14 +44,14 @@ _BYTE_OF_LETTER = _byte_letters()
 
 @dataclass(frozen=True)
 class VocabularyOverlap:
-    """Sizes of two vocabularies and of what they share."""
+    """Sizes of two vocabularies and of their intersection."""
 
     shared: int
     teacher_size: int
     student_size: int
 
     def shares(self) -> dict[str, float]:
-        """Shared words over the teacher's (the paper's definition), the student's and either's."""
+        """Divide by the teacher's words (the paper's definition), the student's and either's."""
         return {
             "teacher": self.shared / self.teacher_size,
             "student": self.shared / self.student_size,
@@ -81,7 +78,7 @@ def byte_overlap(
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
-    """The byte strings that the words of a vocabulary stand for.
+    """Decode the words of a vocabulary to the byte strings that they stand for.
 
     In a byte-level vocabulary every letter is a byte. In any other one `▁` is a space, and
     `<0xAB>` the byte where the model falls back to bytes. Added tokens are themselves.
@@ -115,15 +112,12 @@ def _from_metaspace(word: str, falls_back: bool) -> bytes:
 
 
 def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
-    """IoU and IoS of every student token with the teacher tokens of its range.
+    """Return IoU and IoS [N] of every student token with the teacher tokens of its range.
 
     Args:
-        student_spans: int64 [N, 2], none empty.
-        teacher_spans: int64 [M, 2], none empty and without gaps, over the same text.
-        ranges: int64 [N, 2], half-open ranges of teacher tokens, or (-1, -1).
-
-    Returns:
-        (iou [N], ios [N]), in [0, 1]; both are 0 where no teacher token is mapped.
+        student_spans: int64 [N, 2].
+        teacher_spans: int64 [M, 2], over the same text.
+        ranges: int64 [N, 2], half-open ranges of teacher tokens, or (-1, -1): then both are 0.
 
     >>> student = np.array([[0, 3], [3, 5]])  # "a+b", "=c"
     >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
@@ -140,16 +134,10 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
 def chunk_overlaps(
     student_spans: Spans, teacher_spans: Spans, chunks: int
 ) -> tuple[Shares, Shares]:
-    """IoU and IoS of chunks of equal token count: chunk c of the student with that of the teacher.
+    """Return IoU and IoS of chunks of equal token count, the student's against the teacher's.
 
-    Args:
-        student_spans: int64 [N, 2], none empty and without gaps.
-        teacher_spans: int64 [M, 2], likewise, over the same text.
-        chunks: how many, at least 1.
-
-    Returns:
-        (iou, ios), in [0, 1], of the student's chunks that have tokens: all of them where N is at
-        least `chunks`. Both are 0 where the teacher's chunk has none.
+    Only the student's chunks that have tokens count: all of them where N is at least `chunks`. Both
+    numbers are 0 where the teacher's chunk has none.
     """
     student_edges = chunk_edges(len(student_spans), chunks)
     teacher_edges = chunk_edges(len(teacher_spans), chunks)
@@ -161,7 +149,7 @@ def chunk_overlaps(
 
 
 def _hull(spans: Spans, ranges: Spans) -> Spans:
-    """The characters from the first token of each range to its last."""
+    """Return the characters from the first token of each range to its last."""
     return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
 
 
@@ -174,32 +162,21 @@ def _shares(ours: Spans, theirs: Spans) -> tuple[Shares, Shares]:
 
 @dataclass(frozen=True)
 class MapCounts:
-    """What an alignment is made of, as sums over tokens; counts of texts can be added.
-
-    Attributes:
-        characters: of the text, in Unicode code points.
-        student_tokens: of the text, without special tokens.
-        teacher_tokens: likewise.
-        unmapped: student tokens without a teacher token.
-        one: student tokens with a range of one teacher token.
-        two: with a range of two.
-        more: with a range of three or more (one-to-many: two or more).
-        same_span: with a range of one teacher token of the same characters (one-to-one).
-        shared: whose first teacher token is also one of the token before (many-to-one).
-        straddling: whose range begins before the token or ends after it.
-        iou_sum: of the tokens' IoU.
-        ios_sum: of the tokens' IoS.
-    """
+    """Make-up of an alignment as sums over tokens; counts of texts can be added."""
 
     characters: int = 0
     student_tokens: int = 0
     teacher_tokens: int = 0
+    # Student tokens by the number of teacher tokens in their range.
     unmapped: int = 0
     one: int = 0
     two: int = 0
     more: int = 0
+    # One teacher token of the same characters (one-to-one).
     same_span: int = 0
+    # The first teacher token is also one of the token before (many-to-one).
     shared: int = 0
+    # The range begins before the token or ends after it.
     straddling: int = 0
     iou_sum: float = 0.0
     ios_sum: float = 0.0
@@ -218,10 +195,10 @@ class MapCounts:
         return self.ios_sum / max(self.student_tokens, 1)
 
     def shares(self) -> dict[str, float]:
-        """The ratios of tokens and characters, and each kind's share of the student's tokens.
+        """Return ratios of tokens and characters, and each kind's share of the student's tokens.
 
-        Only for texts with tokens. A token may be of several kinds: one that is not one-to-one can
-        be one-to-many, many-to-one and straddling at once.
+        A token may be of several kinds: one that is not one-to-one can be one-to-many, many-to-one
+        and straddling at once.
         """
         tokens, characters = self.student_tokens, self.characters
         return {
@@ -248,6 +225,8 @@ def count_map(
     is_mapped = ranges[:, 0] != UNMAPPED
     sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
     mapped = ranges[is_mapped]
+    # Student less teacher, [start, end]: > 0 at the start, or < 0 at the end, means that teacher
+    # tokens reach beyond the student's.
     before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
     starts_before, ends_after = before[:, 0] > 0, before[:, 1] < 0
     same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)

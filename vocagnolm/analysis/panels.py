@@ -17,21 +17,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """One mark, and its line.
+    """One mark, and the line it is on.
 
     Attributes:
         x: a number, the name of a column, or None for a level that holds everywhere.
         y: mean over the seeds.
         bar: with several seeds a standard deviation to either side, with one the 95 % interval of
             its evaluation; None where neither is known.
-        text: written beside the mark.
         marked: as in `Score`.
         seeds: number of runs; 0 if it is the paper's.
-        runs: their directories.
         label: of the line, in the legend; "" for none.
         style: number of the line's marker, shade and dashes.
-        joined: by a line.
-        reported: as printed in the paper; such marks are hollow.
+        reported: printed in the paper; such marks are hollow.
     """
 
     x: float | str | None

@@ -28,15 +28,13 @@ _WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
 
 @dataclass(frozen=True)
 class Score:
-    """One number of an evaluation, in percent.
+    """One number of an evaluation, in percent, with its 95 % interval.
 
     Attributes:
         column: a benchmark by id, or an average by name.
         second: by the second grader.
         value: exact.
         rounded: as the harness rounds it.
-        low: begin of the 95 % interval.
-        high: end of the 95 % interval.
         marked: reasons, a word each, not to put it beside a published number: "partial",
             "own_prompts", "other_prompts", "unverified_data".
     """
@@ -63,11 +61,9 @@ class Run:
     """The results of one evaluation.
 
     Attributes:
-        label: short and unlike that of any other run of the comparison.
+        label: unlike that of any other run of the comparison.
         directory: holds `results.json` and one file of items per benchmark.
         model: name and revision.
-        grader: author of the verdicts.
-        second_opinion: the other grader.
         prompts: authors of the exemplars: "ours", "harness", "other", "none", or several of them.
         scores: in Table 1's order, the second opinion's last.
         counts: items and right answers by benchmark.
