@@ -15,7 +15,7 @@ from vocagnolm import cli
 from vocagnolm.alignment import align_spans
 from vocagnolm.analysis import audit as audit_module
 from vocagnolm.analysis.audit import AuditSettings, Named, audit
-from vocagnolm.analysis.audit_report import labels, markdown
+from vocagnolm.analysis.audit_report import audit_markdown, labels
 from vocagnolm.analysis.overlap import chunk_overlaps, count_map
 from vocagnolm.corpus import load_sample
 from vocagnolm.spans import Encoding, encode, encode_batch
@@ -121,7 +121,7 @@ def test_audit_has_no_chunks_of_short_corpora(
     assert short["sequences"] == 0
     assert [teacher["chunks"] for teacher in short["teachers"]] == [[], []]
     assert "lower --sequence_length" in caplog.text
-    assert "Chunks" not in markdown({"dataset": "D", **short})
+    assert "Chunks" not in audit_markdown({"dataset": "D", **short})
 
 
 def test_worst_documents_are_named_when_planted(

@@ -19,7 +19,7 @@ from fake_results import record, write_evaluation
 
 import vocagnolm.analysis.paired
 from vocagnolm import cli
-from vocagnolm.analysis.compare import compare, markdown, write
+from vocagnolm.analysis.compare import compare, comparison_markdown, write_comparison
 from vocagnolm.analysis.paired import (
     Discordance,
     holm,
@@ -216,7 +216,7 @@ def test_pairing_is_refused_when_conditions_differ(paper_runs: list[Path], name:
     assert "GSM8K" in pairing.refused["AVG"]
     assert not pairing.differences.keys() & AVERAGES.keys()
     assert ("math" in pairing.differences) == (name != "grader")
-    assert f"not paired: {reason}" in markdown(comparison)
+    assert f"not paired: {reason}" in comparison_markdown(comparison)
 
 
 def test_pairing_is_refused_when_item_sets_differ(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_reported_row_stands_beside_ours(runs: list[Path]) -> None:
     assert set(lines) == {(run, name) for run in ("first", "other") for name in ("gsm8k", "math")}
     line = lines["first", "gsm8k"]  # 3 of 8, 27.5 to 47.5
     assert (line.rounded, line.reported, line.points, line.inside) == (37.5, 11.3, 26.2, False)
-    text = markdown(comparison)
+    text = comparison_markdown(comparison)
     assert f"reported: {ROW} (Table 1)" in text
     assert "arXiv 2503.19123v1" in text
 
@@ -318,7 +318,7 @@ def cells(text: str, start: str) -> list[str]:
 
 
 def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
-    text = markdown(compare(paper_runs, ["Rho-1"]))
+    text = comparison_markdown(compare(paper_runs, ["Rho-1"]))
     names = [*map(heading, PAPER_BENCHMARKS), *AVERAGES]
     assert cells(text, "run")[2:] == names
     assert cells(text, "first") == ["first", "harness", *["37.5 +- 10.0"] * 12]
@@ -331,7 +331,7 @@ def test_outputs_mark_partial_columns(tmp_path: Path) -> None:
         write_evaluation(tmp_path / name, {"gsm8k": FIRST, "math": FIRST}, partial=["math"])
         for name in ("first", "other")
     ]
-    text = markdown(compare(paths, ["Rho-1"]))
+    text = comparison_markdown(compare(paths, ["Rho-1"]))
     accuracy, paired, reported = (
         [line for line in part.splitlines() if line.startswith("|")][2:]
         for part in text.split("\n## ")
@@ -350,7 +350,7 @@ def test_table_names_the_prompts(runs: list[Path]) -> None:
             benchmark["marks"] = ["prompts: not the harness's"]
 
     edit(runs[1], ours)
-    text = markdown(compare(runs))
+    text = comparison_markdown(compare(runs))
     rows = [line for line in text.splitlines() if line.startswith(("| first", "| other"))]
     assert [row.split("|")[2].strip() for row in rows] == ["harness", "ours"]
     assert [row.count("*") for row in rows] == [0, 2]
@@ -360,7 +360,7 @@ def test_table_names_the_prompts(runs: list[Path]) -> None:
 def test_second_opinion_has_its_own_table(runs: list[Path]) -> None:
     opinion = {"n": 8, "correct": 2, "rounded": 25.0, "exact": 25.0, "interval": [7.0, 59.0]}
     edit(runs[0], lambda results: results["benchmarks"]["math"].update(math_verify=opinion))
-    text = markdown(compare(runs))
+    text = comparison_markdown(compare(runs))
     verdicts, second, *_ = text.split("\n## ")
     assert "25.0 +- 26.0" not in verdicts
     row = cells(second, "first")
@@ -377,7 +377,7 @@ def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
 def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> None:
     edit(paper_runs[1], REFUSALS["prompts"][0])
     comparison = compare(paper_runs, [ROW, "Rho-1"], resamples=100)
-    write(comparison, tmp_path / "out")
+    write_comparison(comparison, tmp_path / "out")
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert data["pairings"][0]["refused"]["gsm8k"] == "other prompts"
     assert data["pairings"][0]["differences"]["math"]["p"] == 0.625
@@ -385,7 +385,7 @@ def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> No
     assert scores["first", "AVG"] == pytest.approx(37.5)
     assert list(dict.fromkeys(row["row"] for row in data["reported"])) == [ROW, "Rho-1"]
     assert {row["inside"] for row in data["against_reported"]} <= {True, False}
-    assert (tmp_path / "out" / "comparison.md").read_text() == markdown(comparison)
+    assert (tmp_path / "out" / "comparison.md").read_text() == comparison_markdown(comparison)
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -527,7 +527,7 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
     comparison = compare([tmp_path / "first", tmp_path / "other"])
     assert comparison.pairings[0].differences["demo"].points == 25.0
     assert [run.prompts for run in comparison.runs] == ["none", "none"]
-    assert "partial: 8 of 400 items (Demo)" in markdown(comparison)
+    assert "partial: 8 of 400 items (Demo)" in comparison_markdown(comparison)
 
 
 def test_comparison_loads_nothing_heavy() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from vocagnolm.analysis.figures import NUMBERS
-from vocagnolm.analysis.frame import METHODS
+from vocagnolm.analysis.frame import METHOD_LABELS
 from vocagnolm.analysis.runs import REPORTED_FILE, paper_guidance, teacher_name
 from vocagnolm.run import parse as config
 from vocagnolm.run.job import Job
@@ -163,7 +163,7 @@ def test_table_1_has_a_recipe_for_every_trained_row_when_listed() -> None:
         (row,) = (name for name, _, _ in rows("table1") if f", {name}, " in path.read_text())
         teacher, _, method = row.rpartition(" ")
         if teacher:
-            assert METHODS[found["method"]] == method
+            assert METHOD_LABELS[found["method"]] == method
             own = teacher_name(found["teacher"][0])
             assert own == ("cpt" if teacher == "TinyLlama-CPT" else teacher)
     assert {tokens for _, _, tokens in rows("table1")} == {"15B"}

@@ -32,7 +32,7 @@ from vocagnolm.views.view import (
     ViewSettings,
     read_views,
     sample_blocks,
-    summarize,
+    summarize_tokens,
     to_json,
     view_rows,
 )
@@ -219,10 +219,10 @@ def test_summary_counts_and_averages() -> None:
         TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
         TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
     ]
-    found = summarize(tokens)
+    found = summarize_tokens(tokens)
     assert (found.tokens, found.trained) == (3, 2)
     assert (found.student_nats, found.teacher_nats, found.excess_nats) == (3.0, 1.5, 0.5)
-    assert summarize([]).student_nats is None
+    assert summarize_tokens([]).student_nats is None
 
 
 # The command.

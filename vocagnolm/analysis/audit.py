@@ -17,7 +17,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.analysis.audit_report import Content, draw, markdown
+from vocagnolm.analysis.audit_report import Content, audit_markdown, draw_audit
 from vocagnolm.analysis.overlap import (
     MapCounts,
     byte_overlap,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 1  # of audit.json
+AUDIT_FORMAT = 1  # of audit.json
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 _BATCH = 128  # documents that are in memory at once
 _BEGINNING = 60  # characters shown of a document
@@ -159,7 +159,7 @@ def audit(
             documents,
         )
     return {
-        "format": FORMAT,
+        "format": AUDIT_FORMAT,
         "student": student.name,
         "student_sha256": tokenizer_sha256(student.tokenizer),
         "documents": documents,
@@ -167,24 +167,28 @@ def audit(
         "sequences": len(sampled),
         "settings": asdict(settings),
         "teachers": [
-            {
-                "teacher": teacher.name,
-                "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
-                "vocabulary_overlap": {
-                    kind: {**found.shares(), **asdict(found)}
-                    for kind, found in (
-                        ("raw", raw_overlap(student.tokenizer, teacher.tokenizer)),
-                        ("bytes", byte_overlap(student.tokenizer, teacher.tokenizer)),
-                    )
-                },
-                "mapping": tally.counts.shares(),
-                "token_level": {"iou": tally.counts.iou, "ios": tally.counts.ios},
-                "chunks": _chunks(teacher, sampled, settings.chunks),
-                "counts": asdict(tally.counts),
-                "worst": [about for *_, about in sorted(tally.worst, reverse=True)],
-            }
+            _about(student, teacher, tally, _chunks(teacher, sampled, settings.chunks))
             for teacher, tally in zip(teachers, tallies, strict=True)
         ],
+    }
+
+
+def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[Content]) -> Content:
+    counts = tally.counts
+    raw = raw_overlap(student.tokenizer, teacher.tokenizer)
+    decoded = byte_overlap(student.tokenizer, teacher.tokenizer)
+    return {
+        "teacher": teacher.name,
+        "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
+        "vocabulary_overlap": {
+            "raw": {**raw.shares(), **asdict(raw)},
+            "bytes": {**decoded.shares(), **asdict(decoded)},
+        },
+        "mapping": counts.shares(),
+        "token_level": {"iou": counts.iou, "ios": counts.ios},
+        "chunks": chunks,
+        "counts": asdict(counts),
+        "worst": [about for *_, about in sorted(tally.worst, reverse=True)],
     }
 
 
@@ -276,9 +280,9 @@ def _chunks(
     return found
 
 
-def write(content: Content, directory: Path) -> None:
+def write_audit(content: Content, directory: Path) -> None:
     """Write `audit.json`, `audit.md` and `audit.png`."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "audit.json", content)
-    write_file(directory / "audit.md", lambda file: file.write(markdown(content).encode()))
-    draw(content, directory / "audit.png")
+    write_file(directory / "audit.md", lambda file: file.write(audit_markdown(content).encode()))
+    draw_audit(content, directory / "audit.png")

@@ -38,7 +38,7 @@ _RATIOS = {
 }
 
 
-def markdown(content: Content) -> str:
+def audit_markdown(content: Content) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
     teachers, names = content["teachers"], labels(content)
     ratios = [
@@ -106,7 +106,7 @@ def _worst(documents: Sequence[Content]) -> list[list[str]]:
     return rows
 
 
-def draw(content: Content, path: Path) -> None:
+def draw_audit(content: Content, path: Path) -> None:
     """Draw IoU and IoS against the number of chunks; dashed lines are the token level."""
     figure, both = new_plot(9, 3.6, (1, 1), share_y=True)
     counts, names = content["settings"]["chunks"], labels(content)

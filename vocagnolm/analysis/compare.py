@@ -106,7 +106,7 @@ def compare(
 # -- Tables ----------------------------------------------------------------------------------
 
 
-def markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: Comparison) -> str:
     """Lay out the comparison as tables."""
     runs, scores = comparison.runs, comparison.scores
     parts = ["## Accuracy (%)", "", _accuracies(comparison)]
@@ -237,7 +237,7 @@ def _points(value: float) -> str:
 # -- Files -----------------------------------------------------------------------------------
 
 
-def draw(comparison: Comparison, path: Path) -> None:
+def draw_comparison(comparison: Comparison, path: Path) -> None:
     """Draw accuracies with their intervals by column; reported ones are hollow."""
     verdicts, theirs = comparison.scores[~comparison.scores.second], comparison.reported
     columns = in_order(verdicts.column)
@@ -272,7 +272,7 @@ def draw(comparison: Comparison, path: Path) -> None:
     save_plot(figure, path)
 
 
-def write(comparison: Comparison, directory: Path) -> None:
+def write_comparison(comparison: Comparison, directory: Path) -> None:
     """Write `comparison.json`, `comparison.md` and `comparison.png`."""
     text = json.dumps(
         {
@@ -289,8 +289,8 @@ def write(comparison: Comparison, directory: Path) -> None:
         default=str,
     )
     write_text(directory / "comparison.json", text + "\n")
-    write_text(directory / "comparison.md", markdown(comparison))
-    draw(comparison, directory / "comparison.png")
+    write_text(directory / "comparison.md", comparison_markdown(comparison))
+    draw_comparison(comparison, directory / "comparison.png")
 
 
 def _about(run: Run) -> dict[str, object]:

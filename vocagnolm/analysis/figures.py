@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from vocagnolm.analysis.frame import (
-    METHODS,
-    average,
+    METHOD_LABELS,
+    average_setting,
     label_of,
     labels_of,
     marks,
     read_frame,
     settings,
 )
-from vocagnolm.analysis.panels import Figure, Mark, Panel, draw, line, name_once
+from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line, name_once
 from vocagnolm.analysis.runs import (
     EVAL_LOSS,
     ReportedRow,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 TABLE_2, TOKEN_LEVEL, GUIDANCE_PAGE = "Table 2", "token level", 8
 _DEFAULT_METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
-_STYLES = {label: number for number, label in enumerate(METHODS.values())}
+_STYLES = {label: number for number, label in enumerate(METHOD_LABELS.values())}
 _QUALITY = "evaluate_math.py, or give --reported NAME if the paper has it"
 _AUDIT = "vocagnolm audit --student S --teacher T --dataset D --output_dir audits/T"
 
@@ -77,7 +77,7 @@ def make(
             continue
         figure = plan(number, frame, metric, reported)
         write_json(path.with_suffix(".json"), figure.content())
-        draw(figure, path)
+        draw_figure(figure, path)
         made.append(path)
     return made
 
@@ -120,7 +120,9 @@ def _miss(number: int, missing: str, example: str) -> NoReturn:
 def _trained(frame: pd.DataFrame, *methods: str) -> pd.DataFrame:
     """Select the runs of train.py, or those of some methods."""
     runs = frame[frame.source == "trained"]
-    return runs[runs.method.isin([METHODS[method] for method in methods])] if methods else runs
+    return (
+        runs[runs.method.isin([METHOD_LABELS[method] for method in methods])] if methods else runs
+    )
 
 
 def _models(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -163,7 +165,7 @@ def _metric_label(metric: str) -> str:
 def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
     """Return the level of continual pretraining, if there is such a run."""
     found = marks(_trained(frame, "cpt"), metric, lambda row: 0.0)
-    return line([replace(mark, x=None) for mark in found], METHODS["cpt"], style)
+    return line([replace(mark, x=None) for mark in found], METHOD_LABELS["cpt"], style)
 
 
 def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
@@ -179,7 +181,7 @@ def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fi
     for kind, how in (("raw", "strings, as in the paper"), ("bytes", "decoded bytes")):
         of_kind = audits[audits.column == kind]
         shares = dict(zip(of_kind.teacher, of_kind.value, strict=True))
-        ours = [average(models[x], metric, shares[x], x) for x in audited if x in models]
+        ours = [average_setting(models[x], metric, shares[x], x) for x in audited if x in models]
         theirs = [Mark(shares[x], row.value(metric), text=x) for x, row in rows.items()]
         both = line(ours, "teachers, evaluated", 0, joined=False)
         both += line(theirs, "teachers, reported", 0, joined=False, reported=True)
@@ -230,7 +232,7 @@ def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figur
         held = [column for column in columns if have.get(column, 0) == seeds]
         if metric or not held:
             held = columns[:1]
-        points = [average(setting, column, names[column]) for column in held]
+        points = [average_setting(setting, column, names[column]) for column in held]
         found += line(points, label, style, joined=False)
     for style, row in enumerate(read_reported(reported)[1], len(labels)):
         held = [column for column in columns if column in row.values] or columns[:1]
@@ -257,7 +259,7 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
     for method, runs in guided.groupby("method", sort=False):
         points = marks(runs, metric, lambda row: qualities[row.teacher])
         found += line(points, method, _STYLES[method])
-    found += _level(frame, metric, _STYLES[METHODS["cpt"]])
+    found += _level(frame, metric, _STYLES[METHOD_LABELS["cpt"]])
     for row in students:
         teacher, _, method = row.name.rpartition(" ")
         quality = read_reported([teacher])[1][0].value(metric)
@@ -284,7 +286,7 @@ def _teacher_qualities(
             reject(expected, f"none for {name}", "name it too, or evaluate all of them")
     if rows:
         return {name: rows[name].value(metric) for name in teachers}
-    return {name: average(models[name], metric).y for name in teachers}
+    return {name: average_setting(models[name], metric).y for name in teachers}
 
 
 def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
@@ -371,7 +373,7 @@ def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
         for style, (teacher, of_one) in enumerate(by_teacher):
             found += line(marks(of_one, metric, lambda row: row.x), teacher, style)
         found += _level(frame, metric, len(by_teacher))
-        panels.append(Panel(f"{METHODS[method]}: {x_label}", _metric_label(metric), found))
+        panels.append(Panel(f"{METHOD_LABELS[method]}: {x_label}", _metric_label(metric), found))
     if not panels:
         _miss(7, "runs that differ in top_k or uld_weight", "recipes/ablations/top_k-*.yaml")
     return Figure(7, "Sweeps of top_k and lambda", panels)

@@ -41,7 +41,7 @@ from vocagnolm.analysis.runs import (
 )
 from vocagnolm.host.files import read_json
 
-METHODS = {
+METHOD_LABELS = {
     "vocagnolm": "VocAgnoLM",
     "uld": "ULD",
     "kld": "KLD",
@@ -106,7 +106,7 @@ def _evaluated(run: Run) -> Rows:
 
 def _trained(place: Path) -> Rows:
     settings = read_json(place / SETTINGS_FILE)
-    if settings.get("method") not in METHODS:
+    if settings.get("method") not in METHOD_LABELS:
         raise ValueError(
             f"{place / SETTINGS_FILE}: expected a method of train.py, found "
             f"{settings.get('method')!r}: give a run of this version"
@@ -119,7 +119,7 @@ def _trained(place: Path) -> Rows:
         "run": str(place),
         "source": "trained",
         "model": teacher_name(str(place)),
-        "method": METHODS[settings["method"]],
+        "method": METHOD_LABELS[settings["method"]],
         "teacher": _teachers(settings),
         "setting": json.dumps(options, sort_keys=True),
         "seed": json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
@@ -146,7 +146,7 @@ def _teachers(settings: Json) -> str:
     return " + ".join(map(teacher_name, names))
 
 
-def average(
+def average_setting(
     setting: pd.DataFrame, metric: str, x: float | str | None = None, text: str = ""
 ) -> Mark:
     """Average a metric over the runs of a setting.
@@ -231,7 +231,7 @@ def marks(trained: pd.DataFrame, metric: str, x: Callable[[pd.Series], float]) -
                 f"{', '.join(_differing([other, setting]))}",
                 "leave one out",
             )
-    return [average(at[place], metric, place) for place in sorted(at)]
+    return [average_setting(at[place], metric, place) for place in sorted(at)]
 
 
 def label_of(setting: pd.DataFrame) -> str:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vocagnolm.analysis.runs import Graded, Run, heading
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 
-FloatArray = npt.NDArray[np.float64]
+_Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def resampled_differences(
     counts: Discordance, resamples: int, seed: int | Sequence[int]
-) -> FloatArray:
+) -> _Floats:
     """Return differences in percentage points [resamples], each from n items with replacement."""
     # An item says one of three things, so n draws are one multinomial draw: the very distribution
     # of a paired bootstrap over items, without drawing items.
@@ -180,7 +180,7 @@ def resampled_differences(
     return (drawn[:, 1] - drawn[:, 0]) / counts.n * 100
 
 
-def percentile_interval(values: FloatArray) -> tuple[float, float]:
+def percentile_interval(values: _Floats) -> tuple[float, float]:
     """Return the central 95 % of resampled values.
 
     With few discordant items it is too narrow, and with none it has no width: the test's p-value

@@ -24,7 +24,7 @@ class Mark:
         y: mean over the seeds.
         bar: with several seeds a standard deviation to either side, with one the 95 % interval of
             its evaluation; None where neither is known.
-        marked: as in `Score`.
+        marked: as in `AccuracyScore`.
         seeds: number of runs; 0 if it is the paper's.
         label: of the line, in the legend; "" for none.
         style: number of the line's marker, shade and dashes.
@@ -128,7 +128,7 @@ def name_once(found: Sequence[Mark], names: Mapping[object, str]) -> list[Mark]:
     ]
 
 
-def draw(figure: Figure, path: Path) -> None:
+def draw_figure(figure: Figure, path: Path) -> None:
     """Draw a figure as PNG, and as PDF beside it."""
     import matplotlib
 

@@ -19,15 +19,15 @@ RESULTS_FILE, SETTINGS_FILE, STATE_FILE = "results.json", "run.json", "trainer_s
 AUDIT_FILE, GUIDANCE_FILE, GUIDANCE_DIR = "audit.json", "guidance.json", "guidance"
 EVALUATION_DIR = "evaluation"  # where `evaluate_math.py` puts it inside a model's directory
 EVAL_LOSS = "eval_loss"  # the column of runs without an evaluation
-ASSETS = Path(__file__).parents[1] / "assets"
-REPORTED_FILE, PAPER_FILE = ASSETS / "reported.json", ASSETS / "paper_guidance.json"
+_ASSETS = Path(__file__).parents[1] / "assets"
+REPORTED_FILE, PAPER_FILE = _ASSETS / "reported.json", _ASSETS / "paper_guidance.json"
 _COLUMNS = dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS))  # each once, in this order
 _POSITIONS = {column: position for position, column in enumerate(_COLUMNS)}
 _WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
 
 
 @dataclass(frozen=True)
-class Score:
+class AccuracyScore:
     """One number of an evaluation, in percent, with its 95 % interval.
 
     Attributes:
@@ -77,7 +77,7 @@ class Run:
     grader: str
     second_opinion: str
     prompts: str
-    scores: Sequence[Score]
+    scores: Sequence[AccuracyScore]
     counts: Mapping[str, tuple[int, int]]
     conditions: Mapping[str, Json]
     notes: Sequence[str]
@@ -222,10 +222,10 @@ def _build_run(directory: Path, label: str, results: Json) -> Run:
     )
 
 
-def _score(name: str, column: Json, *, second: bool = False) -> Score:
+def _score(name: str, column: Json, *, second: bool = False) -> AccuracyScore:
     low, high = map(float, column["interval"])
     exact, rounded = float(column["exact"]), float(column["rounded"])
-    return Score(name, second, exact, rounded, low, high, tuple(column["marked"]))
+    return AccuracyScore(name, second, exact, rounded, low, high, tuple(column["marked"]))
 
 
 def _notes(benchmarks: Mapping[str, Json], settings: Json) -> Iterator[str]:

@@ -13,8 +13,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.analysis.audit import CHUNKS, AuditSettings, Named, audit, write
-from vocagnolm.analysis.audit_report import Content, markdown
+from vocagnolm.analysis.audit import CHUNKS, AuditSettings, Named, audit, write_audit
+from vocagnolm.analysis.audit_report import Content, audit_markdown
 from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_command, say
 from vocagnolm.host.files import check_writable
@@ -25,10 +25,10 @@ NAME = "vocagnolm audit"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Audit, and return the exit status."""
-    return run_command(NAME, lambda: _audit(parse(argv)))
+    return run_command(NAME, lambda: _audit(_parse(argv)))
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser, defaults = Parser(NAME, __doc__), AuditSettings()
     add = parser.add_argument
@@ -59,8 +59,8 @@ def _audit(arguments: argparse.Namespace) -> None:
         check_writable(output_dir)
     content = _content(arguments)
     if output_dir:
-        write(content, output_dir)
-    say(markdown(content).rstrip("\n"))
+        write_audit(content, output_dir)
+    say(audit_markdown(content).rstrip("\n"))
 
 
 def _content(arguments: argparse.Namespace) -> Content:

@@ -15,7 +15,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.analysis.compare import RESAMPLES, SEED, compare, markdown, write
+from vocagnolm.analysis.compare import (
+    RESAMPLES,
+    SEED,
+    compare,
+    comparison_markdown,
+    write_comparison,
+)
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.host.command import Parser, run_command, say
 from vocagnolm.host.files import check_writable
@@ -44,8 +50,8 @@ def _compare(argv: Sequence[str] | None) -> None:
         check_writable(output_dir)
     comparison = compare(arguments.runs, arguments.reported, arguments.resamples, arguments.seed)
     if output_dir:
-        write(comparison, output_dir)
-    say(markdown(comparison).rstrip("\n"))
+        write_comparison(comparison, output_dir)
+    say(comparison_markdown(comparison).rstrip("\n"))
 
 
 def _draw(arguments: argparse.Namespace, idle: set[str]) -> None:

@@ -24,7 +24,7 @@ from vocagnolm.views.view import (
     TextView,
     TokenView,
     ViewSettings,
-    summarize,
+    summarize_tokens,
     to_json,
 )
 
@@ -160,7 +160,7 @@ def _summary_rows(view: GuidanceView) -> list[tuple[str, ...]]:
     }
     rows: list[tuple[str, ...]] = []
     for name, tokens in (groups | {"all": labelled}).items():
-        found = summarize(tokens)
+        found = summarize_tokens(tokens)
         share = found.tokens / max(len(labelled), 1)
         rows.append(
             (

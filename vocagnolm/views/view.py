@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from vocagnolm.packing import Block, Blocks
     from vocagnolm.tokenizers import Reader
 
-FORMAT = 1
+VIEW_FORMAT = 1
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -145,7 +145,7 @@ class Summary:
     excess_nats: float | None
 
 
-def summarize(tokens: Sequence[TokenView]) -> Summary:
+def summarize_tokens(tokens: Sequence[TokenView]) -> Summary:
     """Count tokens and average their losses."""
 
     def mean(value: Callable[[TokenView], float | None]) -> float | None:
@@ -335,7 +335,7 @@ def _view(
 
 def to_json(view: GuidanceView) -> dict[str, Any]:
     """Return the content of `guidance.json`, which `read_views` reads."""
-    return {"format": FORMAT, **asdict(view)}
+    return {"format": VIEW_FORMAT, **asdict(view)}
 
 
 def read_views(path: Path) -> GuidanceView:
@@ -346,8 +346,8 @@ def read_views(path: Path) -> GuidanceView:
     """
     try:
         content = json.loads(path.read_bytes())
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']}, expected {FORMAT}")
+        if content["format"] != VIEW_FORMAT:
+            raise ValueError(f"its format is {content['format']}, expected {VIEW_FORMAT}")
         texts = tuple(_text_from_json(text) for text in content["texts"])
         return GuidanceView(ViewSettings(**content["settings"]), texts)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
