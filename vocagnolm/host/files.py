@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+JsonObject = dict[str, Any]
 # Ends the name of an incomplete file, which begins with a dot.
 ASIDE = ".tmp"
 _CHUNK_BYTES = 1 << 22
@@ -59,17 +60,17 @@ def write_text(path: Path, text: str) -> None:
     write_file(path, lambda file: file.write(content))
 
 
-def write_json(path: Path, content: Mapping[str, Any], *, replace: bool = True) -> None:
+def write_json(path: Path, content: Mapping[str, object], *, replace: bool = True) -> None:
     """Write a JSON object completely or not at all."""
     write_file(path, lambda file: file.write(json_bytes(content)), replace=replace)
 
 
-def json_bytes(content: Mapping[str, Any]) -> bytes:
+def json_bytes(content: Mapping[str, object]) -> bytes:
     """Serialize a JSON object as `write_json` does."""
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """Read a JSON object.
 
     Raises:
@@ -86,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def json_or_empty(path: Path) -> dict[str, Any]:
+def json_or_empty(path: Path) -> JsonObject:
     """Read a JSON object; empty if the file is missing or holds anything else."""
     try:
         return read_json(path)

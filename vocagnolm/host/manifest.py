@@ -16,13 +16,13 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from vocagnolm.host.files import ASIDE, file_sha256, json_bytes, read_json, write_json
+from vocagnolm.host.files import ASIDE, JsonObject, file_sha256, json_bytes, read_json, write_json
 
 MANIFEST_FILE = "manifest.json"
 FILES, SHARDS = "files", "shards"
-Manifest = dict[str, Any]
+Manifest = JsonObject
 # Increase when a directory written now cannot be read like one written before.
 _FORMAT = 1
 _THREADS = min(8, os.cpu_count() or 1)

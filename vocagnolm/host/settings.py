@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from vocagnolm.host.files import check_writable, json_or_empty, write_json
+from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 
 # In the directory of a run: its settings, and its name in Weights & Biases.
@@ -45,7 +44,7 @@ def check_same(changed: Sequence[str], holder: str, remedy: str) -> None:
         raise ValueError(f"{holder} ({'; '.join(changed)}): {remedy}")
 
 
-def run_of(path: str | Path) -> dict[str, Any]:
+def run_of(path: str | Path) -> JsonObject:
     """Read the settings of the run that saved a checkpoint; empty if it does not say."""
     found = json_or_empty(Path(path) / MANIFEST_FILE).get("run")
     return found if isinstance(found, dict) else {}
