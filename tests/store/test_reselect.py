@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from vocagnolm import cli
+from vocagnolm.cli import reselect as command_line
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
@@ -20,7 +21,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
 from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.reselect import Setting
+from vocagnolm.store.reselect import Candidate
 from vocagnolm.store.store import Store, StoredSegment, document_key, finish_store, write_shard
 from vocagnolm.tokenizers import load_tokenizer, student_reader, tokenizer_sha256
 
@@ -72,7 +73,7 @@ def command(world: dict[str, Any], *options: str, teachers: int = 2) -> list[str
     ]
 
 
-def chosen(world: dict[str, Any], store: int, setting: Setting) -> set[tuple[int, int]]:
+def chosen(world: dict[str, Any], store: int, setting: Candidate) -> set[tuple[int, int]]:
     """The tokens (block, position) of a setting, block by block, with one teacher's store."""
     stores = [Store(world["stores"][0]), Store(world["stores"][store])]
     corpus = datasets.Dataset.from_dict({"text": world["texts"]})
@@ -121,7 +122,7 @@ def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: 
     options = ("--top_k", "0.4", "0.7", "--aggregation", "max", "mean", "--unmapped", "exclude")
     assert cli.main(command(world, *options, "--output_dir", str(tmp_path / "out"))) == 0
     result = json.loads((tmp_path / "out" / "reselect.json").read_text())
-    settings = [Setting(s.pop("teacher"), Method(**s)) for s in result["settings"]]
+    settings = [Candidate(s.pop("teacher"), Method(**s)) for s in result["settings"]]
     assert len(settings) == 8
     sets = [chosen(world, 1 + (setting.teacher == "two"), setting) for setting in settings]
     for i, a in enumerate(sets):
@@ -131,15 +132,14 @@ def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: 
 
 
 def test_tokens_gained_and_lost_add_up(world: dict[str, Any]) -> None:
-    parsed = reselect.parse(command(world, "--top_k", "0.4", "0.7")[1:])
-    tokenizer = load_tokenizer(str(world["directory"]), "student")
-    found = reselect.reselect(*reselect.load(parsed, tokenizer), len(tokenizer))
+    argv = command(world, "--top_k", "0.4", "0.7")[1:]
+    found, table = command_line.select(command_line.parse_reselect(argv))
     own = np.diag(found.together)
     assert (found.gained.sum(1) - found.lost.sum(1) == own - own[0]).all()
     assert found.gained[0].sum() == found.lost[0].sum() == 0
     assert (found.together[0] + found.gained.sum(1) == own).all()
     assert own[1] > own[0]
-    assert str(found.settings[0]) in reselect.table(found, tokenizer)
+    assert str(found.candidates[0]) in table
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ COMMANDS = {
     "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
     "export": ("vocagnolm.cli.export", "The student of a checkpoint, whole, for from_pretrained"),
     "inspect": ("vocagnolm.cli.inspect", "A text with its tokens kept, dropped and unmapped"),
-    "reselect": ("vocagnolm.store.reselect", "Selections under other settings, from stores"),
+    "reselect": ("vocagnolm.cli.reselect", "Selections under other settings, from stores"),
     "score": ("vocagnolm.cli.score", "Write, verify or repair a teacher-loss store"),
     "train": ("vocagnolm.run.main", "Continually pretrain a student"),
 }

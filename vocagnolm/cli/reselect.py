@@ -1,0 +1,84 @@
+"""Which tokens would be trained on under other settings or teachers: no model is loaded.
+
+    vocagnolm score --teacher STUDENT --dataset D --output_dir S0     # the student's own losses
+    vocagnolm reselect --student STUDENT --student_losses S0 --teacher_losses S1 S2 --dataset D
+
+Every combination of the settings given is compared with the first one. A store holds the losses of
+any model on its own tokens, so the student's losses are a store, too. Exit status: 0 done, 2 a
+wrong argument or file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from vocagnolm.corpus import load_corpus
+from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
+from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_command, say
+from vocagnolm.objective import Method
+from vocagnolm.store.reselect import (
+    Candidate,
+    Selections,
+    align_stores,
+    reselect,
+    selection_table,
+    write_selections,
+)
+from vocagnolm.store.store import Store
+from vocagnolm.tokenizers import load_tokenizer
+
+_NAME = "vocagnolm reselect"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare settings and return the exit status."""
+    return run_command(_NAME, lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> None:
+    arguments = parse_reselect(argv)
+    selections, table = select(arguments)
+    if arguments.output_dir:
+        write_selections(selections, table, arguments.output_dir)
+    say(table + "\n")
+
+
+def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    parser = Parser(_NAME, __doc__)
+    add = parser.add_argument
+    add("--student", required=True, help="Whose tokens: a hub name or a directory.")
+    add("--student_losses", type=Path, required=True, help="A store of the student's own losses.")
+    add("--teacher_losses", type=Path, nargs="+", required=True, help="Stores of teachers.")
+    parser.add_dataset(required=True)
+    add("--max_length", type=int, default=2048, help="Student tokens of a block.")
+    add("--top_k", type=float, nargs="+", default=[0.4], help="Shares of the tokens, Eq. 4.")
+    add("--aggregation", nargs="+", choices=AGGREGATIONS, default=["max"], help="Eq. 2.")
+    add("--unmapped", nargs="+", choices=UNMAPPED_STRATEGIES, default=["include"])
+    add("--output_dir", type=Path, help="Gets reselect.json, reselect.md and reselect.png.")
+    arguments = parser.parse_args(argv)
+    check_at_least(arguments, 4, "max_length")
+    return arguments
+
+
+def select(arguments: argparse.Namespace) -> tuple[Selections, str]:
+    """Choose tokens under all combinations; returns them with the table to show."""
+    # Several stores may be of one teacher, so a store is named by its place.
+    names = [path.name for path in arguments.teacher_losses]
+    if len(set(names)) < len(names):
+        names = list(map(str, arguments.teacher_losses))
+    candidates = [
+        Candidate(name, Method("vocagnolm", top_k, aggregation, unmapped))
+        for name, aggregation, unmapped, top_k in itertools.product(
+            names, arguments.aggregation, arguments.unmapped, arguments.top_k
+        )
+    ]
+    tokenizer = load_tokenizer(arguments.student, "student")
+    stores = [Store(path) for path in (arguments.student_losses, *arguments.teacher_losses)]
+    corpus = load_corpus(arguments.dataset, **corpus_options(arguments))
+    blocks, collator = align_stores(stores, tokenizer, corpus, arguments.max_length)
+    selections = reselect(blocks, collator, candidates, len(tokenizer))
+    return selections, selection_table(selections, tokenizer)
