@@ -87,6 +87,7 @@ def compare(
         ],
         columns=["row", "table", "column", "reported"],
     )
+    # Every number of ours beside every reported number of its column.
     verdicts = scores[~scores.second]
     against = verdicts.merge(theirs, on="column")
     for row, run in itertools.product(rows, runs):
@@ -137,6 +138,7 @@ def _accuracies(comparison: Comparison) -> str:
     verdicts = comparison.scores[~comparison.scores.second]
     theirs = comparison.reported
     columns, cells = in_order([*verdicts.column, *theirs.column]), _cells(verdicts)
+    # Reported rows stand below ours, in the same columns.
     cells |= _by_pair(theirs, "row", (f"{value:.1f}" for value in theirs.reported))
     rows = [["run", "prompts", *map(heading, columns)]]
     for run in comparison.runs:

@@ -177,6 +177,7 @@ def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fi
     for name in audited:
         if name not in models and name not in rows:
             _miss(1, f"the quality of {name}", _QUALITY)
+    # The paper compares strings as they are written; decoded bytes do not depend on the family.
     panels = []
     for kind, how in (("raw", "strings, as in the paper"), ("bytes", "decoded bytes")):
         of_kind = audits[audits.column == kind]
@@ -202,6 +203,7 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
     panels = []
     for name, column in (("IoU", "iou"), ("IoS", "ios")):
         found: list[Mark] = []
+        # A curve over the numbers of chunks, and one mark for the token level beside it.
         for style, (label, audit) in enumerate(audits.groupby("label", sort=False)):
             values = _overlap(audit, column)
             curve = [Mark(str(n), values[n]) for n in counts if n in values]
@@ -253,6 +255,7 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
         _miss(5, "runs with a teacher", "train.py --teacher T")
     teachers = sorted(set(guided.teacher))
     _check_named(models, teachers, "a teacher or a guided student for --figure 5", "teachers")
+    # The quality of its teacher is the place of a student; a place is named once.
     qualities = _teacher_qualities(frame, metric, teachers, models)
     names: dict[object, str] = {quality: name for name, quality in qualities.items()}
     found: list[Mark] = []
@@ -364,6 +367,7 @@ def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
         ("vocagnolm", "top_k", 100, "share of the tokens trained, top_k (%)"),
         ("uld", "uld_weight", 1, "weight of the distance, lambda"),
     ):
+        # A panel needs at least two values of its option.
         runs = _trained(frame, method)
         runs = runs.assign(x=[scale * float(options[option]) for options in runs.options])
         if runs.x.nunique() < 2:

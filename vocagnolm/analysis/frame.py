@@ -126,6 +126,7 @@ def _trained(place: Path) -> Rows:
         "options": options,
         "chunks": settings.get("chunks") if settings["method"] == "chunk" else 0,
     }
+    # A run without any number keeps a row, so that a figure can say what it lacks.
     loss = read_eval_loss(place)
     rows = (
         [row for run in read_runs([place]) for row in _scores(run)] if is_evaluated(place) else []
@@ -140,6 +141,7 @@ def _trained(place: Path) -> Rows:
 
 def _teachers(settings: Json) -> str:
     """Name who guided a run, joined if there are several; "" for nobody."""
+    # A store names the teacher that scored it.
     stores = settings.get("teacher_losses")
     found = [store["teacher"] for store in stores] if stores else settings.get("teacher")
     names = [found] if isinstance(found, str) else found or []
@@ -154,6 +156,7 @@ def average_setting(
     Raises:
         ValueError: one does not have it; the message says how to get it.
     """
+    # One row for each run; a run without one is rejected with advice.
     found = setting[setting.column == metric]
     for run, rows in setting[~setting.run.isin(found.run)].groupby("run", sort=False):
         _lack(str(run), rows, metric)

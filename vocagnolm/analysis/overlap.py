@@ -84,6 +84,7 @@ def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     `<0xAB>` the byte where the model falls back to bytes. Added tokens are themselves.
     """
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    # Added tokens are written as they are, whatever the family.
     added = {token["content"] for token in backend["added_tokens"]}
     words = set(tokenizer.get_vocab())
     steps = json.dumps([backend["pre_tokenizer"], backend["decoder"]])
@@ -144,6 +145,7 @@ def chunk_overlaps(
     student = np.stack((student_edges[:-1], student_edges[1:]), axis=1)
     teacher = np.stack((teacher_edges[:-1], teacher_edges[1:]), axis=1)
     teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED
+    # Fewer tokens than chunks leave chunks empty.
     filled = student[:, 0] < student[:, 1]
     return overlaps(_hull(student_spans, student[filled]), teacher_spans, teacher[filled])
 

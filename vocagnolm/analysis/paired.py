@@ -92,6 +92,7 @@ def pair(first: Run, other: Run, resamples: int, seed: int) -> Pairing:
     counts: dict[str, Discordance] = {}
     refused: dict[str, str] = {}
     for name in shared:
+        # Items are paired by `idx`, in whatever order they were asked.
         ours, theirs = first.items(name), other.items(name)
         reason = _obstacle(first.conditions[name], other.conditions[name], ours, theirs)
         if reason:
@@ -160,6 +161,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.02, 0.01, 0.5])
     [0.04, 0.03, 0.5]
     """
+    # From the smallest p-value: times the number of those not yet passed, never falling.
     corrected = [0.0] * len(p_values)
     highest = 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):

@@ -134,6 +134,7 @@ def draw_figure(figure: Figure, path: Path) -> None:
 
     widths = tuple(_inches(panel, alone=len(figure.panels) == 1) for panel in figure.panels)
     same_y = len({panel.y_label for panel in figure.panels}) == 1
+    # Names of models and options are no formulas: a dollar sign is a dollar sign.
     with matplotlib.rc_context({"text.parse_math": False, "font.size": 9}):
         canvas, places = new_plot(sum(widths), 4.2, widths, share_y=same_y)
         handles: dict[str, Artist] = {}
@@ -190,6 +191,7 @@ def _draw_line(axes: Axes, panel: Panel, found: Sequence[Mark], offset: float) -
     first, style = found[0], series_style(found[0].style)
     dash = dashes(first.style) if first.joined else "none"
     label = f"{first.label}*" if any(mark.marked for mark in found) else first.label or None
+    # A level: a line across the axes, and a band for its bar.
     if first.x is None:
         for mark in found:
             axes.axhline(mark.y, color=style["color"], linestyle=dash, label=label, linewidth=1.2)
@@ -231,6 +233,7 @@ def _write_text(axes: Axes, panel: Panel, mark: Mark, *, is_above: bool) -> None
     side = (x - low) / (high - low)
     here = [other for other in panel.marks if other.x == mark.x]
     top = max(other.bar[1] if other.bar else other.y for other in here)
+    # Near an end of the axes the text turns inwards.
     align = "center" if is_above else "left"
     if side < 0.25:
         align = "left"

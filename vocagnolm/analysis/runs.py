@@ -190,6 +190,7 @@ def _read_run(directory: Path, label: str) -> Run:
 
 def _build_run(directory: Path, label: str, results: Json) -> Run:
     benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
+    # The first grader judges benchmarks and averages, the second one some benchmarks.
     columns = {**benchmarks, **results["averages"]}
     scores = [_score(name, columns[name]) for name in in_order(columns)]
     for name, column in benchmarks.items():
@@ -298,6 +299,7 @@ def read_audit(path: Path) -> list[dict[str, object]]:
 
 def find_views(path: Path) -> Path | None:
     """Find the views that an inspection left in a directory, or the last ones of a run."""
+    # Names of steps are padded with zeros, hence in order.
     steps = sorted((path / GUIDANCE_DIR).glob("step-*.json"))
     files = (file for file in (path / GUIDANCE_FILE, *reversed(steps)) if file.is_file())
     return next(files, None)

@@ -96,6 +96,7 @@ def token_labels(text: TextView) -> list[str]:
 def _labels(text: str, tokens: Sequence[TokenView] | Sequence[PieceView]) -> list[str]:
     spans = [(token.start, token.end) for token in tokens]
     counts, seen = Counter(spans), Counter[tuple[int, int]]()
+    # The bytes of one character have the same span: "é (1 of 2)", "é (2 of 2)".
     labels = []
     for start, end in spans:
         seen[start, end] += 1
@@ -262,6 +263,7 @@ def render_html(view: GuidanceView) -> str:
     settings = view.settings
     losses = (loss for t in view.tokens for loss in (t.student_loss_nats, t.teacher_loss_nats))
     numbers = itertools.count()
+    # Tokens are numbered through the page: #t12 in its address chooses one.
     texts, facts = [], []
     for text in view.texts:
         tokens = []

@@ -305,6 +305,7 @@ def _view(
     segment: SegmentText, block: int, verdicts: Iterator[_Verdict], piece_losses: Iterator[float]
 ) -> TextView:
     """Make the view of the segment that comes next in a row."""
+    # Both iterators are where the segment before in the row has ended.
     text, pieces = segment.text, []
     if len(segment.teacher_spans):
         next(piece_losses)  # of its start token
