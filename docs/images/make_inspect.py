@@ -57,7 +57,7 @@ def main() -> None:
 
 def _named(scratch: Path) -> str:
     """Address of the page, with names in place of the directories of this machine."""
-    page = scratch / f"{inspect.NAME}.html"
+    page = scratch / f"{inspect.FILE_NAME}.html"
     html = page.read_text(encoding="utf-8")
     html = html.replace(str(scratch / BASE), "demo student").replace(
         str(ASSETS / TEACHER), "demo teacher"

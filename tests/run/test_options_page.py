@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 
 
 def test_page_is_the_one_the_command_makes() -> None:
-    assert PAGE.read_text(encoding="utf-8") == options.page(), (
+    assert PAGE.read_text(encoding="utf-8") == options.options_page(), (
         "make it again: python -m vocagnolm.run.options > docs/options.md"
     )
 
@@ -21,7 +21,7 @@ def test_page_is_the_one_the_command_makes() -> None:
 def test_page_has_every_option_of_ours() -> None:
     ours = {name for part in vars(parse(["--teacher", "T"])).values() for name in vars(part)}
     ours -= set(vars(TrainingArguments("out", use_cpu=True)))
-    page = options.page()
+    page = options.options_page()
     missing = [name for name in ours if not name.startswith("_") and f"`--{name}`" not in page]
     assert missing == []
 

@@ -381,7 +381,7 @@ def test_log_counts_a_skipped_step_when_the_run_is_stopped_before_it_is_told(
         (
             ["disk", 2],
             "a file could not be read or written in the saving of a checkpoint (6 steps done): "
-            "look at the disk and its quota, and start again, which goes on from the newest "
+            "look at the disk and its quota, and start again, which resumes from the newest "
             "checkpoint ([Errno 28] No space left on device",
         ),
     ],

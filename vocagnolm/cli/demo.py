@@ -15,7 +15,7 @@ from pathlib import Path
 
 from vocagnolm.host.command import Exit, Parser, run_command, stop
 
-NAME = "vocagnolm demo"
+_NAME = "vocagnolm demo"
 SEEDS = (0, 1, 2, 3)
 
 
@@ -23,21 +23,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo and return the exit status."""
     # As an exception, so that the demo's processes end with it.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    return run_command(NAME, lambda: _demo(argv))
+    return run_command(_NAME, lambda: _demo(argv))
 
 
 def _demo(argv: Sequence[str] | None) -> int:
     from vocagnolm.demo.run import run_demo
     from vocagnolm.demo.worker import METHODS, Plan
 
-    parser = Parser(NAME, __doc__)
+    parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
     add("--seeds", type=int, nargs="+", default=SEEDS, help="One student per method and seed.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
     add("--methods", nargs="+", choices=METHODS, default=METHODS)
     for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
-        add(name, nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
+        add(name, nargs="+", default=(), metavar="_NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)
     plan = Plan(
         arguments.output_dir.resolve(),
@@ -50,5 +50,5 @@ def _demo(argv: Sequence[str] | None) -> int:
     try:
         run_demo(plan)
     except RuntimeError as error:
-        return stop(NAME, error, Exit.BAD_NUMBERS)
+        return stop(_NAME, error, Exit.BAD_NUMBERS)
     return Exit.DONE

@@ -41,18 +41,19 @@ from vocagnolm.views.measure import LoadedPair, view_documents
 from vocagnolm.views.page import render_table, render_text, write_view
 from vocagnolm.views.view import GuidanceView, ViewSettings
 
-NAME = "guidance"  # of the files in --output_dir
+# Of the files in --output_dir.
+FILE_NAME = "guidance"
 _OF_DATASETS = ("dataset_config", "dataset_split", "text_column", "documents", "document")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show texts, and return the exit status."""
     return run_command(
-        "vocagnolm inspect", lambda: _inspect(parse(argv)), out_of_memory="lower --max_length"
+        "vocagnolm inspect", lambda: _inspect(_parse(argv)), out_of_memory="lower --max_length"
     )
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = Parser("vocagnolm inspect", __doc__)
     add = parser.add_argument
@@ -77,7 +78,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--unmapped", choices=UNMAPPED_STRATEGIES, default="include", help="Section 6.2.")
     add("--table", action="store_true", help="List all tokens with losses and pieces.")
     add("--color", choices=("auto", "always", "never"), default="auto")
-    add("--output_dir", type=Path, help=f"Gets {NAME}.html and {NAME}.json.")
+    add("--output_dir", type=Path, help=f"Gets {FILE_NAME}.html and {FILE_NAME}.json.")
     arguments = parser.parse_args(argv)
     if not arguments.dataset:
         refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
@@ -93,8 +94,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     )
     if arguments.output_dir:
         check_writable(arguments.output_dir)
-    pair = load(arguments, guidance)
-    corpus, first = load_documents(arguments)
+    pair = _load(arguments, guidance)
+    corpus, first = _load_documents(arguments)
     length = pair.student_reader.limit
     settings = ViewSettings(
         student=arguments.student,
@@ -107,12 +108,12 @@ def _inspect(arguments: argparse.Namespace) -> None:
     )
     view = GuidanceView(settings, tuple(view_documents(corpus, pair, guidance, first)))
     if arguments.output_dir:
-        write_view(view, arguments.output_dir, NAME)
+        write_view(view, arguments.output_dir, FILE_NAME)
     sys.stdout.write(render_text(view, color=_has_color(arguments.color)))
     if arguments.table:
         sys.stdout.write("\n" + render_table(view))
     if arguments.output_dir:
-        sys.stdout.write(f"\nwritten: {arguments.output_dir / NAME}.html, {NAME}.json\n")
+        sys.stdout.write(f"\nwritten: {arguments.output_dir / FILE_NAME}.html, {FILE_NAME}.json\n")
 
 
 def _has_color(choice: str) -> bool:
@@ -121,7 +122,7 @@ def _has_color(choice: str) -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPair:
+def _load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPair:
     """Load both models: the student in float32, the teacher in `--dtype`.
 
     Raises:
@@ -154,7 +155,7 @@ def load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPa
     )
 
 
-def load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, int]:
+def _load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, int]:
     """Return the texts to show, in the column `text`, and the number of the first."""
     if arguments.dataset:
         number = arguments.document

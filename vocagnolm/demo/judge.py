@@ -1,4 +1,4 @@
-"""How good a model of the embedded world is: right answers, and its loss on clean text."""
+"""Quality of a model of the embedded world: right answers, and its loss on clean text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vocagnolm.tokenizers import start_id
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the held-out problems say about a model.
+    """Quality of a model on the held-out problems.
 
     Attributes:
         accuracy: share whose greedy answer ends in the right number, in [0, 1].
@@ -46,7 +46,7 @@ def judge(model: PreTrainedModel, tokenizer: Any, limit: int | None = None) -> V
 
 
 def _accuracy(model: PreTrainedModel, tokenizer: Any, limit: int | None) -> float:
-    """What `evaluate_math.py --benchmarks demo` gives, as a share."""
+    """Return the accuracy of `evaluate_math.py --benchmarks demo`, as a share."""
     (task,) = load_tasks(["demo"], data_dir=None, prompts_dir=None, limit=limit)
     benchmark, items = task.benchmark, task.items
     prompts = [task.prompts[item.idx] for item in items]

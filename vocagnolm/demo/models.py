@@ -1,4 +1,4 @@
-"""The models of the embedded world: the shapes of both, and where the shipped parts lie."""
+"""Models of the embedded world: shapes of both, and places of the shipped parts."""
 
 from __future__ import annotations
 

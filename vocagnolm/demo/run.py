@@ -70,8 +70,8 @@ def run_demo(plan: Plan) -> Results:
         for method in plan.methods
     }
     (plan.output_dir / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw(plan, results)
-    say(f"\n{table(results)}\n")
+    draw_curves(plan, results)
+    say(f"\n{results_table(results)}\n")
     elapsed = f"{time.perf_counter() - started:.0f} s"
     say(f"{elapsed}; written: {plan.output_dir}/results.json, curves.png")
     return results
@@ -141,10 +141,10 @@ def _pool(plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
         os.environ.update(before)
 
 
-def table(results: Results) -> str:
+def results_table(results: Results) -> str:
     """Lay out mean and standard deviation over the seeds, as a Markdown table.
 
-    >>> print(table({"cpt": {"accuracy": [0.5, 0.6], "seconds": [9.0, 9.0]}}))
+    >>> print(results_table({"cpt": {"accuracy": [0.5, 0.6], "seconds": [9.0, 9.0]}}))
     | method | accuracy       | seconds    |
     |--------|----------------|------------|
     | CPT    | 0.550 +- 0.071 | 9.0 +- 0.0 |
@@ -161,7 +161,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{statistics.mean(values):.{digits}f} +- {deviation:.{digits}f}"
 
 
-def draw(plan: Plan, results: Results) -> None:
+def draw_curves(plan: Plan, results: Results) -> None:
     """Draw the loss on held-out clean text along the runs, and the accuracies, to `curves.png`."""
     figure, (curves, dots) = new_plot(9, 3.6, (2, 1))
     for position, (method, metrics) in enumerate(results.items()):

@@ -49,7 +49,7 @@ class Problem:
 
     @property
     def answer(self) -> int:
-        """The final number."""
+        """Final number."""
         return self.steps[-1][3]
 
 
@@ -269,7 +269,7 @@ def general_text(
 
 
 def held_out_problems() -> list[Problem]:
-    """The problems that judge the students; no corpus holds their questions."""
+    """Draw the problems that judge the students; no corpus holds their questions."""
     rng = random.Random("held out")
     found: dict[str, Problem] = {}
     while len(found) < HELD_OUT_PROBLEMS:
@@ -279,18 +279,18 @@ def held_out_problems() -> list[Problem]:
 
 
 def held_out_questions() -> frozenset[str]:
-    """What `excluded` is for every text that a model learns from."""
+    """Return the questions to exclude from every text that a model learns from."""
     return frozenset(item.question for item in held_out_problems())
 
 
 def corpus(count: int, seed: int, wrong_share: float, excluded: Collection[str]) -> Iterator[str]:
-    """The pages of a continual pretraining."""
+    """Draw the pages of a continual pretraining."""
     rng = random.Random(f"pages {seed}")
     return (page(rng, wrong_share, excluded) for _ in range(count))
 
 
 def general_corpus(count: int, seed: int, excluded: Collection[str]) -> Iterator[str]:
-    """The texts of a student's first pretraining."""
+    """Draw the texts of a student's first pretraining."""
     rng = random.Random(f"general {seed}")
     return (general_text(rng, excluded=excluded) for _ in range(count))
 

@@ -20,7 +20,7 @@ DRY_RUN_DOCUMENTS = 1000
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a job, read, aligned and packed; in a dry run only the first ones.
+    """Documents of a job, read, aligned and packed; in a dry run only the first ones.
 
     Attributes:
         corpus: the documents, with those that are held out.

@@ -32,19 +32,13 @@ from vocagnolm.models.source import ModelSource, is_adapter, revision_of
 from vocagnolm.tokenizers import load_tokenizer
 from vocagnolm.training import checkpoints, pieces
 
-_SHARD_SIZE = "5GB"  # safetensors holds a file twice while it is written
+# Small, because safetensors holds a file twice while it is written.
+_SHARD_SIZE = "5GB"
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and where.
-
-    Attributes:
-        directory: for `from_pretrained`.
-        parameters: of the model.
-        dtype: of its weights.
-        revision: "sha256:..." over the files, as evaluations of the model record it.
-    """
+    """An exported model; `revision` is "sha256:..." over its files, as evaluations record it."""
 
     directory: Path
     parameters: int
@@ -83,8 +77,10 @@ def export(
         raise ValueError(f"--output_dir {target} is not empty: give another")
     tokenizer = source.tokenizer()
     note(f"reading {checkpoint}")
-    model = source.model().to(getattr(torch, dtype))  # one weight after the other
-    model.config.use_cache = True  # training turned it off; generation needs it
+    # One weight is converted after the other, so that the model is in memory once.
+    model = source.model().to(getattr(torch, dtype))
+    # Training turned the cache off; generation needs it.
+    model.config.use_cache = True
     note(f"writing {target}")
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{ASIDE}")
@@ -92,7 +88,8 @@ def export(
         model.save_pretrained(aside, max_shard_size=_SHARD_SIZE)
         tokenizer.save_pretrained(aside)
         write_manifest(aside, {"exported_from": str(checkpoint), "dtype": dtype})
-        aside.rename(target)  # over an empty directory, too
+        # Replaces an empty directory, too.
+        aside.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -101,17 +98,13 @@ def export(
 
 @dataclass(frozen=True)
 class _Source:
-    """A checkpoint, and what its run says of the student."""
+    """A checkpoint, and the student that its run names."""
 
     checkpoint: Path
     trust_remote_code: bool
 
     def check(self, merge: bool) -> None:
-        """Refuse what is damaged, and `merge` for anything but adapters.
-
-        Raises:
-            ValueError: what is wrong, and what to do.
-        """
+        """Reject a damaged checkpoint, and `merge` for anything but adapters."""
         is_finished = checkpoints.is_finished(self.checkpoint)
         if not is_finished and (fault := checkpoints.checkpoint_fault(self.checkpoint, note)):
             raise ValueError(f"{self.checkpoint}: {fault}")
@@ -125,7 +118,7 @@ class _Source:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What the run has written about itself; empty if it is not there."""
+        """Settings of the run; empty if it has written none."""
         if found := run_of(self.checkpoint):
             return found
         for directory in (self.checkpoint, self.checkpoint.parent):
@@ -145,7 +138,7 @@ class _Source:
 
     @property
     def student(self) -> ModelSource:
-        """The student that the run began with."""
+        """Student that the run began with."""
         settings = self.settings
         if not settings and is_adapter(self.checkpoint):
             adapters = read_adapter_config(self.checkpoint)
@@ -166,7 +159,7 @@ class _Source:
         )
 
     def tokenizer(self) -> Any:
-        """The checkpoint's own tokenizer, or the one that the run has used."""
+        """Load the checkpoint's own tokenizer, or the one that the run has used."""
         place, revision = str(self.checkpoint), None
         if not (self.checkpoint / "tokenizer_config.json").exists():
             place, revision = self.student.name, self.student.revision
@@ -176,7 +169,7 @@ class _Source:
         return load_tokenizer(place, "student", revision=revision, trust_remote_code=trust)
 
     def model(self) -> Any:
-        """The trained model, in float32."""
+        """Load the trained model in float32."""
         if self.is_adapted:
             model = self.student.load(torch.float32)
             return merge_adapters(model, self._adapter_config(model), self._adapters())

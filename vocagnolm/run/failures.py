@@ -7,10 +7,11 @@ from safetensors import SafetensorError
 from torch import distributed
 from torch.distributed.checkpoint.api import CheckpointException
 
-# How gloo, which knows one kind of error only, tells that a process is gone or silent.
+# Words of gloo, which knows one kind of error only, for a process that is gone or silent.
 _LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
-_OUT_OF_MEMORY = "can't allocate memory"  # what torch's allocator of a CPU says
-_NOT_WRITTEN = ("file write failed", "unexpected pos")  # what torch's writer of archives says
+# Words of torch's allocator of a CPU, and of its writer of archives.
+_OUT_OF_MEMORY = "can't allocate memory"
+_NOT_WRITTEN = ("file write failed", "unexpected pos")
 _LOADER_LOST = "DataLoader worker"
 _KNOBS = (
     "--per_device_train_batch_size (the global batch stays the same), --activation_checkpointing, "
@@ -20,11 +21,11 @@ _KNOBS = (
 
 
 def explain(error: BaseException, doing: str) -> str | None:
-    """What happened and what to do about it; None for an error of another kind.
+    """Say the cause, the place and the remedy; None for an error of another kind.
 
     Args:
-        error: that ended the run.
-        doing: what the run was doing, as "the student's forward of step 3".
+        error: ended the run.
+        doing: the place, such as "the student's forward of step 3".
     """
     reason = _reason(error)
     if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error):
@@ -33,7 +34,7 @@ def explain(error: BaseException, doing: str) -> str | None:
         return (
             f"another process ended or did not answer in time (--ddp_timeout) while this one "
             f"waited for it in {doing}: look for the error in its log, and start again, which "
-            f"goes on from the newest checkpoint ({reason})"
+            f"resumes from the newest checkpoint ({reason})"
         )
     if _LOADER_LOST in str(error):
         return (
@@ -44,13 +45,13 @@ def explain(error: BaseException, doing: str) -> str | None:
     if is_of_a_file or any(text in str(error) for text in _NOT_WRITTEN):
         return (
             f"a file could not be read or written in {doing}: look at the disk and its quota, and "
-            f"start again, which goes on from the newest checkpoint ({reason})"
+            f"start again, which resumes from the newest checkpoint ({reason})"
         )
     return None
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what an error says; of several processes' errors, of one of them."""
+    """Return the first line of an error; of several processes' errors, of one of them."""
     if isinstance(error, CheckpointException):
         for found, _ in error.failures.values():
             return _reason(found)

@@ -1,8 +1,9 @@
-"""How a global batch is split into processes, sequences and accumulation steps."""
+"""Split of a global batch into processes, sequences and accumulation steps."""
 
 from __future__ import annotations
 
-_MAX_DERIVED_BATCH = 8  # sequences per device; with a 7B teacher in bf16 this fits 80 GB
+# Sequences per device; with a 7B teacher in bf16 this fits 80 GB.
+_MAX_DERIVED_BATCH = 8
 
 
 def split_global_batch(
@@ -12,9 +13,9 @@ def split_global_batch(
     batch_size: int | None = None,
     accumulation: int | None = None,
 ) -> tuple[int, int]:
-    """Sequences per device and accumulation steps that make exactly the global batch.
+    """Return sequences per device and accumulation steps that make exactly the global batch.
 
-    What is not given is chosen: the largest batch size up to 8 that divides.
+    By default the batch size is the largest one up to 8 that divides.
 
     Raises:
         ValueError: they cannot make it; the message is the arithmetic.

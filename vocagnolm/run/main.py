@@ -31,7 +31,7 @@ from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout
 
-NAME = "train.py"  # begins the line of an error
+_NAME = "train.py"  # begins the line of an error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,20 +42,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = parse(sys.argv[1:] if argv is None else argv)
             built = build(job)
         except NonFiniteLoss as error:
-            return stop(NAME, error, Exit.BAD_NUMBERS)
+            return stop(_NAME, error, Exit.BAD_NUMBERS)
         except RuntimeError as error:
             return _stop_if_known(error, "the preparation")
         except (ValueError, ImportError, OSError) as error:
-            return stop(NAME, error, Exit.WRONG)
+            return stop(_NAME, error, Exit.WRONG)
         if built is None:
             return Exit.DONE
         trainer, checkpoint = built
         try:
             return train(trainer, checkpoint, job)
         except NonFiniteLoss as error:
-            return stop(NAME, error, Exit.BAD_NUMBERS)
+            return stop(_NAME, error, Exit.BAD_NUMBERS)
         except LayoutError as error:
-            return stop(NAME, error, Exit.WRONG)
+            return stop(_NAME, error, Exit.WRONG)
         except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
             doing = f"{trainer.doing} ({trainer.state.global_step} steps done)"
             return _stop_if_known(error, doing)
@@ -66,7 +66,7 @@ def _stop_if_known(error: BaseException, doing: str) -> int:
     explanation = failures.explain(error, doing)
     if explanation is None:
         raise error
-    return stop(NAME, explanation, Exit.LOST)
+    return stop(_NAME, explanation, Exit.LOST)
 
 
 def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:

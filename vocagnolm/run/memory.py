@@ -1,7 +1,7 @@
 """Memory of a device at its fullest, in the student's backward pass: bytes by part, from sizes.
 
-What is measured, and where: docs/scaling.md. Left out are tiles of logits, what libraries take, and
-a teacher's activations, which are gone by then.
+Measured in docs/scaling.md. Left out are tiles of logits, buffers of libraries, and a teacher's
+activations, which are gone by then.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ _QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model's memory follows from.
+    """Counts that a model's memory follows from.
 
     Attributes:
-        parameters: all of them.
         trained: those with a gradient.
         linear: weights of linear layers other than the output head.
         layer: parameters of the largest decoder layer.
-        layers: how many of them there are.
+        layers: decoder layers.
         rest: parameters outside of them: embeddings, head, norm.
         hidden: width of the residuals.
         inner: width within the MLP.
@@ -62,7 +61,8 @@ def sizes_of(model: Any) -> Sizes:
     total = sum(count for count, _ in counts)
     linear = (m for m in model.modules() if isinstance(m, nn.Linear) and m is not head)
     layers = []
-    with suppress(ValueError):  # it names none
+    # Some models name no decoder layers.
+    with suppress(ValueError):
         layers = [sum(p.numel() for p in layer.parameters()) for layer in decoder_layers(model)]
     hidden = getattr(text, "hidden_size", 0)
     return Sizes(
@@ -79,15 +79,13 @@ def sizes_of(model: Any) -> Sizes:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a student is trained.
+    """Distribution and precision of a student in training.
 
     Attributes:
-        devices: how many there are.
-        shards: over how many of them FSDP2 spreads its weights; None under DDP, and on one device.
-        precision: what it computes in.
-        recomputes: whether layers keep their inputs only, and are run again.
-        accumulates: whether several micro-batches make a step.
-        reshards: whether gathered weights are dropped between a forward and its backward pass.
+        shards: devices that FSDP2 spreads its weights over; None under DDP, and on one device.
+        recomputes: layers keep their inputs only, and are run again.
+        accumulates: several micro-batches make a step.
+        reshards: gathered weights are dropped between a forward and its backward pass.
     """
 
     devices: int = 1
@@ -99,35 +97,32 @@ class Layout:
 
 
 def state_bytes(student: Sizes) -> int:
-    """Weights, gradients and optimizer state of a student trained with AdamW in float32."""
+    """Return the bytes of weights, gradients and AdamW's moments of a student in float32."""
     return _WEIGHT * student.parameters + (_GRADIENT + _MOMENTS) * student.trained
 
 
 def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, float]:
-    """Bytes of a device by part.
-
-    Args:
-        student: the model.
-        layout: how it is trained.
-        tokens: of a micro-batch.
-    """
+    """Estimate the bytes of a device by part, for a micro-batch of so many tokens."""
     parts: dict[str, float] = {"student with AdamW": state_bytes(student) / (layout.shards or 1)}
     if layout.shards is not None:
         width = 4 if layout.precision == "float32" else 2
         parts["gathered weights"] = width * (
             _gathered(student) if layout.reshards else student.parameters
         )
-        if layout.accumulates:  # they are reduced with the last micro-batch
+        # They are reduced with the last micro-batch only.
+        if layout.accumulates:
             parts["whole gradients"] = _GRADIENT * student.trained
     else:
         if layout.devices > 1:
             parts["gradients to send"] = _GRADIENT * student.trained
-        if layout.precision == "mixed" and not layout.recomputes:  # the backward pass needs them
+        # Autocast keeps them for the backward pass.
+        if layout.precision == "mixed" and not layout.recomputes:
             parts["weights in 16 bits"] = 2 * student.linear
     per_hidden, per_inner = _KEPT[layout.precision]
     layer = per_hidden * student.hidden + per_inner * student.inner
     kept = student.layers * layer
-    if layout.recomputes:  # the inputs of all layers, and one layer made again
+    # The inputs of all layers, and one layer made again.
+    if layout.recomputes:
         kept = student.layers * _LAYER_INPUT[layout.precision] * student.hidden + layer
     parts["activations"] = tokens * kept
     return parts
@@ -136,13 +131,13 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
 def teacher_memory(
     teacher: Sizes, width: int, quantization: str | None = None, devices: int = 1
 ) -> dict[str, float]:
-    """Bytes of a device by part.
+    """Estimate the bytes of a device by part.
 
     Args:
         teacher: the model.
         width: bytes of a parameter that is not quantized.
         quantization: a name of `--teacher_quantization`, or JSON, which tells no bytes.
-        devices: over how many its weights are spread; then some are gathered in a forward pass.
+        devices: share its weights; with several, some are gathered in a forward pass.
     """
     narrower = width - _QUANTIZED.get(quantization or "", float(width))
     size = width * teacher.parameters - narrower * teacher.linear
@@ -154,5 +149,5 @@ def teacher_memory(
 
 
 def _gathered(model: Sizes) -> int:
-    """Parameters of the layer in use, of the one on its way, and of what all layers lie in."""
+    """Count parameters of the layer in use, of the next one, and outside of all layers."""
     return min(model.rest + 2 * model.layer, model.parameters)

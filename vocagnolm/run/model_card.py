@@ -1,4 +1,4 @@
-"""The README.md of a trained student: how it was made, in full."""
+"""README.md of a trained student: settings, results and software, in full."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TITLES = {
 def write_model_card(
     output_dir: str | Path, settings: Mapping[str, Any], state: TrainerState
 ) -> None:
-    """Write `README.md` beside the weights, from the run's settings and what it measured."""
+    """Write `README.md` beside the weights."""
     name = Path(output_dir).name
     measured = {"steps": float(state.global_step)}
     for key in ("student_loss_nats", "eval_loss"):
@@ -65,7 +65,7 @@ def write_model_card(
 
 
 def _guided_by(settings: Mapping[str, Any]) -> str:
-    """The teachers of a run, if it had any."""
+    """Name the teachers of a run, if it had any."""
     if stores := settings["teacher_losses"]:
         return f", guided by stored losses of {' and '.join(store['teacher'] for store in stores)}"
     teacher = settings["teacher"] or []
@@ -74,7 +74,7 @@ def _guided_by(settings: Mapping[str, Any]) -> str:
 
 
 def _hub_entries(settings: Mapping[str, Any]) -> list[str]:
-    """Links to what lies on the hub; a directory is not there."""
+    """Link the student and the corpus, unless they are directories, which no hub has."""
     entries = {"base_model": "{}", "datasets": "[{}]"}
     names = {"base_model": settings["student"], "datasets": settings["dataset"]}
     return [

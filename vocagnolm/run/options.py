@@ -1,4 +1,4 @@
-"""The page of all options of training, made from the dataclasses that hold them.
+"""A page of all options of training, made from the dataclasses that hold them.
 
 python -m vocagnolm.run.options > docs/options.md
 """
@@ -29,7 +29,7 @@ _SECTIONS = {
 }
 
 
-def page() -> str:
+def options_page() -> str:
     """Return the page as Markdown, with a table for each dataclass."""
     parts = [_HEAD]
     for title, arguments in _SECTIONS.items():
@@ -62,4 +62,4 @@ def _shown(default: object) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(options_page())

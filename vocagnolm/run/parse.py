@@ -137,7 +137,7 @@ def _check_together(
 
 
 def _check_precision(model: ModelArguments, run: RunArguments) -> None:
-    """Refuse 32 bits where the attention has 16 only."""
+    """Reject 32 bits where the attention has 16 only."""
     if run.device.type != "cuda" or not needs_segments(model.attn_implementation):
         return
     for is_wide, found, instead in (
@@ -152,7 +152,7 @@ def _check_precision(model: ModelArguments, run: RunArguments) -> None:
 
 
 def _check_recomputation(run: RunArguments) -> None:
-    """Refuse ways of computing layers again under which adapters are not trained, or not saved."""
+    """Reject ways of recomputing layers that leave adapters untrained or unsaved."""
     for name in ("gradient", "activation"):  # transformers renames the option
         kwargs = getattr(run, f"{name}_checkpointing_kwargs", None)
         if not isinstance(kwargs, dict) or not kwargs.get("use_reentrant"):
@@ -171,7 +171,7 @@ def _check_recomputation(run: RunArguments) -> None:
 
 
 def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
-    """How many teachers there may be, and of what kind."""
+    """Reject a wrong number of teachers, and teachers of the wrong kind."""
     teachers = model.teacher or model.teacher_losses or []
     if len(teachers) < 2:
         _refuse(guidance, "without several teachers", "teacher_reduction", "teacher_weights")
@@ -222,7 +222,7 @@ def _check_teachers_weights(job: Job) -> None:
 def _refuse(
     arguments: ModelArguments | DataArguments | GuidanceArguments, why: str, *names: str
 ) -> None:
-    """Refuse options that have no effect."""
+    """Reject options that have no effect."""
     defaults = {option.name: option.default for option in fields(arguments)}
     for name in names:
         if getattr(arguments, name) != defaults[name]:

@@ -1,4 +1,4 @@
-"""`transformers.TrainingArguments` with the paper's training set-up, and what is refused of it."""
+"""`transformers.TrainingArguments` with the paper's training set-up; some options are rejected."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from vocagnolm.models.layers import liger_settings
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.training.checkpoints import AUTO
 
-_CHECK_STEPS = 1000  # of a run that is never made, to see whether its schedule can be
-_REFUSED = {  # options of TrainingArguments: why they cannot be
+# Steps of a run that is never made: its schedule is, as a check.
+_CHECK_STEPS = 1000
+# Options of TrainingArguments that are rejected, and why.
+_REFUSED = {
     "save_only_model": "leaves nothing to resume from",
     "label_smoothing_factor": "has no effect here",
     "auto_find_batch_size": "has no effect here",
@@ -102,7 +104,8 @@ class RunArguments(TrainingArguments):
         if isinstance(self.lr_scheduler_kwargs, str):
             self.lr_scheduler_kwargs = self.lr_scheduler_kwargs.strip()
         if self.disable_tqdm is None:
-            self.disable_tqdm = not sys.stderr.isatty()  # a log file wants no progress bar
+            # A log file wants no progress bar.
+            self.disable_tqdm = not sys.stderr.isatty()
         if self.bf16 is None:
             self.bf16 = (
                 torch.cuda.is_available()
@@ -118,7 +121,8 @@ class RunArguments(TrainingArguments):
         self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
-        if self.use_cpu:  # where the parent class would drop the time-out
+        # On a CPU the parent class would drop the time-out.
+        if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
@@ -140,11 +144,13 @@ class RunArguments(TrainingArguments):
 
     def _refuse(self) -> None:
         for name, reason in _REFUSED.items():
-            if getattr(self, name, False):  # an option of newer transformers may be absent
+            # An option of newer transformers may be absent.
+            if getattr(self, name, False):
                 raise ValueError(f"--{name} {reason}: leave it out")
         if not self.eval_do_concat_batches:
             raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
-        sampling = getattr(self, "train_sampling_strategy", "random")  # newer transformers have it
+        # Newer transformers have it.
+        sampling = getattr(self, "train_sampling_strategy", "random")
         if sampling != "random":
             raise ValueError(
                 f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
@@ -165,7 +171,7 @@ class RunArguments(TrainingArguments):
             raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
 
     def _check_loading(self) -> None:
-        """Refuse ways of reading the data under which batches are others than planned."""
+        """Reject ways of reading the data that make other batches than planned."""
         for name, expected, reason in (
             ("use_seedable_sampler", True, "makes resuming inexact"),
             ("split_batches", False, "divides the global batch by the number of processes"),
@@ -185,11 +191,13 @@ class RunArguments(TrainingArguments):
             )
 
     def _check_schedule(self) -> None:
-        """Make the learning rate's schedule once, as long as an error costs nothing."""
+        """Make the learning rate's schedule once, while an error costs nothing yet."""
         kwargs = self.lr_scheduler_kwargs or {}
-        assert isinstance(kwargs, dict)  # the parent class has read the JSON
+        # The parent class has read the JSON.
+        assert isinstance(kwargs, dict)
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
-        try:  # the first step, of warm-up, is made with the schedule
+        # Making the schedule takes its first step, of warm-up; the last one decays.
+        try:
             schedule = get_scheduler(self.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
             for factor in getattr(schedule, "lr_lambdas", ()):
                 factor(_CHECK_STEPS - 1)
@@ -200,7 +208,7 @@ class RunArguments(TrainingArguments):
             ) from error
 
     def _check_optimizer(self) -> None:
-        """Refuse an optimizer whose package is missing; some are checked later, with the model."""
+        """Reject an optimizer whose package is missing; some are checked later, with the model."""
         try:
             Trainer.get_optimizer_cls_and_kwargs(self)
         except (ImportError, ValueError) as error:
@@ -210,7 +218,7 @@ class RunArguments(TrainingArguments):
 
     @property
     def is_mixed(self) -> bool:
-        """Whether the student computes in 16 bits, as the options or `accelerate launch` say."""
+        """True if the student computes in 16 bits, as the options or `accelerate launch` say."""
         launched = os.environ.get("ACCELERATE_MIXED_PRECISION") in ("bf16", "fp16")
         return bool(self.bf16 or self.fp16 or launched)
 
@@ -222,7 +230,7 @@ class RunArguments(TrainingArguments):
         self.per_device_eval_batch_size = self._given_eval or self.per_device_train_batch_size
 
     def batch_arithmetic(self, max_length: int) -> str:
-        """The global batch, spelled out."""
+        """Spell out the global batch."""
         return (
             f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
             f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
