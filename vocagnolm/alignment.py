@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.spans import Spans, find_disorder
@@ -63,15 +62,3 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     ranges = np.stack([first, first + 1], axis=-1)
     ranges[teacher_tokens:] = UNMAPPED
     return ranges
-
-
-def chunk_edges(tokens: int, chunks: int) -> npt.NDArray[np.int64]:
-    """Cut a sequence into chunks of equal token count (Section 2): [edges[c], edges[c + 1]).
-
-    Chunk c of the student is guided by chunk c of the teacher; counts differ by at most one, and
-    some chunks are empty where there are fewer tokens than chunks.
-
-    >>> chunk_edges(10, 4).tolist()
-    [0, 2, 5, 7, 10]
-    """
-    return np.arange(chunks + 1, dtype=np.int64) * tokens // chunks

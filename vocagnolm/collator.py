@@ -14,9 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vocagnolm.alignment import chunk_edges
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
-from vocagnolm.packing import Block, FloatArray, IntArray, limits_of_teachers, padded_width
+from vocagnolm.packing import (
+    Block,
+    FloatArray,
+    IntArray,
+    chunk_edges,
+    limits_of_teachers,
+    padded_width,
+)
 from vocagnolm.row_segments import RowSegments, segments_of
 
 _ArrayT = TypeVar("_ArrayT", IntArray, FloatArray)

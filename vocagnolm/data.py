@@ -27,7 +27,7 @@ from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.tokenizers import Reader
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-FORMAT = 3
+_FORMAT = 3
 # Why a document is skipped that a guide does not know.
 MISSING = "not in the teacher-loss store, or another text there"
 # Aim below the limit: parts of one text are not equally dense in tokens.
@@ -219,7 +219,7 @@ def align_corpus(
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
-    key = f"{FORMAT}|{corpus._fingerprint}|{readers}"
+    key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")

@@ -107,6 +107,18 @@ def limits_of_teachers(teacher_max_length: int | Sequence[int]) -> Sequence[int]
     return [teacher_max_length] if isinstance(teacher_max_length, int) else teacher_max_length
 
 
+def chunk_edges(tokens: int, chunks: int) -> IntArray:
+    """Cut a sequence into chunks of equal token count (Section 2): [edges[c], edges[c + 1]).
+
+    Chunk c of the student is guided by chunk c of the teacher; counts differ by at most one, and
+    some chunks are empty where there are fewer tokens than chunks.
+
+    >>> chunk_edges(10, 4).tolist()
+    [0, 2, 5, 7, 10]
+    """
+    return np.arange(chunks + 1, dtype=np.int64) * tokens // chunks
+
+
 class Blocks(Dataset[Block]):
     """Blocks of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads only its own rows.
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.analysis.overlap
-from vocagnolm.alignment import align_spans, chunk_edges
+from vocagnolm.alignment import align_spans
 from vocagnolm.analysis.overlap import (
     MapCounts,
     VocabularyOverlap,
@@ -24,6 +24,7 @@ from vocagnolm.analysis.overlap import (
     overlaps,
     raw_overlap,
 )
+from vocagnolm.packing import chunk_edges
 from vocagnolm.spans import Spans, encode
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from vocagnolm.alignment import chunk_edges
 from vocagnolm.conventions import UNMAPPED
+from vocagnolm.packing import chunk_edges
 from vocagnolm.spans import Spans
 
 if TYPE_CHECKING:
