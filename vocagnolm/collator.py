@@ -6,9 +6,9 @@ Enters: blocks (`vocagnolm.packing`). Leaves: a `Batch`. Knows neither tokenizer
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -64,14 +64,14 @@ class Batch(TypedDict, total=False):
     unmapped_tokens: list[int]
 
 
-def student_segments(batch: Mapping[str, Any]) -> RowSegments | None:
+def student_segments(batch: Batch) -> RowSegments | None:
     """Return the segments of the student's rows, if the batch has them."""
     if "segment_edges" not in batch:
         return None
     return RowSegments(batch["segment_edges"], batch["longest_segment"])
 
 
-def teacher_segments(batch: Mapping[str, Any]) -> list[RowSegments | None]:
+def teacher_segments(batch: Batch) -> list[RowSegments | None]:
     """Return the segments of every teacher's rows, None where the batch has none."""
     if "teacher_segment_edges" not in batch:
         return [None] * len(batch["teacher_widths"])

@@ -259,7 +259,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model.train(was_training)
         return self.objective.select(loss_BS, inputs, teacher)
 
-    def _student_losses(self, model: nn.Module, inputs: Mapping[str, Any], **options: Any) -> Any:
+    def _student_losses(self, model: nn.Module, inputs: Batch, **options: Any) -> Any:
         """Eq. 1 for every student token [B, S], and what else the options ask of one forward.
 
         Through the wrapped module's own forward: anything else would make DDP skip its all-reduce,
@@ -291,7 +291,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self.doing = "an evaluation"
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
-            loss_BS = self._student_losses(model, inputs)
+            loss_BS = self._student_losses(model, cast(Batch, inputs))
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
 
     @property

@@ -22,7 +22,6 @@ import datasets
 import torch
 
 from vocagnolm.corpus import TEXT, load_sample
-from vocagnolm.data import Teachers
 from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
 from vocagnolm.host.command import (
     Parser,
@@ -144,7 +143,7 @@ def _load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedP
     assert device is not None
     pair = load_pair(model, guidance, device, arguments.max_length)
     student, teachers = load_models(pair)
-    assert isinstance(pair.guide, Teachers)
+    assert pair.guide
     assert isinstance(teachers, list)
     return LoadedPair(
         add_token_losses(student.to(device).train(False)),
