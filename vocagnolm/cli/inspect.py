@@ -88,6 +88,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
+    # Checked before anything is loaded.
     guidance = GuidanceArguments(
         top_k=arguments.top_k, aggregation=arguments.aggregation, unmapped=arguments.unmapped
     )

@@ -34,7 +34,8 @@ from vocagnolm.host.tables import markdown_table
 
 # A container may show cores that it may not use.
 MAX_WORKERS = 4
-METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}  # with their digits
+# Digits shown of each metric.
+METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
 LABELS = {"vocagnolm": "VocAgnoLM", "cpt": "CPT", "random": "random 40 %"}
 
 Results = dict[str, dict[str, list[float]]]
@@ -112,6 +113,7 @@ def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
                     ) from error
                 yield seed, method, result
                 if method == BASE:
+                    # The longest first, so that no long run is left alone at the end.
                     ready += [(following, seed) for following in plan.methods]
                     ready.sort(key=lambda task: (BASE, *plan.methods).index(task[0]))
 
@@ -120,14 +122,16 @@ def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
 def _pool(plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes, one per core, that see no GPU and no network; none outlives the block."""
     environment = {
-        "OMP_NUM_THREADS": "1",  # two runs side by side beat one run on two cores
+        # Two runs side by side beat one run on two cores.
+        "OMP_NUM_THREADS": "1",
         "HF_DATASETS_CACHE": str(plan.output_dir / "cache"),
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "ACCELERATE_USE_CPU": "true",
     }
     before, others = dict(os.environ), set(multiprocessing.active_children())
-    os.environ.update(environment)  # spawned processes read it as they import
+    # Spawned processes read it as they import.
+    os.environ.update(environment)
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     try:
         yield pool

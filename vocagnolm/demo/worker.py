@@ -74,8 +74,10 @@ def do_run(plan: Plan, seed: int, method: str) -> Result:
     Raises:
         SystemExit: `train.py` ended with another status than 0.
     """
+    # The same sums on every machine, and faster at this size.
     torch.set_num_threads(1)
     log = os.open(plan.log(seed, method), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    # Descriptors, not sys.stdout: libraries written in C print too.
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)

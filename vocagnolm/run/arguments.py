@@ -10,7 +10,8 @@ from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
 
-_MANY_DOCUMENTS = 10_000  # below this, starting processes takes longer than they save
+# Below this, starting processes takes longer than they save.
+_MANY_DOCUMENTS = 10_000
 
 
 @dataclass

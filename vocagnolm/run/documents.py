@@ -66,6 +66,7 @@ def load_documents(job: Job, pair: Pair) -> Documents:
     segments, held_out = _hold_out(job, pair, segments)
     length, rows = job.data.max_length, pair.teacher_rows
     blocks = Blocks(segments.rows, length, rows)
+    # A smaller corpus would make no optimizer step at all.
     per_step = job.run.global_batch_tokens // length
     if len(blocks) < per_step and not job.run.dry_run:
         raise ValueError(
@@ -127,6 +128,7 @@ def _hold_out(job: Job, pair: Pair, segments: Segments) -> tuple[Segments, Segme
         return segments, held_out
     if not data.eval_fraction:
         return segments, None
+    # The seed of the data, as Trainer reads it.
     seed = run.seed if run.data_seed is None else run.data_seed
     rest, held_out = segments.split(data.eval_fraction, seed)
     if not len(rest.rows):

@@ -196,7 +196,8 @@ class _Source:
         found = model.load_state_dict(
             pieces.read_sharded(self.checkpoint, pieces.MODEL), assign=True, strict=False
         )
-        model.tie_weights()  # a shared weight may have been saved once
+        # A shared weight may have been saved once.
+        model.tie_weights()
         absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
         if wrong := absent or found.unexpected_keys:
             raise ValueError(

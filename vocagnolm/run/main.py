@@ -31,7 +31,8 @@ from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout
 
-_NAME = "train.py"  # begins the line of an error
+# The beginning of an error's line, whichever command was typed.
+_NAME = "train.py"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +79,7 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     """
     run, defaults = job.run, default_settings()
     check_settings(run.output_dir, job.settings, defaults)
+    # Only the first process looks: the others may see another state of a shared disk.
     checkpoint = None
     if not run.dry_run:
         if decided_by_one(lambda: checkpoints.is_finished(run.output_dir)):
@@ -94,10 +96,12 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     if run.dry_run:
         say(show_example(pair, documents))
         return None
+    # Known only now: a checkpoint's place in the corpus is the number of a block.
     settings = job.settings | documents.settings(pair)
     check_settings(run.output_dir, settings, defaults, checkpoint)
     trainer = _make_trainer(job, pair, documents)
     _check_and_compile(trainer, job, documents)
+    # Taken last, so that a wrong command leaves no trace in the directory.
     with in_agreement(takes_long=True):
         if is_main():
             lock.take(Path(run.output_dir))

@@ -25,7 +25,8 @@ _KEPT: dict[Precision, tuple[int, int]] = {
     "16 bits": (18, 9),
 }
 _LAYER_INPUT: dict[Precision, int] = {"float32": 4, "mixed": 4, "16 bits": 2}
-_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8  # bytes of a parameter: float32; AdamW has two moments
+# Bytes of a parameter: float32; AdamW has two moments.
+_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
 # Bytes of a weight by --teacher_quantization; nf4 has a float32 scale for 64 weights.
 _QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 

@@ -6,6 +6,7 @@ python -m vocagnolm.run.options > docs/options.md
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from transformers import HfArgumentParser
 
@@ -39,8 +40,8 @@ def options_page() -> str:
 
 def _rows(arguments: type) -> list[list[str]]:
     """Return an option a row: those that the class itself declares, in its order."""
-    parser = HfArgumentParser([arguments])
-    actions = {action.dest: action for action in reversed(parser._actions)}
+    types: list[Any] = [arguments]
+    actions = {action.dest: action for action in reversed(HfArgumentParser(types)._actions)}
     rows = [["option", "default", "meaning"]]
     names = list(vars(arguments)["__annotations__"])
     if issubclass(arguments, Method):

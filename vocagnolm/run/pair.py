@@ -170,6 +170,7 @@ def _models(
         ModelSource(name, role, revision, attention, trust)
         for name, revision in zip(names, revisions, strict=True)
     ]
+    # All of them first: a wrong name is told before any tokenizer is read.
     configs = [source.config() for source in sources]
     found = []
     for source, config, elsewhere in zip(sources, configs, tokenizers, strict=True):

@@ -25,7 +25,8 @@ _OF_A_TEACHER = (
     "teacher_quantization",
     "teacher_sharding",
 )
-_Options = dict[str, Any]  # as argparse reads them: of any type
+# As argparse reads them: of any type.
+_Options = dict[str, Any]
 
 
 class _Parser(HfArgumentParser):
@@ -48,6 +49,7 @@ def parse(argv: Sequence[str]) -> Job:
         allow_abbrev=False,
         description="Train a student with the token losses of a teacher (arXiv 2503.19123).",
     )
+    # A recipe becomes flags before the flags of the command line, so that those win.
     parser.add_argument("--config", help="YAML file of options; flags override it.")
     first = _Parser((), add_help=False, allow_abbrev=False)
     first.add_argument("--config")
@@ -153,7 +155,8 @@ def _check_precision(model: ModelArguments, run: RunArguments) -> None:
 
 def _check_recomputation(run: RunArguments) -> None:
     """Reject ways of recomputing layers that leave adapters untrained or unsaved."""
-    for name in ("gradient", "activation"):  # transformers renames the option
+    # Transformers is about to rename the option.
+    for name in ("gradient", "activation"):
         kwargs = getattr(run, f"{name}_checkpointing_kwargs", None)
         if not isinstance(kwargs, dict) or not kwargs.get("use_reentrant"):
             continue
@@ -177,7 +180,7 @@ def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
         _refuse(guidance, "without several teachers", "teacher_reduction", "teacher_weights")
     guidance.check_teachers(max(len(teachers), 1))
     for name in ("teacher_tokenizer", "teacher_revision"):
-        given = getattr(model, name)
+        given = vars(model)[name]
         if given and len(given) != len(teachers):
             raise ValueError(
                 f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
@@ -203,9 +206,10 @@ def _check_teachers_weights(job: Job) -> None:
     # A plan may be made on a smaller machine than the job will run on.
     is_planned = run.dry_run and model.teacher_quantization in QUANTIZATIONS
     if model.teacher_quantization and not is_planned:
-        quantization(model.teacher_quantization)  # refuses what cannot be
+        # Raises for a quantization that cannot be made here.
+        quantization(model.teacher_quantization)
     for name in ("teacher_quantization", "compile_layers"):
-        if getattr(model, name) and model.teacher_sharding != "none":
+        if vars(model)[name] and model.teacher_sharding != "none":
             raise ValueError(
                 f"--{name} does not go with --teacher_sharding {model.teacher_sharding}: leave one "
                 "of them out"
@@ -225,5 +229,5 @@ def _refuse(
     """Reject options that have no effect."""
     defaults = {option.name: option.default for option in fields(arguments)}
     for name in names:
-        if getattr(arguments, name) != defaults[name]:
+        if vars(arguments)[name] != defaults[name]:
             raise ValueError(f"--{name} has no effect {why}: leave it out")

@@ -20,12 +20,14 @@ from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.spans import encode
 from vocagnolm.tokenizers import Reader
 
-USUAL_MACHINE = 8  # devices
+# Devices of the machines that a plan made by one process alone is for.
+USUAL_MACHINE = 8
 _GIB = 2**30
 
 
 def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
     """Describe a run in lines that begin with a word each."""
+    # Shapes are counted on the meta device; nothing is loaded.
     student, run = pair.student_sizes, job.run
     line = f"student    {job.model.student}: {student.parameters:,} parameters"
     if student.trained < student.parameters:
@@ -82,6 +84,7 @@ def _steps(job: Job, documents: Documents) -> str:
         return f"{run.max_steps:,}"
     if total is None:
         return "known when the whole corpus is read"
+    # A dry run reads the first documents only; the rest is taken to be like them.
     tokens = len(documents.blocks) * job.data.max_length
     steps_of_epoch = tokens * total // (read * run.global_batch_tokens)
     steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"

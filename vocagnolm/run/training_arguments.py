@@ -76,7 +76,8 @@ class RunArguments(TrainingArguments):
     save_total_limit: int | None = 2
     logging_steps: float = 10
     logging_first_step: bool = True
-    logging_nan_inf_filter: bool = False  # it hides NaNs, at a wait per micro-batch
+    # It hides NaNs, at a wait per micro-batch.
+    logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
     max_bad_steps: int = field(
@@ -145,12 +146,12 @@ class RunArguments(TrainingArguments):
     def _refuse(self) -> None:
         for name, reason in _REFUSED.items():
             # An option of newer transformers may be absent.
-            if getattr(self, name, False):
+            if vars(self).get(name):
                 raise ValueError(f"--{name} {reason}: leave it out")
         if not self.eval_do_concat_batches:
             raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
         # Newer transformers have it.
-        sampling = getattr(self, "train_sampling_strategy", "random")
+        sampling = vars(self).get("train_sampling_strategy", "random")
         if sampling != "random":
             raise ValueError(
                 f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
@@ -165,8 +166,8 @@ class RunArguments(TrainingArguments):
             raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
         not_negative = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
         for name in (*not_negative, "max_bad_steps"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"--{name} must not be negative, got {getattr(self, name)}")
+            if not vars(self)[name] >= 0:
+                raise ValueError(f"--{name} must not be negative, got {vars(self)[name]}")
         if not self.num_train_epochs > 0:
             raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
 

@@ -34,6 +34,7 @@ def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | 
     assert pair.guide
     ((reader,), (teacher,)) = pair.guide.readers, pair.teachers
     directory = Path(model.save_store)
+    # The same keys as `vocagnolm score` writes, so that both kinds of stores are read alike.
     description = {
         "teacher": teacher.source.name,
         "teacher_revision": revision_of(teacher.source.name, teacher.config),
