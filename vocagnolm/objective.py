@@ -321,6 +321,14 @@ class Objective:
 
     # -- Eq. 5 and Eq. 6: the distributions that are compared --------------------------------
 
+    def teacher_rows(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+        """Return the positions and labels [B, T] of every resident teacher's tokens."""
+        if self.method.method == "kld":
+            return [(batch["position_ids"], batch["labels"])]
+        widths = batch["teacher_widths"]
+        both = (batch["teacher_position_ids"], batch["teacher_labels"])
+        return list(zip(*(torch.split(rows_BT, widths, -1) for rows_BT in both), strict=True))
+
     def pairs(self, batch: Batch) -> Pairs:
         """Pair each of the student's distributions with one of the teacher's.
 

@@ -1,4 +1,8 @@
-"""The Trainer of teacher-guided language modelling: the outer loop of Eq. 3 and Eq. 4.
+"""Eq. 3: one training step of teacher-guided language modelling.
+
+The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
+divisor), `compute_loss`, `prediction_step`, `log`; in `training.resumable`: `train`, `evaluate` and
+the five private methods that save and load checkpoints.
 
 Enters: models and packed batches (`vocagnolm.collator`). Knows no tokenizer.
 """
@@ -99,8 +103,12 @@ class VocAgnoTrainer(ResumableTrainer):
         self.step_batches = StepBatches()
         if recorder is not None:
             self.add_callback(recorder)
-        self.add_callback(StepGuard(self, max_bad_steps))
-        self.throughput = Throughput(self, device_peak_tflops)
+        self.add_callback(StepGuard(self, self.step_batches, recorder, max_bad_steps))
+        resident = self.teacher.models if isinstance(self.teacher, ResidentTeacher) else ()
+        gather = self.accelerator.gather
+        self.throughput = Throughput(
+            self.phases, self.args.device, resident, gather, device_peak_tflops
+        )
         self.add_callback(self.throughput)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
@@ -170,11 +178,13 @@ class VocAgnoTrainer(ResumableTrainer):
         """
         if self.state.global_step >= self.state.max_steps:
             return [], None  # a run resumed at its end; Trainer alone would take one more step
-        self.doing = "the reading of the data"
+        self.phases.begin("data")
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.step_batches.begin(batches)
         count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
-        return batches, self.accelerator.reduce(count, "sum")
+        total: Tensor = self.accelerator.reduce(count, "sum")
+        self.phases.begin("student")
+        return batches, total
 
     # -- Eq. 2 to 6: the loss ----------------------------------------------------------------
 
@@ -191,23 +201,27 @@ class VocAgnoTrainer(ResumableTrainer):
         all shares the mean over the global batch. Gradient flows to the student only.
         """
         assert isinstance(num_items_in_batch, Tensor)
-        self.doing = "the student's forward"
+        self.phases.begin("student")
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
         total = self._distilled if self.objective.method.distance else self._weighted
         loss = total(model, cast(Batch, inputs)) * share
         self.metrics.add_loss(loss)
-        self.doing = "the student's backward, where gradients are exchanged"
+        self.phases.begin("backward")
         return (loss, {}) if return_outputs else loss
 
     def _weighted(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 3: the sum of the losses of the tokens that are trained on."""
-        self.doing = "the teacher's forward"  # first: its activations are gone before the student's
-        teacher, block_B = self.objective.teacher_losses(inputs), inputs["block"]
+        teacher, block_B = None, inputs["block"]
+        if self.objective.method.choice == "guided":
+            # First: its activations are gone before the student's. Reading a store is no phase.
+            is_resident = isinstance(self.teacher, ResidentTeacher)
+            with self.phases.within("teacher" if is_resident else "student"):
+                teacher = self.objective.teacher_losses(inputs)
         if teacher is not None:
+            self._count_teachers(inputs)
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
-        self.doing = "the student's forward"
         loss_BS: Tensor = self._student_losses(
-            model, inputs, weighted_tokens=self.objective.weighted_tokens(inputs)
+            model, inputs, weighted_tokens=self._count_student(inputs)
         )
         found = self.objective.select(loss_BS, inputs, teacher)
         self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
@@ -222,13 +236,13 @@ class VocAgnoTrainer(ResumableTrainer):
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
         method = self.objective.method
         assert method.distance is not None
-        self.doing = "the teacher's forward"
-        pairs = self.objective.pairs(inputs)
-        self.doing = "the student's forward"
+        with self.phases.within("teacher"):
+            pairs = self.objective.pairs(inputs)
+        self._count_teachers(inputs)
         loss_BS, distance_R = self._student_losses(
             model,
             inputs,
-            weighted_tokens=self.objective.weighted_tokens(inputs),
+            weighted_tokens=self._count_student(inputs),
             also=partial(pairs.distances, method.distance),
         )
         valid_BS = inputs["labels"] != IGNORED_LABEL
@@ -237,6 +251,20 @@ class VocAgnoTrainer(ResumableTrainer):
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
         total: Tensor = loss_BS.sum() + method.distance_weight * distance_R.sum()
         return total
+
+    def _count_student(self, inputs: Batch) -> int:
+        """Count the tokens that the student reads, and return those that get weight 1."""
+        used = self.objective.weighted_tokens(inputs)
+        self.throughput.count_student(inputs["position_ids"], inputs["labels"], used)
+        return used
+
+    def _count_teachers(self, inputs: Batch) -> None:
+        """Count the tokens that resident teachers read."""
+        if not isinstance(self.teacher, ResidentTeacher):
+            return
+        for number, rows in enumerate(self.objective.teacher_rows(inputs)):
+            with_head = self.objective.method.distance is None
+            self.throughput.count_teacher(number, *rows, with_head)
 
     @torch.no_grad()
     def token_guidance(self, batch: Batch) -> TokenGuidance:
@@ -288,7 +316,6 @@ class VocAgnoTrainer(ResumableTrainer):
         Trainer averages batch losses with equal weights; gathering the rows' sums instead gives the
         loss per token, and drops the rows that pad the last batch.
         """
-        self.doing = "an evaluation"
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss_BS = self._student_losses(model, cast(Batch, inputs))

@@ -26,7 +26,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.teacher import StoredTeacher
+from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -265,12 +265,12 @@ def test_run_stops_before_the_update_when_the_teacher_turns_nan(
     trainer = make_trainer(tmp_path, blocks, *pair, gradient_accumulation_steps=2)
     calls, losses = [], trainer.teacher.losses
 
-    def break_third(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, valid = losses(batch)
+    def break_third(batch: dict[str, Any], **kwargs: Any) -> TeacherLosses:
+        found = losses(batch, **kwargs)
         calls.append(batch["block"])
         if len(calls) == 3:  # the first micro-batch of the second step
-            loss[1, 5] = torch.nan
-        return loss, valid
+            found.loss_BT[1, 5] = torch.nan
+        return found
 
     trainer.teacher.losses = break_third
     with pytest.raises(NonFiniteLoss, match=r"step 2: the teacher's losses are NaN.*--teacher_dt"):

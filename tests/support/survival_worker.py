@@ -148,10 +148,10 @@ def _nan_loss(step: int, rank: str) -> None:
         if self.state.global_step + 1 == step and os.environ.get("RANK", "0") == rank:
             losses = self.teacher.losses
 
-            def broken(batch: Any) -> Any:
-                loss, valid = losses(batch)
-                loss[0, 5] = torch.nan
-                return loss, valid
+            def broken(batch: Any, **kwargs: Any) -> Any:
+                found = losses(batch, **kwargs)
+                found.loss_BT[0, 5] = torch.nan
+                return found
 
             self.teacher.losses = broken
             result = original(self, model, inputs, *args, **kwargs)

@@ -36,7 +36,8 @@ from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training import flops, throughput
 from vocagnolm.training.flops import ModelWork, model_work, peak_tflops
-from vocagnolm.training.throughput import PHASES, TIMING_KEYS, Throughput
+from vocagnolm.training.phases import SHARES, Phases
+from vocagnolm.training.throughput import TIMING_KEYS
 
 SIZES: dict[str, Any] = {
     "vocab_size": 120,
@@ -81,16 +82,13 @@ def pair(
 
 
 class Reader(TrainerCallback):
-    """Reads at every log, and notes what a reader would count by hand."""
+    """Notes what is logged, and what a reader would count by hand."""
 
-    def __init__(self, trainer: Any, peak: float | None = None):
-        self.throughput = Throughput(trainer, peak)
+    def __init__(self, trainer: Any):
         self.reports: list[dict[str, float]] = []
         self.batches: list[dict[str, Any]] = []
         self.elapsed_s: list[float] = []
-        trainer.remove_callback(Throughput)  # the trainer's own
-        trainer.add_callback(self)  # it reads before the log goes on to others, as the trainer does
-        trainer.add_callback(self.throughput)
+        trainer.add_callback(self)
         step = trainer.training_step
 
         def training_step(model: Any, inputs: Any, *args: Any) -> Any:
@@ -104,7 +102,7 @@ class Reader(TrainerCallback):
 
     def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
         if "loss" in logs:
-            self.reports.append(self.throughput.read())
+            self.reports.append({name: logs[name] for name in TIMING_KEYS if name in logs})
             now = time.perf_counter()
             self.elapsed_s.append(now - self._since)
             self._since = now
@@ -114,9 +112,9 @@ class Reader(TrainerCallback):
 
 
 def tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every mark of a throughput is one second after the last one."""
+    """Every change of phase is one second after the last one."""
     seconds = itertools.count()
-    monkeypatch.setattr(throughput._Timeline, "_now", lambda self: float(next(seconds)))
+    monkeypatch.setattr(Phases, "_now", lambda self: float(next(seconds)))
 
 
 def keys_by_hand(batch: dict[str, Any], prefix: str = "") -> int:
@@ -298,22 +296,30 @@ def test_report_is_that_of_a_hand_count_when_steps_accumulate(
     tick(monkeypatch)
     training = {"gradient_accumulation_steps": accumulation, "per_device_train_batch_size": 2}
     student, teacher = model_work(pair[0]), model_work(pair[1])
-    trainer = make_trainer(tmp_path, blocks, *pair, max_steps=2, logging_steps=2, **training)
-    reader = Reader(trainer, peak=1e-3)
+    trainer = make_trainer(
+        tmp_path,
+        blocks,
+        *pair,
+        max_steps=2,
+        logging_steps=2,
+        **training,
+        options={"device_peak_tflops": 1e-3},
+    )
+    reader = Reader(trainer)
     trainer.train()
     (report,) = reader.reports
     assert len(reader.batches) == 2 * accumulation
-    # Marks of a step: the data, three of every micro-batch (before and behind the teacher, and at
-    # its end), the update and the rest, which is also marked before the first step and at the log.
+    # Phases of a step: the data; the student before, between and behind the teacher's passes, one
+    # for each micro-batch; the update; the rest, where the run begins, too.
     seconds = {
         "data": 2,
         "teacher": 2 * accumulation,
-        "student": 2 * 2 * accumulation,
+        "student": 2 * (accumulation + 1),
         "optimizer": 2,
-        "other": 1 + 2 + 1,
+        "other": 1 + 2,
     }
     elapsed_s = sum(seconds.values())
-    shares = {phase: report[f"{phase}_time_fraction"] for phase in PHASES}
+    shares = {phase: report[f"{phase}_time_fraction"] for phase in SHARES}
     assert shares == pytest.approx({p: s / elapsed_s for p, s in seconds.items()})
     per_s = {role: report[f"{role}_tokens_per_s_per_device"] for role in ("student", "teacher")}
     assert per_s["student"] * elapsed_s == pytest.approx(reader.tokens())
@@ -339,20 +345,29 @@ def test_phases_make_up_the_elapsed_time_when_the_clock_is_real(
     reader = Reader(trainer)
     trainer.train()
     (report,) = reader.reports
-    assert sum(report[f"{phase}_time_fraction"] for phase in PHASES) == pytest.approx(1)
+    assert sum(report[f"{phase}_time_fraction"] for phase in SHARES) == pytest.approx(1)
     elapsed_s = reader.tokens() / report["student_tokens_per_s_per_device"]
     # Between the two clocks another process may have run.
     assert elapsed_s == pytest.approx(reader.elapsed_s[0], rel=0.1, abs=0.05)
-    assert all(report[f"{phase}_time_fraction"] > 0 for phase in PHASES)
+    assert all(report[f"{phase}_time_fraction"] > 0 for phase in SHARES)
     assert "student_mfu" not in report, "a CPU has no known peak"
 
 
 def test_evaluating_and_saving_are_left_out_when_they_lie_between_logs(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    now = [0.0]
+    monkeypatch.setattr(Phases, "_now", lambda self: now[0])
+
+    def taking(seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            now[0] += seconds
+            return call(*args, **kwargs)
+
+        return slow
+
     reports = []
     for extra in ({}, {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps"}):
-        tick(monkeypatch)
         trainer = make_trainer(
             tmp_path,
             blocks,
@@ -363,9 +378,14 @@ def test_evaluating_and_saving_are_left_out_when_they_lie_between_logs(
             max_steps=4,
             **extra,
         )
+        step: Any = trainer
+        step.training_step = taking(1, trainer.training_step)
+        step.prediction_step = taking(100, trainer.prediction_step)
+        step.metrics.save = taking(100, trainer.metrics.save)
         reader = Reader(trainer)
         trainer.train()
         reports.append(reader.reports)
+    assert now[0] > 400
     for plain, evaluated in zip(*reports, strict=True):
         del plain["memory_resident_gib"], evaluated["memory_resident_gib"]
         assert evaluated == plain
@@ -374,8 +394,10 @@ def test_evaluating_and_saving_are_left_out_when_they_lie_between_logs(
 def test_report_names_no_teacher_when_none_is_resident(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tmp_path, blocks, pair[0], options={"method": "cpt"}, max_steps=1)
-    reader = Reader(trainer, peak=1.0)
+    trainer = make_trainer(
+        tmp_path, blocks, pair[0], options={"method": "cpt", "device_peak_tflops": 1.0}, max_steps=1
+    )
+    reader = Reader(trainer)
     trainer.train()
     (report,) = reader.reports
     assert not [name for name in report if "teacher" in name]
@@ -388,9 +410,9 @@ def test_teachers_body_is_timed_when_a_method_skips_its_head(
 ) -> None:
     tick(monkeypatch)
     work = model_work(pair[1])
-    options = {"method": "uld"}
+    options = {"method": "uld", "device_peak_tflops": 1e-3}
     trainer = make_trainer(tmp_path, blocks, *pair, options=options, max_steps=1)
-    reader = Reader(trainer, peak=1e-3)
+    reader = Reader(trainer)
     trainer.train()
     (report,) = reader.reports
     keys = keys_by_hand(reader.batches[0], "teacher_")
@@ -398,15 +420,17 @@ def test_teachers_body_is_timed_when_a_method_skips_its_head(
     assert report["teacher_mfu"] == pytest.approx(counted / 1e9)  # in one tick of the clock
 
 
-def test_models_are_left_alone_when_training_has_ended(
+def test_clock_stops_when_training_has_ended(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair, max_steps=1)
-    before = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pair]
-    reader = Reader(trainer)
+    hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pair]
     trainer.train()
-    assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pair] == before
-    assert reader.throughput.read() == {}
+    assert [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in pair] == hooks
+    assert trainer.throughput.read() == {}
+    batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
+    trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(9))
+    assert trainer.throughput._student.read() == [0, 0, 0]
 
 
 def test_report_has_no_mfu_and_says_why_when_work_cannot_be_counted(
@@ -420,8 +444,10 @@ def test_report_has_no_mfu_and_says_why_when_work_cannot_be_counted(
         raise ValueError("it has experts")
 
     monkeypatch.setattr(throughput, "model_work", refuse)
-    trainer = make_trainer(tmp_path, blocks, *pair, max_steps=1)
-    reader = Reader(trainer, peak=1.0)
+    trainer = make_trainer(
+        tmp_path, blocks, *pair, max_steps=1, options={"device_peak_tflops": 1.0}
+    )
+    reader = Reader(trainer)
     trainer.train()
     (report,) = reader.reports
     assert report["student_tokens_per_s_per_device"] > 0
@@ -454,16 +480,31 @@ def test_timeline_takes_the_streams_time_and_waits_once_when_on_cuda(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
     FakeEvent.recorded = FakeEvent.waits = 0
-    timeline = throughput._Timeline(torch.device("cuda"))
-    timeline.start()  # at 1 ms
-    for phase in ("data", "student", "outside", "student", "other"):
-        timeline.mark(phase)
+    phases = Phases(torch.device("cuda"))
+    phases.begin("data")
+    phases.start()  # at 1 ms
+    phases.begin("student")  # at 4 ms
+    with phases.within("evaluation"):  # at 9 and 16 ms
+        phases.begin("evaluation")
+    phases.begin("backward")  # the same share: no event
+    phases.begin("other")  # at 25 ms
     assert FakeEvent.waits == 0
     seconds = {"teacher": 0, "student": 5 + 9, "optimizer": 0, "data": 3, "other": 11}
-    assert timeline.read() == pytest.approx({p: ms / 1000 for p, ms in seconds.items()})
-    timeline.mark("data")
-    assert timeline.read()["data"] == pytest.approx(0.013)
+    assert phases.read() == pytest.approx({p: ms / 1000 for p, ms in seconds.items()})
+    assert phases.read()["other"] == pytest.approx(0.013)
     assert FakeEvent.waits == 2
+
+
+def test_phase_stays_where_an_error_ends_it() -> None:
+    phases = Phases(torch.device("cpu"))
+    assert phases.doing == "the preparation"
+    phases.begin("update")
+    with phases.within("checkpoint"):
+        assert phases.doing == "the saving of a checkpoint"
+    assert phases.doing == "the update"
+    with pytest.raises(OSError, match="disk"), phases.within("checkpoint"):
+        raise OSError("disk")
+    assert phases.doing == "the saving of a checkpoint"
 
 
 def test_gpu_reports_its_own_peaks_when_it_is_known(
@@ -502,23 +543,22 @@ def test_counting_waits_for_nothing_when_a_micro_batch_passes(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair)
-    meter = Throughput(trainer)
-    meter.on_train_begin(trainer.args, trainer.state, trainer.control)
+    meter = trainer.throughput
+    meter.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
     batch = next(iter(trainer.get_train_dataloader()))
-    meter.on_step_begin()
     with Waits() as waits:
-        meter._before_student(pair[0], (), {**batch, "weighted_tokens": 5})
-        teacher = {k.removeprefix("teacher_"): v for k, v in batch.items() if "teacher_" in k}
-        meter._before_teacher(meter._teachers[0], pair[1], pair[1], (), teacher)
-        meter._after_teacher()
+        trainer._count_student(batch)
+        trainer._count_teachers(batch)
     assert waits.found == []
     assert meter._student.read()[0] == sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
+    (teacher,) = meter._teachers
+    assert teacher.read()[0] == int((batch["teacher_labels"] != IGNORED_LABEL).sum())
 
 
 def test_padding_counts_for_nothing_when_attention_crosses_documents(pair: tuple[Any, Any]) -> None:
     counter = throughput._Counter(pair[0], torch.device("cpu"))
     labels = torch.tensor([[-100, 5, 6, -100, 7, -100, -100]])  # two documents, and padding
-    counter.add({"position_ids": torch.arange(7)[None], "labels": labels}, head_tokens=2)
+    counter.add(torch.arange(7)[None], labels, head_tokens=2)
     assert counter.read() == [3, 1 + 2 + 4, 2]
     assert counter.read() == [0, 0, 0]
 
@@ -540,11 +580,11 @@ def test_report_covers_all_processes_when_there_are_two(
     (report, one), (other_report, other) = results
     assert report == other_report
     assert one["student_tokens"] != other["student_tokens"]
-    # As in one process: 3 steps of 2 micro-batches, logged once, make 29 ticks of the clock.
+    # As in one process: 3 steps of 2 micro-batches, logged once, make 25 ticks of the clock.
     for role in ("student", "teacher"):
         tokens = one[f"{role}_tokens"] + other[f"{role}_tokens"]
-        assert report[f"{role}_tokens_per_s_per_device"] == pytest.approx(tokens / (2 * 29))
-    assert report["teacher_time_fraction"] == pytest.approx(6 / 29)
+        assert report[f"{role}_tokens_per_s_per_device"] == pytest.approx(tokens / (2 * 25))
+    assert report["teacher_time_fraction"] == pytest.approx(6 / 25)
     assert report["student_mfu"] == pytest.approx(one["flops"] + other["flops"])
 
 
@@ -562,8 +602,15 @@ def work_of_one_process(directory: Path) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         tick(monkeypatch)
         training = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 2}
-        trainer = make_trainer(directory / "out", blocks, *models, logging_steps=3, **training)
-        reader = Reader(trainer, peak=1e-6)
+        trainer = make_trainer(
+            directory / "out",
+            blocks,
+            *models,
+            logging_steps=3,
+            **training,
+            options={"device_peak_tflops": 1e-6},
+        )
+        reader = Reader(trainer)
         trainer.train()
     keys, used = (
         sum(map(count, reader.batches))
@@ -572,7 +619,7 @@ def work_of_one_process(directory: Path) -> None:
     counted = {
         "student_tokens": reader.tokens(),
         "teacher_tokens": reader.tokens("teacher_"),
-        "flops": work.training_flops(reader.tokens(), keys, used) / (1e6 * 2 * (12 + 3)),
+        "flops": work.training_flops(reader.tokens(), keys, used) / (1e6 * 2 * (9 + 3)),
     }
     (report,) = reader.reports
     del report["memory_resident_gib"]

@@ -69,7 +69,9 @@ def test_run_has_the_same_weights(
         student, teacher = map(copy.deepcopy, pair)
         trainer = make_trainer(tmp_path, blocks, student, teacher)
         if steps:
-            trainer.add_callback(GuidanceTable(trainer, sample, steps, tmp_path, SETTINGS))
+            trainer.add_callback(
+                GuidanceTable(trainer.token_guidance, sample, steps, tmp_path, SETTINGS)
+            )
         trainer.train()
         weights.append(student.state_dict())
         logs.append(
@@ -104,7 +106,7 @@ def test_views_are_written_at_the_steps_when_training(
     tmp_path: Path,
 ) -> None:
     trainer = make_trainer(tmp_path, world[0], *pair, max_steps=5)
-    trainer.add_callback(GuidanceTable(trainer, world[1], steps, tmp_path, SETTINGS))
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, world[1], steps, tmp_path, SETTINGS))
     trainer.train()
     names = [f"step-{step:06}.{kind}" for step in expected for kind in ("html", "json")]
     assert files(tmp_path) == names
@@ -118,7 +120,7 @@ def test_view_is_the_trainers_when_training_has_ended(
 ) -> None:
     blocks, sample = world
     trainer = make_trainer(tmp_path, blocks, *pair)
-    trainer.add_callback(GuidanceTable(trainer, sample, 100, tmp_path, SETTINGS))
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, sample, 100, tmp_path, SETTINGS))
     trainer.train()
     before, after = (read_views(tmp_path / "guidance" / f"step-{step:06}.json") for step in (0, 3))
     guidance = trainer.token_guidance(sample.batch)
@@ -165,7 +167,7 @@ def test_table_is_logged(
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     trainer = make_trainer(tmp_path, world[0], *pair)
     trainer.args.report_to = reports  # after Trainer has made its own reporters
-    trainer.add_callback(GuidanceTable(trainer, world[1], 1, tmp_path, SETTINGS))
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, world[1], 1, tmp_path, SETTINGS))
     trainer.train()
     assert [row["train/global_step"] for row in wandb.logged] == list(range(tables))
     for row in wandb.logged:
@@ -183,8 +185,8 @@ def test_table_is_logged(
 
 def test_process_computes_and_writes_nothing(world: tuple[Blocks, Sample], tmp_path: Path) -> None:
     calls = []
-    trainer: Any = SimpleNamespace(token_guidance=calls.append)
-    table = GuidanceTable(trainer, world[1], 1, tmp_path, SETTINGS)
+    guide: Any = calls.append
+    table = GuidanceTable(guide, world[1], 1, tmp_path, SETTINGS)
     state = TrainerState(is_world_process_zero=False, max_steps=9)
     arguments: Any = SimpleNamespace(report_to=["wandb"])
     table.on_train_begin(arguments, state, TrainerControl())
@@ -195,8 +197,8 @@ def test_process_computes_and_writes_nothing(world: tuple[Blocks, Sample], tmp_p
 
 
 def test_resumed_run_shows_no_first_view(world: tuple[Blocks, Sample], tmp_path: Path) -> None:
-    trainer: Any = SimpleNamespace(token_guidance=lambda batch: pytest.fail("shown"))
-    table = GuidanceTable(trainer, world[1], 2, tmp_path, SETTINGS)
+    guide: Any = lambda batch: pytest.fail("shown")  # noqa: E731
+    table = GuidanceTable(guide, world[1], 2, tmp_path, SETTINGS)
     state = TrainerState(global_step=3, max_steps=9)
     table.on_train_begin(SimpleNamespace(report_to=[]), state, TrainerControl())  # type: ignore[arg-type]
 
@@ -205,4 +207,4 @@ def test_callback_refuses_steps_when_there_are_none(
     world: tuple[Blocks, Sample], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="--guidance_table_steps must be at least 1, got 0"):
-        GuidanceTable(SimpleNamespace(), world[1], 0, tmp_path, SETTINGS)  # type: ignore[arg-type]
+        GuidanceTable(print, world[1], 0, tmp_path, SETTINGS)  # type: ignore[arg-type]

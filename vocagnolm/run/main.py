@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except LayoutError as error:
             return stop(_NAME, error, Exit.WRONG)
         except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
-            doing = f"{trainer.doing} ({trainer.state.global_step} steps done)"
+            doing = f"{trainer.phases.doing} ({trainer.state.global_step} steps done)"
             return _stop_if_known(error, doing)
 
 
@@ -181,7 +181,7 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
     run = job.run
     if trainer.eval_dataset is not None and not trainer.evaluated_last_step:
         trainer.evaluate()
-    trainer.doing = "the saving of the model"
+    trainer.phases.begin("model")
     # Training turned the cache off; generation needs it.
     trainer.model.config.use_cache = True
     # Checkpoints are sharded, the final model is whole.

@@ -96,4 +96,6 @@ def load_guidance_table(
         method.unmapped,
         f"the mapped tokens of {scope}",
     )
-    return GuidanceTable(trainer, sample, method.guidance_table_steps, job.run.output_dir, settings)
+    return GuidanceTable(
+        trainer.token_guidance, sample, method.guidance_table_steps, job.run.output_dir, settings
+    )

@@ -1,21 +1,20 @@
-"""What watches a run, that no update rests on a bad number, and what keeps its losses."""
+"""Callbacks that stop a run before a NaN reaches the weights, and the recorder's interface."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import bad_batch
-
-if TYPE_CHECKING:
-    from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.bad_batch import StepBatches
+from vocagnolm.training.resumable import ResumableTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -42,12 +41,21 @@ class StepGuard(TrainerCallback):
 
     Args:
         trainer: whose steps are watched.
+        step_batches: the micro-batches of the step and their losses.
+        recorder: keeps the teacher's losses of steps that made an update.
         max_bad_steps: how many steps in a row are skipped; one more stops the run, after the
             student's last good state is saved.
     """
 
-    def __init__(self, trainer: VocAgnoTrainer, max_bad_steps: int):
+    def __init__(
+        self,
+        trainer: ResumableTrainer,
+        step_batches: StepBatches,
+        recorder: Recorder | None,
+        max_bad_steps: int,
+    ):
         self._trainer, self._max_bad_steps = trainer, max_bad_steps
+        self._step_batches, self._recorder = step_batches, recorder
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -60,23 +68,27 @@ class StepGuard(TrainerCallback):
     ) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
         trainer = self._trainer
-        trainer.doing = "the agreement of the processes on the update"
+        trainer.phases.begin("agreement")
         mine = torch.cat([trainer.metrics.bad_blocks, self._gradient_fault()[None]])
         asked = torch.full((1,), int(trainer.preemption.is_asked), device=mine.device)
         *worst, is_asked = trainer.reduce_max(torch.cat([mine, asked])).tolist()
         trainer.preemption.is_agreed |= bool(is_asked)
         if max(worst) < 0:
             trainer.metrics.keep_step()
-            if trainer.recorder is not None:
-                for found in trainer.step_batches.teacher_losses():
-                    trainer.recorder.add(*found)
+            if self._recorder is not None:
+                for found in self._step_batches.teacher_losses():
+                    self._recorder.add(*found)
         else:
             self._skip_or_stop(state.global_step + 1, worst, mine.tolist())
-        trainer.doing = "the update"
+        trainer.phases.begin("update")
+
+    def on_optimizer_step(self, *args: object, **kwargs: object) -> None:
+        """End the update."""
+        self._trainer.phases.begin("other")
 
     def _gradient_fault(self) -> Tensor:
         """0 if this process's gradients are not finite, else -1; waits for nothing."""
-        parameters = self._trainer.model.parameters()
+        parameters = _student(self._trainer).parameters()
         gradients = [_local(p.grad) for p in parameters if p.grad is not None]
         if not gradients or self._trainer.accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
@@ -97,7 +109,7 @@ class StepGuard(TrainerCallback):
                 f"the batch is in {path}"
             )
         trainer.metrics.drop_step()
-        for parameter in trainer.model.parameters():
+        for parameter in _student(trainer).parameters():
             parameter.grad = None  # which an optimizer passes over, its own state too
         if trainer.is_world_process_zero():
             logger.warning(
@@ -119,7 +131,7 @@ class StepGuard(TrainerCallback):
             student, teacher, _ = mine
             description = {"step": step, "rank": rank, "fault": what}
             description |= {"student_block": student, "teacher_block": teacher}
-            trainer.step_batches.write(directory / name.format(rank), description)
+            self._step_batches.write(directory / name.format(rank), description)
         which = torch.full((1,), rank if has_fault else -1, device=trainer.args.device)
         return directory / (name.format(trainer.reduce_max(which).item()) + ".safetensors")
 
@@ -141,6 +153,11 @@ def _diagnosis(worst: list[int]) -> tuple[str, str]:
         "the student's gradient is NaN or infinite, though all losses are finite",
         "lower --learning_rate, or train without bf16 and fp16 to see where it comes from",
     )
+
+
+def _student(trainer: ResumableTrainer) -> nn.Module:
+    assert isinstance(trainer.model, nn.Module)
+    return trainer.model
 
 
 def _local(gradient: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from vocagnolm.host.manifest import written_files
 from vocagnolm.host.processes import decided_by_one
 from vocagnolm.training import checkpoints, relayout
 from vocagnolm.training.metrics import GuidanceMetrics
+from vocagnolm.training.phases import Phases
 from vocagnolm.training.preemption import Preemption
 
 _OVERRIDDEN = (
@@ -36,7 +37,7 @@ class ResumableTrainer(Trainer):
     Attributes:
         metrics: what the log tells; a subclass adds to it.
         preemption: who listens to signals while the run trains.
-        doing: what the run is doing, for the message if it ends there.
+        phases: the phase that the run is in, for the message if it ends there.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -50,7 +51,7 @@ class ResumableTrainer(Trainer):
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
         self.add_callback(self.preemption)
-        self.doing = "the preparation"
+        self.phases = Phases(self.args.device)
         self._checkpoints_kept = self.args.save_total_limit
 
     def train(
@@ -129,7 +130,10 @@ class ResumableTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save what makes the run go on: completely, or not at all."""
-        self.doing = "the saving of a checkpoint"
+        with self.phases.within("checkpoint"):
+            self._save_whole(model, trial)
+
+    def _save_whole(self, model: nn.Module, trial: Any) -> None:
         step, world_size = self.state.global_step, self.args.world_size
         path = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         if self.is_world_process_zero():
@@ -144,6 +148,11 @@ class ResumableTrainer(Trainer):
             checkpoints.finish(path, step, world_size, sorted(seen))
             checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
         self.accelerator.wait_for_everyone()  # one that left now would take the first with it
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate, which is a phase of its own."""
+        with self.phases.within("evaluation"):
+            return super().evaluate(*args, **kwargs)
 
     def save_progress(self) -> str | None:
         """Save a checkpoint of the last completed step, if it has none, and return its path.

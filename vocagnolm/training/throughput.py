@@ -3,70 +3,28 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping
-from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
-from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.training.flops import ModelWork, model_work, peak_tflops
-
-if TYPE_CHECKING:
-    from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.phases import SHARES, Phases
 
 logger = logging.getLogger(__name__)
 
-PHASES = ("teacher", "student", "optimizer", "data", "other")
 # All that a log may get from here; none of it is the same in another run.
 TIMING_KEYS = (
-    *(f"{role}_{what}" for role in PHASES[:2] for what in ("tokens_per_s_per_device", "mfu")),
-    *(f"{phase}_time_fraction" for phase in PHASES),
+    *(f"{role}_{what}" for role in SHARES[:2] for what in ("tokens_per_s_per_device", "mfu")),
+    *(f"{share}_time_fraction" for share in SHARES),
     *(f"memory_{kind}_gib" for kind in ("allocated", "reserved", "resident")),
 )
-_OUTSIDE = "outside"  # evaluation and saving, which are not training
 _GIB = 2**30
-
-
-class _Timeline:
-    """Splits a device's time without a gap; marking waits for nothing, as events do on CUDA."""
-
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._marks: list[tuple[str, Any]] = []
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def start(self) -> None:
-        """Forget what was, and begin."""
-        self._marks = []
-        self.mark(_OUTSIDE)
-
-    def mark(self, phase: str) -> None:
-        """Say what the time since the last mark was spent on."""
-        self._marks.append((phase, self._now()))
-
-    def read(self) -> dict[str, float]:
-        """Seconds of each phase since the last read. Waits for the device."""
-        if self._cuda:
-            self._marks[-1][1].synchronize()
-        seconds = dict.fromkeys((*PHASES, _OUTSIDE), 0.0)
-        for (_, start), (phase, stop) in pairwise(self._marks):
-            seconds[phase] += start.elapsed_time(stop) / 1000 if self._cuda else stop - start
-        del seconds[_OUTSIDE], self._marks[:-1]
-        return seconds
 
 
 class _Counter:
@@ -80,21 +38,16 @@ class _Counter:
             logger.warning("no MFU is reported: %s", error)
             self.work = None
 
-    def add(self, inputs: Mapping[str, Any], head_tokens: int | None) -> None:
+    def add(self, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None) -> None:
         """Count a forward pass, on the device.
 
-        A label token at position p of its document takes the p tokens before it to predict.
-
-        Args:
-            inputs: `position_ids` [B, T], and `labels` [B, T] if the losses are made here.
-            head_tokens: those that the head counts for, if not all.
+        A label token at position p of its document takes the p tokens before it to predict. The
+        head counts for `head_tokens`, or for all of them.
         """
-        position_BT, label_BT = inputs["position_ids"], inputs.get("labels")
-        valid_BT = position_BT > 0 if label_BT is None else label_BT != IGNORED_LABEL
+        valid_BT = label_BT != IGNORED_LABEL
         tokens, keys = valid_BT.sum(), (position_BT * valid_BT).sum()
-        self._counts += torch.stack(
-            [tokens, keys, tokens if head_tokens is None else torch.full_like(tokens, head_tokens)]
-        )
+        head = tokens if head_tokens is None else torch.full_like(tokens, head_tokens)
+        self._counts += torch.stack([tokens, keys, head])
 
     def read(self) -> list[int]:
         """The three counts since the last read."""
@@ -106,142 +59,72 @@ class _Counter:
 class Throughput(TrainerCallback):
     """Measures training without waiting for the device before `read`, which waits once.
 
-    Time is the device's: on a GPU it is taken by events on its stream, so that work of the host
-    which the GPU does not wait for costs nothing, and waiting for data shows as that. The phases:
-
-    - `teacher`: the forward passes of resident teachers;
-    - `student`: forward, backward, and all between them and the optimizer, such as the guidance,
-      clipping, and gradients reduced over processes (for `kld` and `uld` also the teacher's head);
-    - `optimizer`; `data`, from the end of one step to the batches of the next; `other`.
-
-    Evaluation and saving count nowhere.
+    The phases are the trainer's (`vocagnolm.training.phases`). `teacher` is its forward pass alone;
+    `student` is forward, backward, and all between them and the optimizer, such as the guidance,
+    clipping, and gradients reduced over processes (for `kld` and `uld` also the teacher's head).
 
     Args:
-        trainer: what is measured, from the next `train` on.
-        peak: of one device in dense bfloat16, in TFLOP/s; by default what `peak_tflops` knows of
-            the GPU. Without it there is no MFU.
+        phases: clock of the run, started and stopped here.
+        device: device of this process.
+        teachers: resident teachers.
+        gather: stacks the rows of all processes.
+        peak: peak of one device in dense bfloat16, in TFLOP/s; by default that of `peak_tflops`.
+            Without it there is no MFU.
     """
 
-    def __init__(self, trainer: VocAgnoTrainer, peak: float | None = None):
-        self._trainer = trainer
-        self._device = trainer.args.device
-        self._peak_flops = _peak_flops(self._device, peak)
-        self._timeline = _Timeline(self._device)
-        self._handles: list[RemovableHandle] = []
-        self._is_in_step = False
-        self._depth = 0  # of the teacher's modules that are running
+    def __init__(
+        self,
+        phases: Phases,
+        device: torch.device,
+        teachers: Sequence[nn.Module],
+        gather: Callable[[Tensor], Tensor],
+        peak: float | None = None,
+    ):
+        self._phases, self._device, self._models, self._gather = phases, device, teachers, gather
+        self._peak_flops = _peak_flops(device, peak)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Watch the models, unless nothing is ever logged."""
-        self._remove_hooks()
+        """Start the clock, unless nothing is ever logged."""
         if args.logging_strategy == IntervalStrategy.NO:
             return
-        self._student = _Counter(self._trainer.model, self._device)
-        self._teachers = []
-        self._watch(self._trainer.model, self._before_student)
-        for teacher in getattr(self._trainer.teacher, "models", ()):
-            self._teachers.append(_Counter(teacher, self._device))
-            for module in dict.fromkeys((teacher, teacher.base_model)):  # some calls skip the head
-                self._watch(module, partial(self._before_teacher, self._teachers[-1], teacher))
-                after = module.register_forward_hook(self._after_teacher, always_call=True)
-                self._handles.append(after)
-        self._timeline.start()
+        self._student = _Counter(kwargs["model"], self._device)
+        self._teachers = [_Counter(teacher, self._device) for teacher in self._models]
+        self._phases.begin("other")
+        self._phases.start()
 
-    def _watch(self, module: nn.Module, before: Callable[..., None]) -> None:
-        self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+    def on_train_end(self, *args: object, **kwargs: object) -> None:
+        """Stop the clock."""
+        self._phases.stop()
 
-    def _remove_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def count_student(self, position_BS: Tensor, label_BS: Tensor, used_tokens: int) -> None:
+        """Count a micro-batch, and the tokens whose loss has a weight other than 0."""
+        if self._phases.is_timed:
+            self._student.add(position_BS, label_BS, used_tokens)
 
-    def _before_student(self, module: nn.Module, args: Any, inputs: dict[str, Any]) -> None:
-        if self._is_in_step:
-            self._student.add(inputs, inputs.get("weighted_tokens"))
-
-    def _before_teacher(
-        self,
-        counter: _Counter,
-        teacher: nn.Module,
-        module: nn.Module,
-        args: Any,
-        inputs: dict[str, Any],
+    def count_teacher(
+        self, number: int, position_BT: Tensor, label_BT: Tensor, with_head: bool
     ) -> None:
-        if self._is_in_step and not self._depth:
-            self._timeline.mark("student")
-            counter.add(inputs, None if module is teacher else 0)
-        self._depth += 1
-
-    def _after_teacher(self, *args: Any) -> None:
-        self._depth -= 1
-        if self._is_in_step and not self._depth:
-            self._timeline.mark("teacher")
-
-    def _mark(self, phase: str, is_in_step: bool = False) -> None:
-        if self._handles:
-            self._timeline.mark(phase)
-            self._is_in_step = is_in_step
-
-    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
-        """End what lies between two epochs."""
-        self._mark("other")
-
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """End the wait for data."""
-        self._mark("data", is_in_step=True)
-
-    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
-        """End a micro-batch."""
-        self._mark("student", is_in_step=True)
-
-    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """End the last micro-batch."""
-        self._mark("student")
-
-    def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """End the update."""
-        self._mark("optimizer")
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """End what other callbacks do at the end of a step."""
-        self._mark("other")
-
-    def on_log(self, *args: Any, **kwargs: Any) -> None:
-        """End what other callbacks do with a log; an evaluation, which logs too, goes on."""
-        if "loss" in kwargs["logs"]:
-            self._mark("other")
-
-    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the evaluation out."""
-        self._mark(_OUTSIDE)
-
-    def on_save(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the saving out."""
-        self._mark(_OUTSIDE)
-
-    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the models as they were."""
-        self._remove_hooks()
+        """Count what one of the teachers reads of a micro-batch."""
+        if self._phases.is_timed:
+            self._teachers[number].add(position_BT, label_BT, None if with_head else 0)
 
     def read(self) -> dict[str, float]:
-        """What was measured since the last read; every process must call it.
+        """Return what was measured since the last read; every process must call it.
 
-        Returns:
-            Empty outside of `train`. Tokens with a loss per second and device, of the student and,
-            if it is resident, of the teacher; `student_mfu` of all but the teacher, the data and
-            `other`, and `teacher_mfu` of the teacher's forward passes, where they are known;
-            `{phase}_time_fraction`, which sum to 1; the most memory of any process, in GiB:
-            allocated and reserved on a GPU since the last read, or held now on the host.
+        Empty outside of `train`. Tokens with a loss per second and device, of the student and, if
+        it is resident, of the teacher; `student_mfu` of all but the teacher, the data and `other`,
+        and `teacher_mfu` of the teacher's forward passes, where they are known; shares of the time,
+        which sum to 1; the most memory of any process, in GiB: allocated and reserved on a GPU
+        since the last read, or held now on the host.
         """
-        if not self._handles:
+        if not self._phases.is_timed:
             return {}
-        self._mark("other")
-        seconds = self._timeline.read()
+        seconds = self._phases.read()
         student, teachers = self._student, self._teachers
         ours, theirs = student.read(), [teacher.read() for teacher in teachers]
-        sums = {f"{phase}_s": value for phase, value in seconds.items()}
+        sums = {f"{share}_s": value for share, value in seconds.items()}
         sums |= {"student_tokens": ours[0], "teacher_tokens": sum(counts[0] for counts in theirs)}
         if student.work is not None:
             sums["student_flops"] = student.work.training_flops(*ours)
@@ -252,7 +135,7 @@ class Throughput(TrainerCallback):
         memory = _memory_gib(self._device)
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
         values = torch.tensor([[*sums.values(), *memory.values()]], dtype=dtype)
-        rows = self._trainer.accelerator.gather(values.to(self._device)).cpu()
+        rows = self._gather(values.to(self._device)).cpu()
         totals = dict(zip(sums, rows.sum(0).tolist(), strict=False))
         largest = dict(zip(memory, rows.amax(0)[len(sums) :].tolist(), strict=True))
         return _rates(totals, self._peak_flops) | largest
@@ -285,7 +168,7 @@ def _memory_gib(device: torch.device) -> dict[str, float]:
 
 def _rates(totals: Mapping[str, float], peak: float | None) -> dict[str, float]:
     """Rates and shares from sums over the processes, in tokens, FLOPs and seconds."""
-    by_phase = {phase: totals[f"{phase}_s"] for phase in PHASES}
+    by_phase = {share: totals[f"{share}_s"] for share in SHARES}
     elapsed_s = sum(by_phase.values())
     report = {}
     for role, busy_s in (

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from vocagnolm.collator import Batch
+from vocagnolm.guidance import TokenGuidance
 from vocagnolm.views.page import token_cells, token_labels, write_view
 from vocagnolm.views.view import GuidanceView, Sample, ViewSettings, view_rows
-
-if TYPE_CHECKING:
-    from vocagnolm.trainer import VocAgnoTrainer
 
 DIRECTORY = "guidance"  # of the views, in the run's
 _COLUMNS = ("token", "status", "student loss", "teacher loss", "excess", "teacher pieces")
@@ -25,7 +25,7 @@ class GuidanceTable(TrainerCallback):
     same weights with and without it. All processes compute, the main one writes.
 
     Args:
-        trainer: has the student and the teacher.
+        guide: decides over the tokens of a batch, as `VocAgnoTrainer.token_guidance`.
         sample: the same on all processes (`view.sample_blocks`).
         steps: optimizer steps between two views, at least 1.
         output_dir: directory of the run.
@@ -34,7 +34,7 @@ class GuidanceTable(TrainerCallback):
 
     def __init__(
         self,
-        trainer: VocAgnoTrainer,
+        guide: Callable[[Batch], TokenGuidance],
         sample: Sample,
         steps: int,
         output_dir: str | Path,
@@ -42,7 +42,7 @@ class GuidanceTable(TrainerCallback):
     ):
         if steps < 1:
             raise ValueError(f"--guidance_table_steps must be at least 1, got {steps}")
-        self._trainer, self._sample, self._steps = trainer, sample, steps
+        self._guide, self._sample, self._steps = guide, sample, steps
         self._directory, self._settings = Path(output_dir) / DIRECTORY, settings
 
     def on_train_begin(
@@ -61,7 +61,7 @@ class GuidanceTable(TrainerCallback):
 
     def _show(self, args: TrainingArguments, state: TrainerState) -> None:
         batch = self._sample.batch
-        guidance = self._trainer.token_guidance(batch)
+        guidance = self._guide(batch)
         if not state.is_world_process_zero:
             return
         settings = replace(self._settings, step=state.global_step)
