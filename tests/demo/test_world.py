@@ -40,7 +40,7 @@ def is_right(text: str) -> bool:
     return all(results[op](int(a), int(b)) == int(c) for a, op, b, c in steps)
 
 
-def test_corpus_is_the_same_text_when_the_seed_is() -> None:
+def test_corpus_is_the_same_text() -> None:
     assert pages(50) == pages(50)
     assert pages(50) != pages(50, seed=1)
 
@@ -67,13 +67,13 @@ def test_world_makes_the_items_of_the_evaluation() -> None:
 
 
 @pytest.mark.parametrize("wrong_share", [0.0, 0.3])
-def test_corpus_has_its_share_of_wrong_solutions_when_configured(wrong_share: float) -> None:
+def test_corpus_has_its_share_of_wrong_solutions(wrong_share: float) -> None:
     solutions = [page[page.index("\nA:") :] for page in pages(wrong_share=wrong_share)]
     share = sum(not is_right(solution) for solution in solutions) / len(solutions)
     assert share == pytest.approx(wrong_share, abs=0.03)
 
 
-def test_held_out_questions_are_in_no_text_when_a_model_learns_from_it() -> None:
+def test_held_out_questions_are_in_no_text() -> None:
     problems = demo_world.held_out_problems()
     assert len(problems) == len(EXCLUDED) == demo_world.HELD_OUT_PROBLEMS
     texts = [*pages(4000), *demo_world.general_corpus(2000, 0, EXCLUDED)]
@@ -81,7 +81,7 @@ def test_held_out_questions_are_in_no_text_when_a_model_learns_from_it() -> None
     assert EXCLUDED.isdisjoint(question for text in texts for question in QUESTION.findall(text))
 
 
-def test_excluding_draws_again_when_a_question_is_held_out() -> None:
+def test_excluding_draws_again() -> None:
     first = demo_world.problem(random.Random(7)).question
     assert demo_world.problem(random.Random(7), {first}).question != first
 
@@ -100,7 +100,7 @@ def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made
     assert tokenizer.get_vocab() == made().get_vocab()
 
 
-def test_tokenizers_cut_numbers_differently_when_they_have_two_digits() -> None:
+def test_tokenizers_cut_numbers_differently() -> None:
     student, teacher = (
         AutoTokenizer.from_pretrained(demo_models.ASSETS / name)
         for name in (demo_models.STUDENT_TOKENIZER, demo_models.TEACHER)
@@ -124,7 +124,7 @@ def test_final_number_is_the_first_word_behind_the_mark(text: str, number: str) 
     assert extract("marked", text) == number
 
 
-def test_demo_writes_its_results_when_run_for_two_steps(tmp_path, capsys) -> None:
+def test_demo_writes_its_results(tmp_path, capsys) -> None:
     options = ("--max_steps=2", "--eval_steps=1")
     base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
     results = demo.run_demo(Plan(tmp_path, (0,), options=options, base=base))

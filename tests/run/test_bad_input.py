@@ -119,7 +119,7 @@ def poison(model: Path, name: str) -> Path:
 # The run that the others must not harm
 
 
-def test_train_leaves_a_model_that_loads_when_it_succeeds(world: World) -> None:
+def test_train_leaves_a_model_that_loads(world: World) -> None:
     names = {path.name for path in world.run.iterdir()}
     assert {"model.safetensors", "tokenizer.json", "README.md", "run.json", "checkpoint-1"} <= names
     model = AutoModelForCausalLM.from_pretrained(world.run)
@@ -130,9 +130,7 @@ def test_train_leaves_a_model_that_loads_when_it_succeeds(world: World) -> None:
     assert '"top_k": 0.4' in card
 
 
-def test_train_changes_nothing_when_a_finished_run_is_started_again(
-    world: World, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_train_changes_nothing(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     before = snapshot(world.run)
     capfd.readouterr()
     assert train.main(world.argv(world.run)) == 0
@@ -354,16 +352,14 @@ def test_train_stops_when_the_weights_are_damaged(
     assert re.match(rf"--teacher {teacher}:? {reason}", fail(teacher=str(teacher)))
 
 
-def test_train_stops_with_3_when_the_teachers_weights_hold_a_nan(
-    fail: Callable[..., str], world: World, tmp_path: Path
-) -> None:
+def test_train_stops_with_3(fail: Callable[..., str], world: World, tmp_path: Path) -> None:
     teacher = copy(world.teacher, tmp_path / "nan")
     poison(teacher, "model.layers.0.mlp.up_proj.weight")
     line = fail(3, teacher=str(teacher))
     assert line.startswith(f"LlamaForCausalLM ({teacher}) gives NaN or infinite losses on a short")
 
 
-def test_train_keeps_the_last_checkpoint_when_the_teacher_goes_bad_under_a_stopped_run(
+def test_train_keeps_the_last_checkpoint(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     teacher, run = copy(world.teacher, tmp_path / "teacher"), tmp_path / "run"
@@ -378,7 +374,7 @@ def test_train_keeps_the_last_checkpoint_when_the_teacher_goes_bad_under_a_stopp
     assert snapshot(run) == before
 
 
-def test_train_stops_with_3_and_nothing_to_resume_when_the_first_step_meets_a_nan(
+def test_train_stops_with_3_and_nothing_to_resume(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     teacher = copy(world.teacher, tmp_path / "nan")
@@ -408,7 +404,7 @@ def test_train_stops_with_3_and_nothing_to_resume_when_the_first_step_meets_a_na
         (3, {"teacher": "NAN"}, r"LlamaForCausalLM \(\S+\) gives NaN or infinite losses .*"),
     ],
 )
-def test_script_prints_one_line_and_exits_when_input_is_bad(
+def test_script_prints_one_line_and_exits(
     world: World, tmp_path: Path, status: int, changes: dict[str, str], line: str
 ) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{oops\n')
@@ -447,7 +443,7 @@ def test_run_refuses_to_resume_when_the_corpus_changed(
 
 
 @pytest.mark.parametrize("option", [{"selection_scope": "batch"}, {"unmapped": "mean"}])
-def test_run_refuses_another_batch_per_device_when_tokens_compete_within_it(
+def test_run_refuses_another_batch_per_device(
     option: dict[str, str], world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def argv(batch: int) -> list[str]:
@@ -460,7 +456,7 @@ def test_run_refuses_another_batch_per_device_when_tokens_compete_within_it(
     assert "--per_device_train_batch_size was 2, now 1" in capfd.readouterr().err
 
 
-def test_finished_run_is_left_alone_when_it_saved_no_checkpoint(
+def test_finished_run_is_left_alone(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*world.argv(tmp_path / "run"), "--save_strategy=no"]
@@ -471,7 +467,7 @@ def test_finished_run_is_left_alone_when_it_saved_no_checkpoint(
     assert snapshot(tmp_path / "run") == before
 
 
-def test_skipped_documents_are_counted_and_listed_when_they_are_held_out(
+def test_skipped_documents_are_counted_and_listed(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     held_out = tmp_path / "held_out.jsonl"

@@ -143,7 +143,7 @@ def test_run_saves_adapters_only_when_it_trains_them(world: World) -> None:
     assert {weight.dtype for weight in after.values()} == {torch.float32}
 
 
-def test_resumed_run_equals_the_uninterrupted_one_when_adapters_are_trained(world: World) -> None:
+def test_resumed_run_equals_the_uninterrupted_one(world: World) -> None:
     resumed = world.root / "resumed"
     shutil.copytree(world.root / "adapted" / "checkpoint-2", resumed / "checkpoint-2")
     assert train.main(world.argv("resumed", use_cpu="True", **LORA)) == 0
@@ -164,17 +164,13 @@ def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> 
 @pytest.mark.parametrize(
     "name", ["ddp", "ddp_recomputed", "sharded", "sharded_recomputed", "sharded_resumed"]
 )
-def test_adapters_are_those_of_one_process_when_several_train_them(
-    name: str, several: World
-) -> None:
+def test_adapters_are_those_of_one_process(name: str, several: World) -> None:
     root = several.root
     assert largest_difference(adapters_of(root / "adapted"), adapters_of(root / name)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["stored", "sharded_stored", "sharded_teacher", "sharded_plain"])
-def test_weights_are_those_of_one_online_process_when_several_train_them(
-    name: str, several: World
-) -> None:
+def test_weights_are_those_of_one_online_process(name: str, several: World) -> None:
     alone, shared = (weights_of(several.root / run) for run in ("plain", name))
     assert largest_difference(alone, shared) < 1e-6
     assert largest_difference(weights_of(several.student), alone) > 1e-3
@@ -192,7 +188,7 @@ def resume_whole(
     return train.main(world.argv(name, **changes))
 
 
-def test_whole_run_ends_as_it_would_have_when_it_goes_on_sharded(several: World) -> None:
+def test_whole_run_ends_as_it_would_have(several: World) -> None:
     root = several.root
     assert (
         largest_difference(adapters_of(root / "adapted"), adapters_of(root / "adapted_sharded"))
@@ -208,7 +204,7 @@ def test_whole_run_ends_as_it_would_have_when_it_goes_on_sharded(several: World)
         assert checkpoint_fault(root / name / "checkpoint-2") is None
 
 
-def test_sharded_run_ends_as_it_would_have_when_it_goes_on_whole(
+def test_sharded_run_ends_as_it_would_have(
     several: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = several.root
@@ -242,9 +238,7 @@ def test_log_goes_on_when_the_layout_changes(several: World) -> None:
         assert losses(sharded) == pytest.approx(expected, rel=1e-5)
 
 
-def test_best_model_is_loaded_when_it_was_saved_under_the_other_layout(
-    several: World, tmp_path: Path
-) -> None:
+def test_best_model_is_loaded(several: World, tmp_path: Path) -> None:
     best = several.root / "sharded_plain" / "checkpoint-2"
     built = train.build(config.parse(several.argv("best", use_cpu="True", **SGD)))
     assert built is not None
@@ -255,7 +249,7 @@ def test_best_model_is_loaded_when_it_was_saved_under_the_other_layout(
     assert largest_difference(dict(trainer.model.state_dict()), expected) == 0.0
 
 
-def test_run_is_refused_in_one_line_when_its_optimizer_cannot_change_layout(
+def test_run_is_refused_in_one_line(
     several: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = tmp_path / "checkpoint-2"
@@ -284,7 +278,7 @@ def test_run_is_refused_in_one_line_when_its_optimizer_cannot_change_layout(
         ("sharded_teacher", 4, ("teacher",)),  # the plan counts AdamW
     ],
 )
-def test_plan_counts_what_each_process_holds_when_several_train(
+def test_plan_counts_what_each_process_holds(
     name: str, ranks: int, parts: tuple[str, ...], several: World
 ) -> None:
     for rank in range(ranks):
@@ -312,7 +306,7 @@ def last_eval_loss(run: Path) -> float:
 
 
 @pytest.mark.parametrize("name", ["plain", "sharded_plain"])
-def test_export_gives_the_trained_model_when_the_checkpoint_is_whole_or_sharded(
+def test_export_gives_the_trained_model(
     name: str, several: World, student_tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:
     run = several.root / name
@@ -381,7 +375,7 @@ def test_export_leaves_nothing_behind_when_it_is_interrupted(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_export_refuses_in_one_line_when_the_options_do_not_suit(
+def test_export_refuses_in_one_line(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, adapted = (world.root / name / "checkpoint-5" for name in ("plain", "adapted"))
@@ -397,7 +391,7 @@ def test_export_refuses_in_one_line_when_the_options_do_not_suit(
     assert error_of(capsys, tmp_path / "absent") == f"{tmp_path / 'absent'}: no such directory"
 
 
-def test_export_knows_the_student_when_a_sharded_checkpoint_is_without_its_run(
+def test_export_knows_the_student(
     several: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint, run = tmp_path / "checkpoint-5", several.root / "sharded_plain"
@@ -465,7 +459,7 @@ def test_export_refuses_when_the_configuration_of_the_adapters_is_empty(
 
 
 @pytest.mark.parametrize("role", ["model", "student"])
-def test_adapters_are_no_model_when_one_is_asked_for(role: Any, world: World) -> None:
+def test_adapters_are_no_model(role: Any, world: World) -> None:
     adapters = world.root / "adapted"
     with pytest.raises(ValueError, match="holds adapters") as caught:
         ModelSource(str(adapters), role).config()

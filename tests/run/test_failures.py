@@ -26,9 +26,7 @@ DISK = OSError(28, "No space left on device")
         (CheckpointException("all", {1: (DISK, None)}), "a file could not", "([Errno 28] No space"),
     ],
 )
-def test_explain_says_in_one_line_what_to_do_when_it_is_known(
-    error: BaseException, begins: str, holds: str
-) -> None:
+def test_explain_says_in_one_line_what_to_do(error: BaseException, begins: str, holds: str) -> None:
     explanation = failures.explain(error, "a step")
     assert explanation is not None
     assert explanation.startswith(begins), explanation
@@ -36,6 +34,6 @@ def test_explain_says_in_one_line_what_to_do_when_it_is_known(
     assert "\n" not in explanation
 
 
-def test_explain_leaves_an_error_alone_when_it_is_of_another_kind() -> None:
+def test_explain_leaves_an_error_alone() -> None:
     assert failures.explain(RuntimeError("shapes do not match"), "a step") is None
     assert failures.explain(ValueError("no"), "a step") is None

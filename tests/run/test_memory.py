@@ -52,9 +52,7 @@ def layers_keep(width: int, inner: int, dtype: torch.dtype, tokens: int = 64) ->
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("float32", torch.float32), ("16 bits", torch.bfloat16)]
 )
-def test_activations_are_what_autograd_keeps_when_a_layer_runs(
-    precision: Precision, dtype: torch.dtype
-) -> None:
+def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.dtype) -> None:
     measured = layers_keep(512, 1408, dtype)
     sizes = Sizes(0, 0, 0, 0, 1, 0, hidden=512, inner=1408)
     planned = student_memory(sizes, Layout(precision=precision), tokens=1)["activations"]
@@ -98,9 +96,7 @@ def test_activations_are_what_autograd_keeps_when_a_layer_runs(
         ),
     ],
 )
-def test_student_takes_what_a_hand_count_gives_when_layouts_differ(
-    layout: Layout, expected: dict[str, float]
-) -> None:
+def test_student_takes_what_a_hand_count_gives(layout: Layout, expected: dict[str, float]) -> None:
     assert student_memory(SIZES, layout, tokens=1) == expected
     more = student_memory(SIZES, layout, tokens=7)["activations"]
     assert more == 7 * expected["activations"]
@@ -118,13 +114,13 @@ def test_student_takes_what_a_hand_count_gives_when_layouts_differ(
         (2, None, 4, {"teacher": 500, "teacher's gathered weights": 2 * 1000}),
     ],
 )
-def test_teacher_takes_what_a_hand_count_gives_when_its_weights_are_held_otherwise(
+def test_teacher_takes_what_a_hand_count_gives(
     width: int, quantization: str | None, devices: int, expected: dict[str, float]
 ) -> None:
     assert teacher_memory(SIZES, width, quantization, devices) == expected
 
 
-def test_two_layers_and_what_is_outside_are_gathered_when_the_model_is_deep() -> None:
+def test_two_layers_and_what_is_outside_are_gathered() -> None:
     deep = Sizes(1000, 1000, 600, 100, 6, 400, 10, 30)
     gathered = teacher_memory(deep, 2, devices=2)["teacher's gathered weights"]
     assert gathered == 2 * (400 + 2 * 100)
@@ -133,9 +129,7 @@ def test_two_layers_and_what_is_outside_are_gathered_when_the_model_is_deep() ->
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_sizes_are_those_of_a_hand_count_when_a_model_is_small(
-    tied: bool, tiny_llama: Callable[..., Any]
-) -> None:
+def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., Any]) -> None:
     model = tiny_llama(100, tie_word_embeddings=tied)
     model.model.embed_tokens.requires_grad_(False)
     linear = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 64
@@ -168,9 +162,7 @@ def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[
     return (pair.student_sizes, pair.teacher_sizes), run_plan.device_memory(job, pair)
 
 
-def test_plan_counts_what_one_process_holds_when_it_trains(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_counts_what_one_process_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train, "train", train.train)  # restored behind the test
     measure_runs()
     short = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
@@ -179,9 +171,7 @@ def test_plan_counts_what_one_process_holds_when_it_trains(
     assert held == pytest.approx({name: planned[name] for name in held}, rel=0.1)
 
 
-def test_plan_says_what_the_options_change_when_it_is_made(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (student, (teacher,)), found = plan(world)
     micro_batch = 8 * 64
     assert found == {
@@ -236,7 +226,7 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     assert run_plan.student_layout(run) == expected
 
 
-def test_dry_run_prints_both_shardings_when_one_process_plans(
+def test_dry_run_prints_both_shardings(
     world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     big = Sizes(2**30, 2**30, 0, 2**20, 1000, 24 * 2**20, 10, 30)
@@ -260,6 +250,6 @@ def test_dry_run_prints_both_shardings_when_one_process_plans(
     )
 
 
-def test_memory_is_told_in_gib_when_it_is_described() -> None:
+def test_memory_is_told_in_gib() -> None:
     line = describe_memory({"a": 2**30, "b": 2**29})
     assert line == "memory     about 1.50 GiB per device: a 1.00, b 0.50"

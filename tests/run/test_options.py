@@ -179,7 +179,7 @@ def test_sharding_and_quantization_reach_every_teacher(
 
 
 @pytest.mark.parametrize("options", ["", "--compile_layers", "--attend_across_documents"])
-def test_models_are_checked_and_then_compiled_when_told_so(
+def test_models_are_checked_and_then_compiled(
     options: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[Any] = []
@@ -227,7 +227,7 @@ def test_trainer_probes_the_student_where_it_will_be_trained(
 
 @pytest.mark.parametrize("role", ["student", "teacher"])
 @pytest.mark.parametrize("crossing", [False, True])
-def test_run_is_refused_before_it_starts_when_a_window_is_too_short(
+def test_run_is_refused_before_it_starts(
     crossing: bool, role: str, places: dict[str, str], tmp_path: Path
 ) -> None:
     options = ["--teacher={teacher}", *["--attend_across_documents"] * crossing]
@@ -258,7 +258,7 @@ def test_run_is_refused_before_it_starts_when_a_window_is_too_short(
         ("--method=kld --teacher={short}", "--max_length 64 exceeds the teacher's context of 32"),
     ],
 )
-def test_teacher_is_refused_when_the_method_cannot_use_it(
+def test_teacher_is_refused(
     options: str,
     message: str,
     places: dict[str, str],
@@ -272,7 +272,7 @@ def test_teacher_is_refused_when_the_method_cannot_use_it(
         build(places | {"short": str(short)}, tmp_path / "out", *options.split())
 
 
-def test_tokens_are_the_same_when_ids_beyond_are_added(
+def test_tokens_are_the_same(
     student_tokenizer: PreTrainedTokenizerFast, teacher_tokenizer: PreTrainedTokenizerFast
 ) -> None:
     check_same_tokens(student_tokenizer, student_tokenizer, "kld")
@@ -290,9 +290,7 @@ def test_tokens_are_the_same_when_ids_beyond_are_added(
         check_same_tokens(student_tokenizer, otherwise, "kld")
 
 
-def test_run_goes_on_when_it_is_older_than_an_option(
-    places: dict[str, str], tmp_path: Path
-) -> None:
+def test_run_goes_on(places: dict[str, str], tmp_path: Path) -> None:
     build(places, tmp_path, "--teacher={teacher}")
     settings = json.loads((tmp_path / "run.json").read_text())
     del settings["chunks"], settings["use_peft"]

@@ -97,33 +97,29 @@ def defaults() -> Job:
         ("run", "output_dir", "runs/TinyLlama-1.1B-intermediate-step-1431k-3T__teacher"),
     ],
 )
-def test_parse_gives_the_papers_settings_when_only_a_teacher_is_named(
-    defaults: Job, part: str, name: str, value: Any
-) -> None:
+def test_parse_gives_the_papers_settings(defaults: Job, part: str, name: str, value: Any) -> None:
     assert getattr(vars(defaults)[part], name) == value
 
 
-def test_parse_decays_to_a_tenth_when_the_schedule_is_the_default(defaults: Job) -> None:
+def test_parse_decays_to_a_tenth(defaults: Job) -> None:
     run = defaults.run
     assert isinstance(run.lr_scheduler_kwargs, dict)
     assert run.learning_rate * run.lr_scheduler_kwargs["min_lr_rate"] == pytest.approx(8e-6)
 
 
-def test_parse_leaves_out_the_minimum_when_another_schedule_is_chosen() -> None:
+def test_parse_leaves_out_the_minimum() -> None:
     run = parse((*TEACHER, "--lr_scheduler_type", "linear")).run
     assert not run.lr_scheduler_kwargs
     given = parse((*TEACHER, "--lr_scheduler_kwargs", '{"min_lr": 1e-6}')).run
     assert given.lr_scheduler_kwargs == {"min_lr": 1e-6}
 
 
-def test_guidance_is_the_trainers_default_when_nothing_is_given(defaults: Job) -> None:
+def test_guidance_is_the_trainers_default(defaults: Job) -> None:
     assert defaults.method.in_effect() == Method().in_effect() | {"guidance_table_steps": 0}
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
-def test_parse_computes_in_bfloat16_when_the_gpu_has_it(
-    monkeypatch: pytest.MonkeyPatch, has_bf16: bool
-) -> None:
+def test_parse_computes_in_bfloat16(monkeypatch: pytest.MonkeyPatch, has_bf16: bool) -> None:
     assert parse(TEACHER).run.bf16 is False  # --use_cpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
@@ -140,7 +136,7 @@ def test_parse_computes_in_bfloat16_when_the_gpu_has_it(
 
 @pytest.mark.parametrize("world_size", range(1, 65))
 @pytest.mark.parametrize("given", [(None, None), (2, None), (None, 4), (1, 16), (8, 1024)])
-def test_split_global_batch_multiplies_out_or_shows_the_arithmetic_when_split(
+def test_split_global_batch_multiplies_out_or_shows_the_arithmetic(
     world_size: int, given: tuple[int | None, int | None]
 ) -> None:
     tokens, length, sequences = 2**21, 2048, 1024
@@ -168,7 +164,7 @@ def test_split_global_batch_multiplies_out_or_shows_the_arithmetic_when_split(
 
 
 @pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
-def test_split_global_batch_takes_the_largest_divisor_up_to_8_when_it_may_choose(
+def test_split_global_batch_takes_the_largest_divisor_up_to_8(
     per_device: int, expected: int
 ) -> None:
     assert split_global_batch(per_device * 3 * 10, 10, 3) == (expected, per_device // expected)
@@ -208,7 +204,7 @@ def test_parse_refuses_when_the_batch_is_impossible(argv: tuple[str, ...], messa
 
 
 @pytest.mark.parametrize("world_size", [1, 8, 32])
-def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
+def test_set_batch_spells_out_the_arithmetic(
     monkeypatch: pytest.MonkeyPatch, world_size: int
 ) -> None:
     run = parse(TEACHER).run
@@ -223,9 +219,7 @@ def test_set_batch_spells_out_the_arithmetic_when_there_are_many_processes(
 
 
 @pytest.mark.parametrize(("given", "expected"), [((), 8), (("2",), 2), (("16",), 16)])
-def test_set_batch_keeps_the_evaluation_batch_when_it_is_given(
-    given: tuple[str, ...], expected: int
-) -> None:
+def test_set_batch_keeps_the_evaluation_batch(given: tuple[str, ...], expected: int) -> None:
     run = parse((*TEACHER, *("--per_device_eval_batch_size",) * len(given), *given)).run
     assert (run.per_device_train_batch_size, run.per_device_eval_batch_size) == (8, expected)
 
@@ -242,7 +236,7 @@ def test_set_batch_keeps_the_evaluation_batch_when_it_is_given(
     ],
 )
 @pytest.mark.parametrize("has_affinity", [True, False])
-def test_processes_are_the_cores_when_there_are_many_documents(
+def test_processes_are_the_cores(
     monkeypatch: pytest.MonkeyPatch,
     has_affinity: bool,
     num_proc: int | None,
@@ -262,7 +256,7 @@ def test_processes_are_the_cores_when_there_are_many_documents(
 # Recipes
 
 
-def test_parse_takes_the_recipe_and_then_the_flags_when_both_are_given(tmp_path: Path) -> None:
+def test_parse_takes_the_recipe_and_then_the_flags(tmp_path: Path) -> None:
     config = recipe(
         tmp_path,
         "teacher: from/recipe\nlearning_rate: 3e-4\nmax_length: 64\nglobal_batch_tokens: 256\n"
@@ -289,9 +283,7 @@ def test_parse_takes_the_recipe_and_then_the_flags_when_both_are_given(tmp_path:
         ("config: other.yaml\n", "names another config: give one recipe"),
     ],
 )
-def test_parse_names_the_recipe_when_it_cannot_be_used(
-    tmp_path: Path, content: str, message: str
-) -> None:
+def test_parse_names_the_recipe(tmp_path: Path, content: str, message: str) -> None:
     option, path = recipe(tmp_path, content)
     assert error_of(option, path, *TEACHER).startswith(f"{option} {path} {message}")
 
@@ -306,7 +298,7 @@ def test_parse_names_the_recipe_when_there_is_none(tmp_path: Path) -> None:
     assert error_of("--config") == "argument --config: expected one argument"
 
 
-def test_parse_checks_the_values_of_a_recipe_when_they_are_wrong(tmp_path: Path) -> None:
+def test_parse_checks_the_values_of_a_recipe(tmp_path: Path) -> None:
     assert error_of(*recipe(tmp_path, "top_k: 1.4\n"), *TEACHER) == (
         "--top_k must be in (0, 1], got 1.4"
     )
@@ -330,7 +322,7 @@ def test_parse_accepts_when_the_recipe_is_ours(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ACCELERATE_CONFIGS, ids=lambda path: path.name)
-def test_accelerate_reads_the_file_when_the_config_is_ours(path: Path) -> None:
+def test_accelerate_reads_the_file(path: Path) -> None:
     assert path.read_text().startswith("#")  # the hardware
     config = load_config_from_file(str(path))
     assert config.num_processes >= 1
@@ -504,7 +496,7 @@ def test_parse_refuses_a_sampler_that_does_not_resume() -> None:
 
 
 @pytest.mark.skipif(is_bitsandbytes_available(), reason="bitsandbytes is here")
-def test_parse_refuses_an_optimizer_when_its_package_is_missing() -> None:
+def test_parse_refuses_an_optimizer() -> None:
     assert error_of(*TEACHER, "--optim", "adamw_bnb_8bit").startswith(
         "--optim adamw_bnb_8bit cannot be used: You need to install `bitsandbytes`"
     )
@@ -532,7 +524,7 @@ def test_parse_refuses_an_optimizer_when_its_package_is_missing() -> None:
         ("--lr_scheduler_type", "reduce_lr_on_plateau", "--eval_fraction", "0.1"),
     ],
 )
-def test_parse_accepts_optimizers_and_schedules_when_they_can_be_made(
+def test_parse_accepts_optimizers_and_schedules(
     argv: tuple[str, ...],
 ) -> None:
     assert parse((*TEACHER, *argv))
@@ -572,7 +564,7 @@ UNGUIDED = {
 
 @pytest.mark.parametrize("method", LOOKED_AT)
 @pytest.mark.parametrize("name", OTHER_VALUES)
-def test_parse_refuses_an_option_when_the_method_ignores_it(method: str, name: str) -> None:
+def test_parse_refuses_an_option(method: str, name: str) -> None:
     value = OTHER_VALUES[name]
     teacher = () if method in ("cpt", "random") or value == "random" else TEACHER
     argv = (*CPU, *teacher, "--method", method, f"--{name}", value)
@@ -590,7 +582,7 @@ def test_parse_refuses_an_option_when_the_method_ignores_it(method: str, name: s
 
 
 @pytest.mark.parametrize("name", ["aggregation", "unmapped", "guidance_table_steps"])
-def test_parse_refuses_an_option_of_the_teacher_when_chunks_are_random(name: str) -> None:
+def test_parse_refuses_an_option_of_the_teacher(name: str) -> None:
     argv = (*CPU, "--method", "chunk", "--chunk_guidance", "random", f"--{name}")
     expected = f"--{name} has no effect with --method chunk --chunk_guidance random: leave it out"
     assert error_of(*argv, OTHER_VALUES[name]) == expected
@@ -598,7 +590,7 @@ def test_parse_refuses_an_option_of_the_teacher_when_chunks_are_random(name: str
 
 @pytest.mark.parametrize("method", UNGUIDED)
 @pytest.mark.parametrize("name", OF_THE_TEACHER)
-def test_parse_refuses_a_teacher_when_the_method_has_none(method: str, name: str) -> None:
+def test_parse_refuses_a_teacher(method: str, name: str) -> None:
     options = ("--method", method, *UNGUIDED[method])
     message = f"--{name} has no effect with {' '.join(options)}: leave it out"
     assert error_of(*CPU, *options, f"--{name}", "x") == message
@@ -622,9 +614,7 @@ def test_parse_refuses_a_teacher_when_the_method_has_none(method: str, name: str
         (("--method", "ppo"), "argument --method: invalid choice: 'ppo'"),
     ],
 )
-def test_parse_refuses_a_method_in_one_line_when_its_options_are_wrong(
-    options: tuple[str, ...], expected: str
-) -> None:
+def test_parse_refuses_a_method_in_one_line(options: tuple[str, ...], expected: str) -> None:
     assert expected in error_of(*TEACHER, *options)
 
 
@@ -688,7 +678,7 @@ def test_parse_refuses_in_one_line_when_the_teachers_weights_cannot_be_held_so(
     assert error_of(*TEACHER, *options) == message
 
 
-def test_parse_refuses_to_spread_a_teacher_when_there_is_one_process() -> None:
+def test_parse_refuses_to_spread_a_teacher() -> None:
     sharded = (*TEACHER, "--teacher_sharding", "node")
     expected = "--teacher_sharding node has no effect with one process on a machine: leave it out"
     assert error_of(*sharded) == expected
@@ -696,7 +686,7 @@ def test_parse_refuses_to_spread_a_teacher_when_there_is_one_process() -> None:
 
 
 @pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2", "sdpa", None])
-def test_parse_refuses_32_bits_on_a_gpu_when_the_attention_has_16(
+def test_parse_refuses_32_bits_on_a_gpu(
     attention: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = (*TEACHER, *(("--attn_implementation", attention) if attention else ()))
@@ -736,9 +726,7 @@ def test_parse_refuses_32_bits_on_a_gpu_when_the_attention_has_16(
         (("--method", "cpt", "--student", "d", "--output_dir", ""), "runs/d__cpt"),
     ],
 )
-def test_parse_names_the_output_after_the_models_when_it_is_not_given(
-    argv: tuple[str, ...], output_dir: str
-) -> None:
+def test_parse_names_the_output_after_the_models(argv: tuple[str, ...], output_dir: str) -> None:
     assert parse((*argv, *CPU)).run.output_dir == output_dir
 
 
@@ -758,7 +746,7 @@ def test_parse_does_not_evaluate_when_told_not_to() -> None:
 
 
 @pytest.mark.parametrize("documents", [("--eval_fraction", "0.1"), ("--eval_dataset", "d")])
-def test_parse_loads_the_best_model_when_there_is_something_to_evaluate_on(
+def test_parse_loads_the_best_model(
     documents: tuple[str, ...],
 ) -> None:
     run = parse(
@@ -769,7 +757,7 @@ def test_parse_loads_the_best_model_when_there_is_something_to_evaluate_on(
     assert run.metric_for_best_model == "loss"
 
 
-def test_parse_refuses_the_best_model_when_nothing_tells_it() -> None:
+def test_parse_refuses_the_best_model() -> None:
     assert error_of(*TEACHER, "--load_best_model_at_end", "True").startswith(
         "--load_best_model_at_end requires the save and eval strategy to match"
     )
@@ -780,7 +768,7 @@ def test_parse_refuses_the_best_model_when_nothing_tells_it() -> None:
 STORES = ("--teacher_losses", "S1", "S2")
 
 
-def test_parse_takes_stores_when_they_are_named_instead_of_a_teacher(tmp_path: Path) -> None:
+def test_parse_takes_stores(tmp_path: Path) -> None:
     argv = (*CPU, *STORES, "--teacher_reduction", "weighted", "--teacher_weights", "1", "2.5")
     job = parse(argv)
     model, method = job.model, job.method
@@ -866,8 +854,6 @@ def test_parse_refuses_in_one_line_when_an_option_of_stores_is_wrong(
 @pytest.mark.parametrize(
     ("stores", "output_dir"), [(("a/S1/",), "runs/d__S1"), (("a/S1", "b/S2"), "runs/d__S1__S2")]
 )
-def test_parse_names_the_output_after_the_stores_when_it_is_not_given(
-    stores: tuple[str, ...], output_dir: str
-) -> None:
+def test_parse_names_the_output_after_the_stores(stores: tuple[str, ...], output_dir: str) -> None:
     argv = (*CPU, "--student", "c/d", "--teacher_losses", *stores)
     assert parse(argv).run.output_dir == output_dir

@@ -69,7 +69,7 @@ def tokens_of(path: Path) -> int:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_recipe_makes_the_papers_batch_and_tokens_when_parsed_on_32_gpus(
+def test_recipe_makes_the_papers_batch_and_tokens(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world_size = property(lambda self: WORLD_SIZE)
@@ -97,7 +97,7 @@ def test_recipe_writes_out_the_papers_settings_when_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_recipe_begins_with_its_hardware_and_its_command_when_read(path: Path) -> None:
+def test_recipe_begins_with_its_hardware_and_its_command(path: Path) -> None:
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# Hardware: 32 H100, 4 machines with 8 each. ")
     launch = [line.strip("# \\") for line in lines[1:4]]
@@ -108,7 +108,7 @@ def test_recipe_begins_with_its_hardware_and_its_command_when_read(path: Path) -
 
 
 @pytest.mark.parametrize("path", PAPER, ids=name_of)
-def test_recipe_is_what_its_name_says_when_it_is_of_the_paper(path: Path) -> None:
+def test_recipe_is_what_its_name_says(path: Path) -> None:
     found = values(path)
     first, *rest = path.stem.split("__")
     if path.parent.name == "table3":
@@ -128,7 +128,7 @@ def test_recipe_is_what_its_name_says_when_it_is_of_the_paper(path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", PAPER, ids=name_of)
-def test_recipe_has_the_papers_guidance_when_its_name_says_no_other(path: Path) -> None:
+def test_recipe_has_the_papers_guidance(path: Path) -> None:
     expected = {
         **{"top_k": 0.4, "aggregation": "max", "unmapped": "include", "uld_weight": 0.5},
         **{"kld_direction": "reverse", "rho1_score": "loss_and_entropy"},
@@ -155,7 +155,7 @@ def rows(table: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_table_1_has_a_recipe_for_every_trained_row_when_listed() -> None:
+def test_table_1_has_a_recipe_for_every_trained_row() -> None:
     table = json.loads(REPORTED_FILE.read_text())["tables"][0]["rows"]
     assert sorted(name for name, _, _ in rows("table1")) == sorted(set(table) - {"TinyLlama"})
     for path in (RECIPES / "paper" / "table1").glob("*.yaml"):
@@ -169,7 +169,7 @@ def test_table_1_has_a_recipe_for_every_trained_row_when_listed() -> None:
     assert {tokens for _, _, tokens in rows("table1")} == {"15B"}
 
 
-def test_table_2_has_a_recipe_for_every_cell_when_listed() -> None:
+def test_table_2_has_a_recipe_for_every_cell() -> None:
     table = paper_guidance()["Table 2"]
     cells = {(f"{n} chunks, {how}", "chunk", "5B") for n in table["chunks"] for how in HOW}
     assert set(rows("table2")) == cells | {("token-level", "vocagnolm", "5B")}
@@ -178,7 +178,7 @@ def test_table_2_has_a_recipe_for_every_cell_when_listed() -> None:
 HOW = ("teacher", "random")
 
 
-def test_table_3_has_a_recipe_for_every_row_when_listed() -> None:
+def test_table_3_has_a_recipe_for_every_row() -> None:
     assert set(rows("table3")) == {
         ("Mean", "vocagnolm", "2B"),
         ("Exclude", "vocagnolm", "2B"),
@@ -206,7 +206,7 @@ def test_ablations_are_all_there_when_listed() -> None:
 
 
 @pytest.mark.parametrize("path", ABLATIONS, ids=name_of)
-def test_ablation_changes_only_what_its_name_says_when_compared(path: Path) -> None:
+def test_ablation_changes_only_what_its_name_says(path: Path) -> None:
     found = values(path)
     table = RECIPES / "paper" / ("table1" if found["method"] == "uld" else "table3")
     stem = "uld__mistral-proxmath"
@@ -219,7 +219,7 @@ def test_ablation_changes_only_what_its_name_says_when_compared(path: Path) -> N
         assert where[0] == where[1]
 
 
-def test_recipes_share_a_directory_exactly_when_they_are_the_same_run() -> None:
+def test_recipes_share_a_directory_exactly() -> None:
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in ALL:
         found = values(path)
@@ -230,7 +230,7 @@ def test_recipes_share_a_directory_exactly_when_they_are_the_same_run() -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_recipe_names_only_recipes_that_exist_when_it_refers_to_them(path: Path) -> None:
+def test_recipe_names_only_recipes_that_exist(path: Path) -> None:
     for name in re.findall(r"recipes/[\w./-]+\.yaml", path.read_text(encoding="utf-8")):
         assert (ROOT / name).is_file()
     found = values(path)
@@ -245,7 +245,7 @@ def test_recipe_names_only_recipes_that_exist_when_it_refers_to_them(path: Path)
 REPRODUCING = (ROOT / "docs" / "reproducing.md").read_text(encoding="utf-8")
 
 
-def test_documentation_leads_to_every_recipe_when_its_patterns_are_resolved() -> None:
+def test_documentation_leads_to_every_recipe() -> None:
     patterns = set(re.findall(r"recipes/[\w./*-]+\.yaml", REPRODUCING))
     found = {pattern: list(ROOT.glob(pattern)) for pattern in patterns}
     assert all(found.values())
@@ -259,13 +259,13 @@ def test_documentation_names_every_figure_when_read() -> None:
     assert drawn == set(NUMBERS)
 
 
-def test_documentation_names_only_directories_of_recipes_when_it_lists_runs() -> None:
+def test_documentation_names_only_directories_of_recipes() -> None:
     outputs = {Path(values(path)["output_dir"]) for path in ALL}
     for pattern in re.findall(r"runs/(?:paper|ablations)/[\w./*-]+", REPRODUCING):
         assert any(path.match(pattern) for path in outputs), pattern
 
 
-def test_documentation_counts_steps_as_the_recipes_do_when_read() -> None:
+def test_documentation_counts_steps_as_the_recipes_do() -> None:
     (steps,) = re.findall(r"15B, 5B and 2B tokens are ([\d,]+), ([\d,]+) and (\d+)", REPRODUCING)
     by_tokens = {tokens_of(path): values(path)["max_steps"] for path in ALL}
     assert [int(count.replace(",", "")) for count in steps] == [by_tokens[n] for n in (15, 5, 2)]

@@ -62,7 +62,7 @@ def test_slurm_script_requeues_when_it_is_preempted(
     assert (pairs["--main_process_ip"], pairs["--machine_rank"]) == ("first", "0")
 
 
-def test_slurm_script_ends_with_the_job_when_it_is_done(
+def test_slurm_script_ends_with_the_job(
     environment: dict[str, str],
 ) -> None:
     done = subprocess.run(["bash", SCRIPT], env=environment | {"DONE": "1"}, timeout=30)
