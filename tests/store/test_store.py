@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerFast
 import vocagnolm.host.files
 from vocagnolm.host.manifest import MANIFEST_FILE, find_faults, manifest_sha256
 from vocagnolm.spans import encode_batch
-from vocagnolm.store import codec, store
+from vocagnolm.store import codec, job, store
 from vocagnolm.store.codec import decode_spans, encode_spans
 from vocagnolm.store.store import Store, StoredSegment, document_key
 from vocagnolm.tokenizers import load_tokenizer
@@ -269,6 +269,28 @@ def test_finished_store_survives_tidying_while_another_writes(
     late = segments_of(TEXTS[0], [], seed=9)
     store.write_shard(tmp_path, 0, late, "float16", "source 0", is_shared=True)
     store.tidy(tmp_path)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", [MANIFEST_FILE, store.PLAN_FILE])
+def test_finished_store_survives_a_second_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Two jobs end, or one begins as another ends: the file aside of the slower one is tidied."""
+    make_store(tmp_path)
+    before = contents(tmp_path)
+    for owner, function in ((Path, "replace"), (os, "link")):
+        original = getattr(owner, function)
+
+        def tidied(source: Any, target: Any, original: Any = original) -> None:
+            store.tidy(tmp_path)
+            original(source, target)
+
+        monkeypatch.setattr(owner, function, tidied)
+    if name == MANIFEST_FILE:
+        store.finish_store(tmp_path, range(3), {"teacher": "teacher 0"})
+    else:
+        job.begin(tmp_path, {"teacher": "teacher 0"})
     assert contents(tmp_path) == before
 
 

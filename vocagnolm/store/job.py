@@ -227,7 +227,8 @@ class _Progress:
 def begin(directory: Path, plan: Mapping[str, object]) -> None:
     """Claim a directory for a store, unless another job has just claimed it for another one."""
     # The first job's plan stays; the others compare theirs with it.
-    write_json(directory / PLAN_FILE, plan, replace=False)
+    with store.unless_finished(directory):
+        write_json(directory / PLAN_FILE, plan, replace=False)
     check_plan(directory, plan)
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
@@ -127,11 +128,18 @@ def write_shard(
     if not is_shared:
         # The description of a shard must not outlive it.
         _entry_path(path).unlink(missing_ok=True)
-    try:
+    with unless_finished(directory):
         write_file(path, write, replace=not is_shared)
         write_json(_entry_path(path), _describe(path))
+
+
+@contextmanager
+def unless_finished(directory: Path) -> Iterator[None]:
+    """Write a file of a store, or none if another job finishes the store meanwhile."""
+    try:
+        yield
     except FileNotFoundError:
-        # Another job may have finished the store, and tidied away the file that was being written.
+        # That job has tidied away the file that was being written.
         if not (directory / MANIFEST_FILE).exists():
             raise
 
@@ -219,7 +227,8 @@ def finish_store(
         "segments": sum(entry["segments"] for entry in entries),
         "tokens": sum(entry["tokens"] for entry in entries),
     }
-    seal(directory, about, SHARDS, entries)
+    with unless_finished(directory):
+        seal(directory, about, SHARDS, entries)
     tidy(directory)
 
 
