@@ -130,7 +130,9 @@ def test_train_leaves_a_model_that_loads(world: World) -> None:
     assert '"top_k": 0.4' in card
 
 
-def test_train_changes_nothing(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+def test_train_changes_nothing_of_a_finished_run(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
     before = snapshot(world.run)
     capfd.readouterr()
     assert train.main(world.argv(world.run)) == 0
@@ -352,7 +354,9 @@ def test_train_stops_when_the_weights_are_damaged(
     assert re.match(rf"--teacher {teacher}:? {reason}", fail(teacher=str(teacher)))
 
 
-def test_train_stops_with_3(fail: Callable[..., str], world: World, tmp_path: Path) -> None:
+def test_train_stops_at_a_teacher_with_nan(
+    fail: Callable[..., str], world: World, tmp_path: Path
+) -> None:
     teacher = copy(world.teacher, tmp_path / "nan")
     poison(teacher, "model.layers.0.mlp.up_proj.weight")
     line = fail(3, teacher=str(teacher))
