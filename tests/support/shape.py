@@ -41,8 +41,8 @@ ROOMS = {
     "run": "conventions host training method models store views",
     "evaluation": "conventions host models method",
     "analysis": "conventions host method evaluation views",
-    "demo": "conventions host method models run evaluation analysis",
-    "cli": "host method models store views run evaluation analysis demo",
+    "demo": "conventions host method run evaluation",
+    "cli": "host method store views run analysis demo",
     SCRIPT: "host run evaluation",
 }
 # A file of the method imports only those before it.
