@@ -181,7 +181,7 @@ def test_results_lie_in_the_model(own_model: Path) -> None:
     assert evaluate_math.main(argv) == 0
     assert (own_model / "evaluation" / "results.json").is_file()
     assert evaluate_math.main(argv) == 0  # its own files do not make it another model
-    parsed = evaluate_math.parse(["--model", "org/name", "--benchmarks", "demo"])
+    parsed = evaluate_math._parse(["--model", "org/name", "--benchmarks", "demo"])
     assert evaluate_math.output_dir(parsed) == Path("runs/name/evaluation")
 
 
@@ -472,10 +472,12 @@ def test_revision_is_the_commit() -> None:
 
 
 def test_names_of_the_harness_are_known() -> None:
-    arguments = evaluate_math.parse(["--model", "M", "--benchmarks", "minerva_math, sat_math,math"])
+    arguments = evaluate_math._parse(
+        ["--model", "M", "--benchmarks", "minerva_math, sat_math,math"]
+    )
     assert arguments.benchmarks == ["math", "sat"]
     regrade = ["--regrade", "F", "--benchmark", "minerva_math"]
-    assert evaluate_math.parse(regrade).benchmark == "math"
+    assert evaluate_math._parse(regrade).benchmark == "math"
 
 
 def test_second_evaluation_is_refused(

@@ -112,7 +112,11 @@ BAD_FILES: dict[str, tuple[str, bytes | None, str]] = {
     "no UTF-8": ("o.jsonl", b'{"idx": "\xff"}\n', "line 1: expected JSON"),
     "endless nesting": ("o.jsonl", b"[" * 10**6, "line 1: expected JSON"),
     "a list": ("o.jsonl", b"[1]\n", "line 1: expected a JSON object"),
-    "a field missing": ("o.jsonl", GOOD + b'{"idx": 1}\n', "line 2: .*no gold, raw_output"),
+    "a field missing": (
+        "o.jsonl",
+        GOOD + b'{"idx": 1}\n',
+        "line 2: expected a field `gold`, found idx",
+    ),
     "no output": (
         "o.jsonl",
         b'{"idx": 1, "gold": "1", "raw_output": null}\n',
@@ -121,7 +125,7 @@ BAD_FILES: dict[str, tuple[str, bytes | None, str]] = {
     "no gold": (
         "o.jsonl",
         b'{"idx": 1, "gold": null, "raw_output": "1"}\n',
-        "line 1: expected `gold` to be str or int or float, found NoneType",
+        "line 1: expected `gold` to be str or int or float or bool, found NoneType",
     ),
     "truncated gzip": ("o.jsonl.gz", gzip.compress(GOOD * 9)[:-12], "cannot be read: "),
     "damaged gzip": ("o.jsonl.gz", gzip.compress(GOOD)[:12] + b"\xff" * 40, "cannot be read: "),

@@ -48,7 +48,7 @@ def test_evaluation_command_of_the_readme_parses(
     monkeypatch.chdir(tmp_path)
     for name in ("DATA", "PROMPTS/cot"):
         (tmp_path / name).mkdir(parents=True)
-    arguments = evaluate_math.parse(words[words.index("evaluate_math.py") + 1 :])
+    arguments = evaluate_math._parse(words[words.index("evaluate_math.py") + 1 :])
     assert arguments.benchmarks == list(PAPER_BENCHMARKS)
 
 

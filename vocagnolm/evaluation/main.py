@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation import regrading, report
 from vocagnolm.evaluation.engines.generation import Engine
@@ -40,10 +40,10 @@ _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate, preview or regrade, and return the exit status."""
-    return command.run_command(_NAME, lambda: _evaluate_or_regrade(parse(argv)), resumable=True)
+    return command.run_command(_NAME, lambda: _evaluate_or_regrade(_parse(argv)), resumable=True)
 
 
-def parse(argv: Sequence[str] | None = None) -> Namespace:
+def _parse(argv: Sequence[str] | None = None) -> Namespace:
     """Read the command line; a ValueError says what is wrong, missing or without effect."""
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
@@ -67,8 +67,7 @@ def parse(argv: Sequence[str] | None = None) -> Namespace:
     arguments = parser.parse_args(argv)
     given = parser.given(arguments)
     arguments.benchmarks = _benchmark_names(arguments.benchmarks)
-    _check_combination(arguments, given)
-    _check_values(arguments)
+    _check(arguments, given)
     return arguments
 
 
@@ -86,7 +85,7 @@ def _benchmark_names(text: str) -> list[str]:
     return names
 
 
-def _check_combination(arguments: Namespace, given: set[str]) -> None:
+def _check(arguments: Namespace, given: set[str]) -> None:
     if arguments.regrade:
         useless = given - {"regrade", "benchmark", "output"}
         if useless or not arguments.benchmark:
@@ -103,11 +102,9 @@ def _check_combination(arguments: Namespace, given: set[str]) -> None:
         command.refuse_idle(given, {"data_dir", "prompts_dir"}, "on the demo")
     if Path(arguments.model).is_dir():
         command.refuse_idle(given, {"revision"}, "on a directory")
-
-
-def _check_values(arguments: Namespace) -> None:
     command.check_at_least(arguments, 1, "limit", "batch_size")
-    for name, path in (("data_dir", arguments.data_dir), ("prompts_dir", arguments.prompts_dir)):
+    for name in ("data_dir", "prompts_dir"):
+        path = vars(arguments)[name]
         if path is not None and not path.is_dir():
             raise ValueError(f"--{name} {path}: expected a directory, found none: give another")
 
@@ -117,28 +114,29 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
         regrading.regrade(arguments.regrade, arguments.benchmark, arguments.output)
         return
     state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
-    source = ModelSource(
-        arguments.model,
-        "model",
-        arguments.revision,
-        arguments.attn_implementation,
-        arguments.trust_remote_code,
-    )
+    is_cuda = state.device.type == "cuda"
+    arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
+    arguments.batch_size = arguments.batch_size or (64 if is_cuda else 16)
+    attention, is_trusted = arguments.attn_implementation, arguments.trust_remote_code
+    source = ModelSource(arguments.model, "model", arguments.revision, attention, is_trusted)
+    # Every step that may fail: all processes fail together, with one message.
     with in_agreement():
         tracker = Tracker(arguments.model) if arguments.report_to == "wandb" else None
         config, tokenizer = source.config(), source.tokenizer()
         tasks = load_tasks(
             arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit
         )
+    context = context_length(config)
     if arguments.dry_run:
         for task in tasks:
-            command.say(task.preview(tokenizer, context_length(config)))
+            command.say(task.preview(tokenizer, context))
         return
     directory = RunDirectory(output_dir(arguments))
     with ExitStack() as held:
         with in_agreement():
-            settings = _settings(arguments, config, tasks, state)
+            settings = _settings(arguments, tasks, context)
             if state.is_main_process:
+                settings["model"]["revision"] = revision_of(arguments.model, config)
                 held.enter_context(directory.lock())
                 directory.check_settings(settings)
         with in_agreement():
@@ -151,22 +149,22 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
                 if state.is_main_process:
                     command.note(report.progress(task, directory))
         if state.is_main_process:
-            results = report.build_results(
-                tasks, directory, settings, _environment(arguments, state)
-            )
+            # Facts that may change a number in bfloat16 without being a setting.
+            environment = {
+                "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
+                "processes": state.num_processes,
+                "device": torch.cuda.get_device_name() if is_cuda else state.device.type,
+            }
+            results = report.build_results(tasks, directory, settings, environment)
             _publish(results, tasks, directory, tracker)
 
 
-def _settings(
-    arguments: Namespace, config: PreTrainedConfig, tasks: Sequence[Task], state: PartialState
-) -> Record:
+def _settings(arguments: Namespace, tasks: Sequence[Task], context: int) -> Record:
     """Settings that items must share to belong to one evaluation."""
-    context = context_length(config)
-    revision = revision_of(arguments.model, config) if state.is_main_process else None
     return {
-        "model": {"name": arguments.model, "revision": revision},
+        "model": {"name": arguments.model, "revision": None},
         "engine": arguments.engine,
-        "dtype": command.resolve_dtype(arguments.dtype, state.device),
+        "dtype": arguments.dtype,
         "attn_implementation": arguments.attn_implementation,
         "context": None if context == NO_LIMIT else context,
         "limit": arguments.limit,
@@ -176,28 +174,12 @@ def _settings(
     }
 
 
-def _environment(arguments: Namespace, state: PartialState) -> dict[str, object]:
-    """Facts that may change a number in bfloat16 without being a setting."""
-    device = state.device.type
-    return {
-        "batch_size": _batch_size(arguments, state) if arguments.engine == "hf" else None,
-        "processes": state.num_processes,
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-    }
-
-
-def _batch_size(arguments: Namespace, state: PartialState) -> int:
-    return int(arguments.batch_size or (64 if state.device.type == "cuda" else 16))
-
-
 def _load_engine(
     arguments: Namespace,
     source: ModelSource,
     tokenizer: PreTrainedTokenizerBase,
     state: PartialState,
 ) -> Engine:
-    """Load the model, ready to answer, on this process's device."""
-    dtype = command.resolve_dtype(arguments.dtype, state.device)
     if arguments.engine == "vllm":
         from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
 
@@ -205,15 +187,15 @@ def _load_engine(
             raise ValueError(
                 "--engine vllm spreads a model over the GPUs itself: start it with python"
             )
-        return VLLMEngine(source, tokenizer, dtype)
+        return VLLMEngine(source, tokenizer, arguments.dtype)
     try:
-        model = source.load(getattr(torch, dtype)).to(state.device)
+        model = source.load(getattr(torch, arguments.dtype)).to(state.device)
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"--model {source.name} does not fit into the memory of {state.device}: give a "
             "narrower --dtype, or --engine vllm, which spreads it over the GPUs"
         ) from error
-    return HFEngine(model, tokenizer, _batch_size(arguments, state))
+    return HFEngine(model, tokenizer, arguments.batch_size)
 
 
 def output_dir(arguments: Namespace) -> Path:
@@ -230,9 +212,8 @@ def _publish(
     """Write and print the row, and report it."""
     report.write_results(results, directory)
     command.say(report.to_markdown(results))
-    command.say(
-        f"written: {directory.path}/results.json, row.md, row.tex and an item file per benchmark"
-    )
+    files = "results.json, row.md, row.tex and an item file per benchmark"
+    command.say(f"written: {directory.path}/{files}")
     if tracker:
         names = [task.benchmark.id for task in tasks]
         tracker.report(results, {name: directory.finished(name).values() for name in names})

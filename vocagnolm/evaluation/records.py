@@ -8,17 +8,19 @@ item, in the order of `idx`. Until a benchmark is complete its items lie in `ID.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from vocagnolm.host import lock
-from vocagnolm.host.files import check_writable, write_json, write_text
+from vocagnolm.host.files import check_writable, json_or_empty, write_json, write_text
 from vocagnolm.host.settings import check_same, differences
 
 # A JSON object.
 Record: TypeAlias = dict[str, Any]
+# The fields of a record, with the types each may have; none for any.
+Fields: TypeAlias = Mapping[str, tuple[type, ...]]
 _SETTINGS_FILE = "settings.json"
 
 
@@ -34,6 +36,18 @@ def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
         if not isinstance(record, dict):
             raise ValueError(f"{path}, line {number}: expected a JSON object, found {line[:40]!r}")
         yield record
+
+
+def check_fields(record: Mapping[str, object], fields: Fields) -> None:
+    """Refuse a record in which a field is missing or of another type."""
+    for name, types in fields.items():
+        if name not in record:
+            raise ValueError(f"expected a field `{name}`, found {', '.join(record) or 'none'}")
+        # Exactly: a bool is an int to `isinstance`.
+        if types and type(record[name]) not in types:
+            expected = " or ".join(kind.__name__ for kind in types)
+            found = type(record[name]).__name__
+            raise ValueError(f"expected `{name}` to be {expected}, found {found}")
 
 
 def to_line(record: Record) -> str:
@@ -53,10 +67,7 @@ class RunDirectory:
         return lock.locked(self.path, patience_s=0)
 
     def check_settings(self, settings: Record) -> None:
-        """Refuse to continue under other settings than those of the items that are there.
-
-        Those under "benchmarks" are compared for the benchmarks that both have.
-        """
+        """Refuse to continue under other settings than those of the items that are there."""
         check_writable(self.path)
         before = self._settings()
         if not before:
@@ -67,9 +78,9 @@ class RunDirectory:
                 )
             return
         changed = _changes(_binding(before), _binding(settings))
-        for name in sorted(before["benchmarks"].keys() & settings["benchmarks"].keys()):
-            old, new = before["benchmarks"][name], settings["benchmarks"][name]
-            changed += _changes(old, new, f"{name} ")
+        old, new = before["benchmarks"], settings["benchmarks"]
+        for name in sorted(old.keys() & new.keys()):
+            changed += _changes(old[name], new[name], f"{name} ")
         holder = f"{self.path} holds results of another evaluation"
         check_same(changed, holder, "give another --output_dir")
 
@@ -80,11 +91,11 @@ class RunDirectory:
         write_json(self.path / _SETTINGS_FILE, {**settings, "benchmarks": benchmarks})
 
     def _settings(self) -> Record:
-        """Read the settings of the items that are there; without items they bind nobody."""
+        # Without items they bind nobody.
         path = self.path / _SETTINGS_FILE
         if not path.exists():
             return {}
-        (settings,) = read_lines(path, [path.read_bytes()])
+        settings = json_or_empty(path)
         if not isinstance(settings.get("benchmarks"), dict):
             raise ValueError(
                 f"{path}: expected the settings of an evaluation, found no benchmarks: "
@@ -93,10 +104,11 @@ class RunDirectory:
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
-        """Read the records so far, by `idx`. A last line that was cut off counts as not written."""
+        """Read the records so far, by `idx`."""
         records: dict[int, Record] = {}
         whole = self.path / f"{benchmark}.jsonl"
         for path in filter(Path.exists, (whole, *self._parts(benchmark))):
+            # A last line that was cut off counts as not written.
             lines = path.read_bytes().split(b"\n")[:-1]
             try:
                 for number, record in enumerate(read_lines(path, lines), 1):

@@ -14,26 +14,20 @@ from tqdm.auto import tqdm
 from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.grading.normalization import strip_string
-from vocagnolm.evaluation.records import Record, read_lines, to_line
+from vocagnolm.evaluation.records import Record, check_fields, read_lines, to_line
 from vocagnolm.evaluation.report import GRADER, second_opinion
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.host.files import write_text
 
 # The fields of a line, with the types each may have.
-_FIELDS = {"idx": (object,), "gold": (str, int, float), "raw_output": (str,)}
+_FIELDS = {"idx": (), "gold": (str, int, float, bool), "raw_output": (str,)}
 
 
 def regrade(file: Path, benchmark: str, output: Path | None) -> None:
-    """Grade stored outputs and write every line again, with the graders' verdicts.
+    """Grade stored outputs and write every line again, all or none, with the graders' verdicts.
 
-    Args:
-        file: JSON lines, gzipped if the name ends in .gz, each with `idx`, `gold` (already parsed)
-            and `raw_output`; an item file of ours is one.
-        benchmark: its rules find the answer.
-        output: receives the lines, all or none; None for the standard output.
-
-    Raises:
-        ValueError: the file cannot be read, or a line is not of this form; nothing is written.
+    The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
+    parsed) and `raw_output`, such as our item files. `output` None is the standard output.
     """
     if output is not None and output.exists() and not output.is_file():
         raise ValueError(f"--output {output}: expected a file, found something else: give another")
@@ -47,35 +41,25 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
         verdicts = [asdict(verdict) for verdict in shown]
     pairs = zip(records, verdicts, strict=True)
     text = "".join(to_line(record | verdict) for record, verdict in pairs)
-    summary = _summary(file, benchmark, summarize(verdicts))
     if output is None:
         sys.stdout.write(text)
-        sys.stderr.write(summary)
     else:
         write_text(output, text)
-        sys.stdout.write(summary)
+    told = sys.stdout if output else sys.stderr
+    told.write(_summary(file, benchmark, summarize(verdicts)))
 
 
 def _read(file: Path) -> Iterator[Record]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
             for number, record in enumerate(read_lines(file, lines), 1):
-                yield _checked(record, f"{file}, line {number}")
+                try:
+                    check_fields(record, _FIELDS)
+                except ValueError as error:
+                    raise ValueError(f"{file}, line {number}: {error}") from error
+                yield record
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"--regrade {file} cannot be read: {error}") from error
-
-
-def _checked(record: Record, where: str) -> Record:
-    if missing := [field for field in _FIELDS if field not in record]:
-        raise ValueError(
-            f"{where}: expected the fields {', '.join(_FIELDS)}, found no {', '.join(missing)}"
-        )
-    for field, types in _FIELDS.items():
-        if not isinstance(record[field], types):
-            kind = type(record[field]).__name__
-            expected = " or ".join(each.__name__ for each in types)
-            raise ValueError(f"{where}: expected `{field}` to be {expected}, found {kind}")
-    return record
 
 
 def _summary(file: Path, benchmark: str, summary: Record) -> str:

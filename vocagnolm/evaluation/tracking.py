@@ -6,9 +6,10 @@ import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
-from vocagnolm.evaluation.records import Record, read_lines
+from vocagnolm.evaluation.records import Record
+from vocagnolm.host.files import JsonObject, json_or_empty
 from vocagnolm.host.settings import TRACKER_FILE
 
 _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reason", "math_verify")
@@ -17,8 +18,7 @@ _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reaso
 class Tracker:
     """The run that takes the columns: the one that trained the model, or one of its own.
 
-    Without a key, or with WANDB_MODE=offline, the run is written to disk for `wandb sync`. An
-    error of wandb, or a missing package, becomes a ValueError.
+    Without a key, or with WANDB_MODE=offline, the run is written to disk for `wandb sync`.
     """
 
     def __init__(self, model: str):
@@ -27,8 +27,17 @@ class Tracker:
 
     def report(self, results: Record, records: Mapping[str, Iterable[Record]]) -> None:
         """Put the columns into the summary, and the wrong answers of each benchmark into tables."""
+        training, is_own = self._training, not self._training
+        is_offline = "WANDB_MODE" not in os.environ and not self._wandb.api.api_key
         try:
-            with self._start(f"evaluation of {results['model']['name']}") as run:
+            with self._wandb.init(
+                project=training.get("project") or os.environ.get("WANDB_PROJECT", "vocagnolm"),
+                entity=training.get("entity") or None,
+                id=training.get("id"),
+                resume=None if is_own else "allow",
+                name=f"evaluation of {results['model']['name']}" if is_own else None,
+                mode="offline" if is_offline else None,
+            ) as run:
                 run.summary.update(dict(summary(results)))
                 for name, graded in records.items():
                     rows = [_row(record) for record in graded if not record["correct"]]
@@ -39,18 +48,6 @@ class Tracker:
                 f"--report_to wandb: the results are written, but wandb says: {error}; the same "
                 "command tries again"
             ) from error
-
-    def _start(self, name: str) -> Any:
-        training = self._training
-        is_offline = "WANDB_MODE" not in os.environ and not self._wandb.api.api_key
-        return self._wandb.init(
-            project=training.get("project") or os.environ.get("WANDB_PROJECT", "vocagnolm"),
-            entity=training.get("entity") or None,
-            id=training.get("id"),
-            resume="allow" if training else None,
-            name=None if training else name,
-            mode="offline" if is_offline else None,
-        )
 
 
 def summary(results: Record) -> Iterator[tuple[str, object]]:
@@ -75,37 +72,31 @@ def _place(name: str, part: Record) -> str:
 
 
 def _row(record: Record) -> list[object]:
-    """Fill the cells of a wrong answer; invalid Unicode is shown escaped."""
-    row: list[object] = []
-    for field in _SHOWN:
-        cell = record[field]
-        is_text = isinstance(cell, str)
-        row.append(cell.encode(errors="backslashreplace").decode() if is_text else cell)
-    return row
+    cells = [record[field] for field in _SHOWN]
+    # Invalid Unicode is shown escaped.
+    return [
+        cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
+        for cell in cells
+    ]
 
 
-def _import_wandb() -> Any:
-    """Import the package, not a directory of that name, which wandb makes for its files."""
+def _import_wandb() -> ModuleType:
     try:
         wandb = importlib.import_module("wandb")
+        # A directory of that name, which wandb makes for its files, imports too.
+        if hasattr(wandb, "init"):
+            return wandb
     except ImportError:
-        wandb = None
-    if not hasattr(wandb, "init"):
-        raise ValueError(
-            "--report_to wandb needs the package wandb, which is not installed: "
-            "`pip install wandb`, or leave --report_to out"
-        )
-    return wandb
+        pass
+    raise ValueError(
+        "--report_to wandb needs the package wandb, which is not installed: "
+        "`pip install wandb`, or leave --report_to out"
+    )
 
 
-def _training_run(path: Path) -> Record:
-    """Read id, project and entity; empty where no training left them."""
-    if not path.is_file():
-        return {}
-    try:
-        (place,) = read_lines(path, [path.read_bytes()])
-        if not isinstance(place.get("id"), str):
-            raise ValueError(f"{path}: expected the id of a run, found none")
-    except ValueError as error:
-        raise ValueError(f"{error}: delete the file") from error
+def _training_run(path: Path) -> JsonObject:
+    # Id, project and entity; nothing where no training left them.
+    place = json_or_empty(path)
+    if path.is_file() and not isinstance(place.get("id"), str):
+        raise ValueError(f"{path}: expected the id of a run, found none: delete the file")
     return place

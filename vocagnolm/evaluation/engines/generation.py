@@ -1,15 +1,15 @@
 """The rules of every engine: prompts in, greedy completions out, cut at the first stop string.
 
-Knows neither benchmarks nor models: an engine asks `Decoding` for a prompt's tokens, for the number
-that may follow and for their text, so that two engines that choose the same tokens give the same
-completions. The rules are those of the evaluation harness's vLLM path (greedy, at most so many
-tokens and never past the context, the text before the first stop string).
+An engine asks `Decoding` for a prompt's tokens, for the number that may follow and for their text:
+two engines that choose the same tokens give the same completions. The rules are those of the
+harness's vLLM path.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal, Protocol
 
 from transformers import GenerationConfig, PreTrainedTokenizerBase
@@ -43,8 +43,7 @@ class Engine(Protocol):
     ) -> Iterator[list[Completion]]:
         """Give groups of completions as they finish, in any order, each prompt exactly once.
 
-        Raises:
-            ValueError: at once, before anything runs, if a prompt leaves no room in the context.
+        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
         """
         ...
 
@@ -56,9 +55,8 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     2
     """
     # In sorted order, the first and the last differ first where any two do.
-    first, last = min(sequences), max(sequences)
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(first), len(last)))
+    pairs = zip(min(sequences), max(sequences), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -76,9 +74,8 @@ def end_of_text_ids(
 ) -> frozenset[int]:
     """Collect the ids that end a text: of the model's generation config, and of the tokenizer."""
     ids = generation_config.eos_token_id
-    listed = [] if ids is None else ids if isinstance(ids, list) else [ids]
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return frozenset([*listed, *own])
+    listed = ids if isinstance(ids, list) else [ids]
+    return frozenset([*listed, tokenizer.eos_token_id]) - {None}
 
 
 @dataclass(frozen=True)
@@ -97,10 +94,7 @@ class Decoding:
         if "" in self.stops:
             raise ValueError("a stop string is empty and would end every completion: leave it out")
         if self.max_new_tokens < 1:
-            raise ValueError(
-                f"max_new_tokens is {self.max_new_tokens}: give the tokens of a completion, 1 or "
-                "more"
-            )
+            raise ValueError(f"max_new_tokens is {self.max_new_tokens}: give 1 or more")
 
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """Tokenize each prompt, with the special tokens that the tokenizer adds to a text."""
@@ -109,12 +103,8 @@ class Decoding:
         encoded: list[list[int]] = self.tokenizer(list(prompts), verbose=False)["input_ids"]
         lengths = [len(ids) for ids in encoded]
         if not min(lengths):
-            raise ValueError(
-                f"prompt {lengths.index(0)} has no token, and a model needs one to continue: write "
-                "something into it"
-            )
-        too_long = sum(self.cap(length) < 1 for length in lengths)
-        if too_long:
+            raise ValueError(f"prompt {lengths.index(0)} has no token: write something into it")
+        if too_long := sum(self.cap(length) < 1 for length in lengths):
             raise ValueError(
                 f"{too_long} of {len(prompts)} prompts leave no room for a completion: the longest "
                 f"has {max(lengths)} tokens and the model's context holds {self.context}; use fewer"
@@ -128,11 +118,8 @@ class Decoding:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn generated ids into text, without special tokens."""
-        return str(
-            self.tokenizer.decode(
-                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
-            )
-        )
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self.tokenizer.decode(list(ids), **options))
 
     def has_stop(self, text: str) -> bool:
         """True if a stop string occurs in a text."""
@@ -141,22 +128,15 @@ class Decoding:
     def completion(self, index: int, n_prompt_tokens: int, ids: Sequence[int]) -> Completion:
         """Build the completion from the generated ids."""
         text = self.decode(ids)
-        return Completion(
-            index=index,
-            text=cut(text, self.stops),
-            n_prompt_tokens=n_prompt_tokens,
-            n_new_tokens=len(ids),
-            finish_reason=self._finish_reason(text, n_prompt_tokens, ids),
-        )
-
-    def _finish_reason(self, text: str, n_prompt_tokens: int, ids: Sequence[int]) -> FinishReason:
-        if self.has_stop(text):
-            return "stop"
-        if ids and ids[-1] in self.eos_ids:
-            return "eos"
-        if len(ids) == self.max_new_tokens:
-            return "length"
-        return "context" if len(ids) == self.cap(n_prompt_tokens) else "stop"
+        reason: FinishReason = "stop"
+        if not self.has_stop(text):
+            if ids and ids[-1] in self.eos_ids:
+                reason = "eos"
+            elif len(ids) == self.max_new_tokens:
+                reason = "length"
+            elif len(ids) == self.cap(n_prompt_tokens):
+                reason = "context"
+        return Completion(index, cut(text, self.stops), n_prompt_tokens, len(ids), reason)
 
 
 class GeneratedTokens:
@@ -186,16 +166,11 @@ class GeneratedTokens:
         if not self._longest_stop:
             return False
         text = self._decoding.decode(self.ids[self._anchor :])
-        self._follow(text)
-        return self._decoding.has_stop(text)
-
-    def _follow(self, text: str) -> None:
-        """Move the anchor, if it lags, to where nothing of an unfinished stop string is lost."""
-        # A token is mostly one character or more.
+        # A token is mostly one character or more: nothing of an unfinished stop string is lost.
         distance = self._longest_stop + 4
-        if len(self.ids) - self._anchor < 2 * distance:
-            return
-        tail = self._decoding.decode(self.ids[-distance:])
-        whole = len(tail) > self._longest_stop and _UNDECODABLE not in tail
-        if whole and text.endswith(tail):
-            self._anchor = len(self.ids) - distance
+        if len(self.ids) - self._anchor >= 2 * distance:
+            tail = self._decoding.decode(self.ids[-distance:])
+            whole = len(tail) > self._longest_stop and _UNDECODABLE not in tail
+            if whole and text.endswith(tail):
+                self._anchor = len(self.ids) - distance
+        return self._decoding.has_stop(text)

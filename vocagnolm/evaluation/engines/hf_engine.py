@@ -10,31 +10,18 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from vocagnolm.evaluation.engines.generation import (
-    Completion,
-    Decoding,
-    GeneratedTokens,
-    end_of_text_ids,
-    shared_length,
-)
+from vocagnolm.evaluation.engines import generation
+from vocagnolm.evaluation.engines.generation import Completion, Decoding
 from vocagnolm.models.source import context_length
 
 logger = logging.getLogger(__name__)
@@ -44,8 +31,12 @@ _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # Rotations that depend on no table.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
 _TOO_LARGE = (
-    "a batch of one prompt does not fit into memory: use a smaller model, a narrower dtype, fewer "
-    "examples in the prompt or a device with more memory"
+    "a batch of one prompt does not fit into memory: use a smaller model, a narrower dtype or "
+    "fewer examples in the prompt"
+)
+_SOMETHING_ELSE = (
+    "keeps something else than the keys and values of its tokens, which cannot be shared between "
+    "prompts: use --engine vllm"
 )
 
 
@@ -53,30 +44,27 @@ class WaitingRows(Generic[_T]):
     """Scheduler of rows: a full batch whenever there are enough, fresh (in order) or begun."""
 
     def __init__(self, fresh: Sequence[_T]):
-        self._fresh = deque(fresh)
-        self._begun: deque[_T] = deque()
+        self._fresh, self._begun = list(fresh), list[_T]()
 
     def take(self, size: int) -> list[_T]:
         """Take up to `size` rows: begun ones if they fill a batch, else fresh ones first."""
-        rows: list[_T] = []
-        for queue in [self._begun] if len(self._begun) >= size else [self._fresh, self._begun]:
-            while queue and len(rows) < size:
-                rows.append(queue.popleft())
-        return rows
+        n_fresh = 0 if len(self._begun) >= size else size
+        fresh, self._fresh = self._fresh[:n_fresh], self._fresh[n_fresh:]
+        n_begun = size - len(fresh)
+        begun, self._begun = self._begun[:n_begun], self._begun[n_begun:]
+        return fresh + begun
 
     def put_back(self, rows: Sequence[_T]) -> None:
         """Let rows wait for their next batch."""
-        self._begun.extend(rows)
+        self._begun += rows
 
 
 class HFEngine:
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
-    The batch size is halved for good when a batch does not fit into memory.
-
-    Raises:
-        ValueError: the model keeps anything but keys and values of its tokens, or has no positions
-            that padding leaves alone.
+    The batch size is halved for good when a batch does not fit into memory. A model that keeps
+    anything but keys and values of its tokens, or has no positions that padding leaves alone, is a
+    ValueError.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int):
@@ -86,7 +74,7 @@ class HFEngine:
         self.batch_size = batch_size
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         self._tokenizer = tokenizer
-        self._eos_ids = end_of_text_ids(model.generation_config, tokenizer)
+        self._eos_ids = generation.end_of_text_ids(model.generation_config, tokenizer)
         logging.getLogger("transformers.generation.stopping_criteria").addFilter(_is_no_reminder)
 
     def generate(
@@ -94,21 +82,12 @@ class HFEngine:
     ) -> Iterator[list[Completion]]:
         """Give completions as they finish, as every `Engine`.
 
-        Raises:
-            ValueError: at once, if a prompt does not fit into the context, or the tokenizer is
-                another model's; later, if one row does not fit into memory.
+        A tokenizer of another model is a ValueError at once, a row that does not fit into memory
+        one later.
         """
         context = context_length(self._model.config)
         decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, self._eos_ids)
         encoded = decoding.encode(prompts)
-        self._check_ids(encoded)
-        rows = [
-            _Row(index, ids, decoding.cap(len(ids)), GeneratedTokens(decoding))
-            for index, ids in enumerate(encoded)
-        ]
-        return self._run(rows, decoding)
-
-    def _check_ids(self, encoded: list[list[int]]) -> None:
         known = self._model.get_input_embeddings().weight.shape[0]
         largest = max((max(ids) for ids in encoded), default=0)
         if largest >= known:
@@ -116,6 +95,11 @@ class HFEngine:
                 f"the tokenizer gives the id {largest}, and the model has embeddings for {known}: "
                 "it belongs to another model"
             )
+        rows = [
+            _Row(index, ids, decoding.cap(len(ids)), generation.GeneratedTokens(decoding))
+            for index, ids in enumerate(encoded)
+        ]
+        return self._run(rows, decoding)
 
     def _run(self, rows: list[_Row], decoding: Decoding) -> Iterator[list[Completion]]:
         if not rows:
@@ -135,24 +119,18 @@ class HFEngine:
                 self._shrink(len(batch))
             waiting.put_back([row for row in batch if not row.finished])
             if finished := [row for row in batch if row.finished]:
-                yield [
-                    decoding.completion(row.index, len(row.prompt), row.new.ids) for row in finished
-                ]
+                yield [decoding.completion(r.index, len(r.prompt), r.new.ids) for r in finished]
 
     @torch.inference_mode()
     def _read_prefix(self, rows: list[_Row]) -> tuple[list[int], DynamicCache]:
-        """Read the tokens with which all prompts begin, always less than a whole prompt.
-
-        Returns:
-            The tokens, and the keys and values they leave in one row.
-        """
+        """Read the tokens that all prompts begin with, less than a whole prompt, into a cache."""
         cache = DynamicCache(config=self._model.config)
         prompts = [row.prompt for row in rows]
         shared: list[int] = []
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row.prompt) + row.cap for row in rows) + max(row.cap for row in rows)
         if _can_pad_inside(self._model, places):
-            shared = prompts[0][: min(shared_length(prompts), min(map(len, prompts)) - 1)]
+            shared = prompts[0][: generation.shared_length([ids[:-1] for ids in prompts])]
         if shared:
             input_ids = torch.tensor([shared], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
@@ -184,24 +162,36 @@ class HFEngine:
             # A position past the context is an error, or changes the rotation of other rows.
             # Finished rows are carried along, and must find a position for what they write.
             steps = min(steps, decoding.context - n_shared - width)
-        until_half = _HalfFinished(batch, decoding.eos_ids, device)
-        with _plain_generation_config(self._model):
+
+        def half_finished(ids: Tensor, scores: object, **options: object) -> Tensor:
+            """Hand new tokens to their rows, and end the batch when half of them are finished."""
+            for row, token in zip(batch, ids[:, -1].tolist(), strict=True):
+                if not row.finished:
+                    row.append(token, decoding.eos_ids)
+            ends = 2 * sum(row.finished for row in batch) >= len(batch)
+            return torch.full((len(batch),), ends, device=device)
+
+        # `generate` fills in what a config leaves out from the model's own, which may sample.
+        own_config = self._model.generation_config
+        self._model.generation_config = _greedy()
+        try:
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 past_key_values=cache,
                 generation_config=_greedy(max_new_tokens=steps),
-                stopping_criteria=StoppingCriteriaList([until_half]),
+                stopping_criteria=StoppingCriteriaList([half_finished]),
             )
+        finally:
+            self._model.generation_config = own_config
 
     def _shrink(self, n_rows: int) -> None:
         """Make batches half as large as the one that did not fit into memory."""
         if n_rows == 1:
             raise ValueError(_TOO_LARGE)
         self.batch_size = n_rows // 2
-        logger.warning(
-            "out of memory with %d rows: continuing with batches of %d", n_rows, self.batch_size
-        )
+        message = "out of memory with %d rows: continuing with batches of %d"
+        logger.warning(message, n_rows, self.batch_size)
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -213,7 +203,7 @@ class _Row:
     index: int
     prompt: list[int]
     cap: int
-    new: GeneratedTokens
+    new: generation.GeneratedTokens
     finished: bool = False
 
     def room(self) -> int:
@@ -226,35 +216,8 @@ class _Row:
         self.finished = has_stop or token in eos_ids or not self.room()
 
 
-class _HalfFinished(StoppingCriteria):
-    """Hands new tokens to their rows, and ends the batch when half of the rows are finished."""
-
-    def __init__(self, rows: list[_Row], eos_ids: frozenset[int], device: torch.device):
-        self._rows = rows
-        self._eos_ids = eos_ids
-        self._go_on = torch.zeros(len(rows), dtype=torch.bool, device=device)
-
-    def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        for row, token in zip(self._rows, input_ids[:, -1].tolist(), strict=True):
-            if not row.finished:
-                row.append(token, self._eos_ids)
-        n_finished = sum(row.finished for row in self._rows)
-        return ~self._go_on if 2 * n_finished >= len(self._rows) else self._go_on
-
-
 def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
     return GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens)  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _plain_generation_config(model: PreTrainedModel) -> Iterator[None]:
-    """Take away the model's own defaults, with which `generate` fills in settings left out."""
-    own = model.generation_config
-    model.generation_config = _greedy()
-    try:
-        yield
-    finally:
-        model.generation_config = own
 
 
 def _check_servable(model: PreTrainedModel) -> None:
@@ -264,19 +227,14 @@ def _check_servable(model: PreTrainedModel) -> None:
             f"{name} is an encoder-decoder, which continues no prompt: give a causal language model"
         )
     takes = inspect.signature(model.forward).parameters
-    caches_tokens = not getattr(model, "_is_stateful", False) and "past_key_values" in takes
-    if caches_tokens:
-        layers = DynamicCache(config=config).layers
-        caches_tokens = all(type(x) in (DynamicLayer, DynamicSlidingWindowLayer) for x in layers)
-    if not caches_tokens:
-        raise ValueError(
-            f"{name} keeps something else than the keys and values of its tokens, which cannot be "
-            "shared between prompts: use --engine vllm"
-        )
+    if getattr(model, "_is_stateful", False) or "past_key_values" not in takes:
+        raise ValueError(f"{name} {_SOMETHING_ELSE}")
+    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
+    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
+        raise ValueError(f"{name} {_SOMETHING_ELSE}")
     if "position_ids" not in takes and config.model_type not in _POSITIONS_FROM_MASK:
         raise ValueError(
-            f"{name} takes no position ids, so that padding would move its tokens: use --engine "
-            "vllm"
+            f"{name} takes no position ids: padding would move its tokens; use --engine vllm"
         )
 
 

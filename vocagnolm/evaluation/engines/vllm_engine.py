@@ -1,7 +1,6 @@
 """Greedy completions from vLLM, the engine behind the published numbers; an optional package.
 
-The rules of `evaluation.engines.generation` are handed to vLLM as sampling parameters, and
-its token ids are decoded and cut here, as those of every engine.
+The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
 """
 
 from __future__ import annotations
@@ -10,11 +9,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 import torch
-from transformers import (
-    GenerationConfig,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-)
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
 from vocagnolm.models.source import ModelSource, context_length
@@ -26,11 +21,7 @@ _GROUP = 512
 
 
 class VLLMEngine:
-    """Completes prompts with vLLM.
-
-    Raises:
-        ValueError: vLLM is not installed, or cannot load the model.
-    """
+    """Completes prompts with vLLM; a ValueError where it is missing or cannot load the model."""
 
     def __init__(
         self, source: ModelSource, tokenizer: PreTrainedTokenizerBase, dtype: str = "auto"
@@ -39,13 +30,18 @@ class VLLMEngine:
             self._vllm = importlib.import_module("vllm")
         except ImportError as error:
             raise ValueError(
-                f"the engine vllm cannot be imported ({error}): install it with `pip install vllm`"
-                ", or use --engine hf"
+                f"vllm cannot be imported ({error}): install it with `pip install vllm`, or use "
+                "--engine hf"
             ) from error
         config, name, revision = source.config(), source.name, source.revision
         self._tokenizer = tokenizer
         self._context = min(context_length(config), LONGEST_CONTEXT)
-        self._eos_ids = end_of_text_ids(_generation_config(name, config, revision), tokenizer)
+        try:
+            ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
+        except OSError:
+            # None is saved: `transformers` makes it from the configuration.
+            ending = GenerationConfig.from_model_config(config)
+        self._eos_ids = end_of_text_ids(ending, tokenizer)
         try:
             self._llm = self._vllm.LLM(
                 model=name,
@@ -70,42 +66,27 @@ class VLLMEngine:
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
         """Give completions as they finish, as every `Engine`."""
-        decoding = Decoding(
-            self._tokenizer, tuple(stops), max_new_tokens, self._context, self._eos_ids
-        )
+        context, eos_ids = self._context, self._eos_ids
+        decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, eos_ids)
         return self._run(decoding.encode(prompts), decoding)
 
     def _run(self, prompt_ids: list[list[int]], decoding: Decoding) -> Iterator[list[Completion]]:
+        sampling = {
+            "n": 1,
+            "temperature": 0.0,
+            "top_p": 1.0,
+            "seed": 0,
+            "stop": list(decoding.stops),
+            "stop_token_ids": sorted(decoding.eos_ids),
+            "skip_special_tokens": True,
+        }
+        make = self._vllm.SamplingParams
         for first in range(0, len(prompt_ids), _GROUP):
             group = prompt_ids[first : first + _GROUP]
-            outputs = self._llm.generate(
-                [{"prompt_token_ids": ids} for ids in group],
-                [
-                    self._vllm.SamplingParams(
-                        n=1,
-                        temperature=0.0,
-                        top_p=1.0,
-                        seed=0,
-                        max_tokens=decoding.cap(len(ids)),
-                        stop=list(decoding.stops),
-                        stop_token_ids=sorted(decoding.eos_ids),
-                        skip_special_tokens=True,
-                    )
-                    for ids in group
-                ],
-                use_tqdm=False,
-            )
+            prompts = [{"prompt_token_ids": ids} for ids in group]
+            params = [make(max_tokens=decoding.cap(len(ids)), **sampling) for ids in group]
+            outputs = self._llm.generate(prompts, params, use_tqdm=False)
             yield [
-                decoding.completion(first + offset, len(ids), list(output.outputs[0].token_ids))
-                for offset, (ids, output) in enumerate(zip(group, outputs, strict=True))
+                decoding.completion(index, len(ids), list(output.outputs[0].token_ids))
+                for index, (ids, output) in enumerate(zip(group, outputs, strict=True), first)
             ]
-
-
-def _generation_config(
-    model_name: str, config: PreTrainedConfig, revision: str | None
-) -> GenerationConfig:
-    """Load the generation config, or make it from the configuration, as `transformers` does."""
-    try:
-        return GenerationConfig.from_pretrained(model_name, revision=revision or "main")
-    except OSError:
-        return GenerationConfig.from_model_config(config)

@@ -1,7 +1,6 @@
-"""Equality of two normalised answers as numbers or strings, without any algebra.
+"""Equality of two normalised answers as numbers or strings: the harness's `math_equal`, steps 1-3.
 
-Steps 1 to 3 of the harness's `math_equal` at db77bc6; nine in ten pairs end here. The rest is left
-to `symbolic.py`, in a process of its own.
+Nine in ten pairs end here. The rest is left to `symbolic.py`, in a process of its own.
 """
 
 from __future__ import annotations
@@ -35,14 +34,9 @@ def decide(prediction: str | None, gold: str) -> tuple[bool, DecidedBy] | None:
 def parse_number(text: str) -> float | None:
     r"""Read a text without its commas as Python's `float` does; `50%` and `50\%` are 0.5."""
     text = text.replace(",", "")
-    if text.endswith("%"):
-        number = _float(text.removesuffix("%").removesuffix("\\"))
-        return None if number is None else number / 100
-    return _float(text)
-
-
-def _float(text: str) -> float | None:
     try:
+        if text.endswith("%"):
+            return float(text.removesuffix("%").removesuffix("\\")) / 100
         return float(text)
     except ValueError:
         return None

@@ -18,15 +18,10 @@ _NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
 def extract(kind: AnswerKind, output: str) -> str | None:
-    r"""Find the normalised answer of an output.
+    """Find the normalised answer of an output; "" or `NO_LETTER` for none, None without output.
 
-    Args:
-        kind: "free" for numbers and formulas, "letter" for multiple choice, "marked" for the word
-            behind `####` in the first line (the demo).
-        output: the text after the stop cut.
-
-    Returns:
-        The prediction, `""` or `"placeholder"` where none is found; None where there is no output.
+    "free" looks for numbers and formulas, "letter" for multiple choice, "marked" for the word
+    behind `####` in the first line (the demo).
 
     >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
     ('4', 'B')
@@ -50,8 +45,8 @@ def _marked(output: str) -> str:
 
 
 def _free_answer(output: str) -> str:
-    answer = re.sub(r"\n\s*", "", _answer_span(output)).removeprefix(":")
-    return answer.removesuffix(".").removesuffix("/")
+    answer = re.sub(r"\n\s*", "", _answer_span(output))
+    return answer.removeprefix(":").removesuffix(".").removesuffix("/")
 
 
 def _answer_span(output: str) -> str:

@@ -28,7 +28,7 @@ START_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdicts of the graders on one output."""
+    """Judgement of the graders on one output."""
 
     # Normalised; None where there is no output, or none in time.
     prediction: str | None = None
@@ -49,8 +49,8 @@ class Grader:
 
     def __enter__(self) -> Grader:
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in [_Worker() for _ in range(self.workers)]:
-            self._idle.put(worker)
+        for _ in range(self.workers):
+            self._idle.put(_Worker())
         self._threads = ThreadPoolExecutor(self.workers)
         return self
 
@@ -63,14 +63,15 @@ class Grader:
         self, kind: AnswerKind | None, answers: Iterable[tuple[str, str]]
     ) -> Iterator[Verdict]:
         """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
-        return self._threads.map(lambda answer: self._grade(kind, *answer), answers)
 
-    def _grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
-        worker = self._idle.get()
-        try:
-            return worker.grade(kind, output, gold)
-        finally:
-            self._idle.put(worker)
+        def grade_one(answer: tuple[str, str]) -> Verdict:
+            worker = self._idle.get()
+            try:
+                return worker.grade(kind, *answer)
+            finally:
+                self._idle.put(worker)
+
+        return self._threads.map(grade_one, answers)
 
 
 class _Worker:
@@ -103,7 +104,14 @@ class _Worker:
             # It ended while it had nothing to do.
             self._replace()
         if not self._ready:
-            self._wait_until_ready()
+            try:
+                self._receive(START_LIMIT_S)
+            except _WorkerDiedError:
+                raise ValueError(
+                    "expected a grading worker, found that it does not start: "
+                    "`python -m vocagnolm.evaluation.grading.worker` says why"
+                ) from None
+            self._ready = True
         verdict = Verdict()
         try:
             self._send(json.dumps([kind, output, gold]).encode() + b"\n")
@@ -143,16 +151,6 @@ class _Worker:
         line, _, self._received = self._received.partition(b"\n")
         reply: dict[str, Any] = json.loads(line)
         return reply
-
-    def _wait_until_ready(self) -> None:
-        try:
-            self._receive(START_LIMIT_S)
-        except _WorkerDiedError:
-            raise ValueError(
-                "expected a grading worker, found that it does not start: "
-                "`python -m vocagnolm.evaluation.grading.worker` says why"
-            ) from None
-        self._ready = True
 
     def _replace(self) -> int:
         """Start another process, and return the status of the last one."""

@@ -21,7 +21,8 @@ from sympy.parsing.latex import parse_latex
 
 # A number, formula, matrix, bracket or string; sympy names no type for all of these.
 Parsed: TypeAlias = Any
-_OPERATORS: dict[type[ast.AST], Callable[..., Parsed]] = {
+_Table: TypeAlias = dict[type[ast.AST], Callable[..., Parsed]]
+_OPERATORS: _Table = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
@@ -37,11 +38,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Parsed]] = {
     ast.UAdd: operator.pos,
     ast.Invert: operator.inv,
 }
-_BRACKETS: dict[type[ast.AST], Callable[..., Parsed]] = {
-    ast.Tuple: tuple,
-    ast.List: list,
-    ast.Set: set,
-}
+_BRACKETS: _Table = {ast.Tuple: tuple, ast.List: list, ast.Set: set}
 _CONSTANTS = {"pi": sympy.pi, "E": sympy.E, "I": sympy.I, "oo": sympy.oo}
 _FUNCTIONS = {
     name: getattr(sympy, name)
@@ -65,9 +62,6 @@ def read_python(text: str) -> Parsed:
 
     >>> read_python("{2, 1}"), read_python("'7'"), read_python("2*sqrt(x) # so")
     ({1, 2}, '7', 2*sqrt(x))
-
-    Raises:
-        ValueError, SyntaxError: for anything else.
     """
     body = ast.parse(text.strip(), mode="eval").body
     if isinstance(body, ast.Constant) and isinstance(body.value, str):
@@ -98,9 +92,6 @@ def read_fragment(text: str) -> Parsed:
     (7, x + 1)
     >>> read_fragment(r"\begin{pmatrix}1&2\end{pmatrix}")
     Matrix([[1, 2]])
-
-    Raises:
-        ValueError: it is none of these; or what `parse_latex` raises.
     """
     if matrix := _MATRIX.match(text):
         rows = [row.split("&") for row in map(str.strip, matrix[1].split(r"\\")) if row]

@@ -1,8 +1,7 @@
 """Equality by algebra: the harness's rules with sympy, and math-verify's second opinion.
 
 Run this on a model's text only where it can be killed (`grading.py`): sympy may take forever or all
-memory. The reference is `math_equal` of ZubinGou/math-evaluation-harness at db77bc6. A text that
-stays a string after `read_answer` meets no sympy function, as some of them would evaluate it.
+memory. A text that stays a string meets no sympy function, as some of them would evaluate it.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ def algebraically_equal(prediction: str, gold: str) -> bool:
     gold, prediction = gold.strip(), prediction.strip()
     if "pmatrix" in prediction and "pmatrix" not in gold:
         gold = _matrix_of_list(gold)
-    return (
-        _without_brackets(prediction, gold)
-        or _elementwise(prediction, gold)
-        or _matrices_equal(prediction, gold)
-        or _equations_equal(prediction, gold)
-        or _expressions_equal(prediction, gold)
-    )
+    return any(rule(prediction, gold) for rule in _TEXT_RULES)
 
 
 def verify(output: str, gold: str) -> bool:
@@ -53,17 +46,11 @@ def _matrix_of_list(text: str) -> str:
 
 
 def _without_brackets(prediction: str, gold: str) -> bool:
-    if any(
-        _enclosed(prediction, brackets) and not gold.startswith(other)
-        for brackets, other in (("[]", "("), ("()", "["))
-    ):
+    ends, other = prediction[:1] + prediction[-1:], {"[]": "(", "()": "["}
+    if ends in other and not gold.startswith(other[ends]):
         prediction, gold = prediction.strip("[]()"), gold.strip("[]()")
     removed = str.maketrans("", "", "{}()")
     return prediction.translate(removed).lower() == gold.translate(removed).lower()
-
-
-def _enclosed(text: str, brackets: str) -> bool:
-    return text.startswith(brackets[0]) and text.endswith(brackets[1])
 
 
 def _all_equal(predictions: list[str], golds: list[str]) -> bool:
@@ -71,17 +58,16 @@ def _all_equal(predictions: list[str], golds: list[str]) -> bool:
 
 
 def _elementwise(prediction: str, gold: str) -> bool:
-    """Tuples, intervals and lists, whatever their brackets, open or closed."""
-    if not (_BRACKETED.match(prediction) and _BRACKETED.match(gold)):
-        return False
-    return _all_equal(prediction[1:-1].split(","), gold[1:-1].split(","))
+    # Tuples, intervals and lists, whatever their brackets, open or closed.
+    bracketed = _BRACKETED.match(prediction) and _BRACKETED.match(gold)
+    return bool(bracketed) and _all_equal(prediction[1:-1].split(","), gold[1:-1].split(","))
 
 
 def _matrices_equal(prediction: str, gold: str) -> bool:
     rows, gold_rows = _matrix_rows(prediction), _matrix_rows(gold)
-    if rows is None or gold_rows is None or len(rows) != len(gold_rows):
+    if rows is None or gold_rows is None:
         return False
-    return all(map(_all_equal, rows, gold_rows))
+    return len(rows) == len(gold_rows) and all(map(_all_equal, rows, gold_rows))
 
 
 def _matrix_rows(text: str) -> list[list[str]] | None:
@@ -92,25 +78,21 @@ def _matrix_rows(text: str) -> list[list[str]] | None:
 
 
 def _equations_equal(prediction: str, gold: str) -> bool:
-    """Both are equations: equal differences of their sides. One is `x = ...`: its right side."""
+    # Both are equations: equal differences of their sides. One is `x = ...`: its right side.
     sides, gold_sides = prediction.split("="), gold.split("=")
     if len(sides) == len(gold_sides) == 2:
         difference, expected = (f"{a.strip()} - ({b.strip()})" for a, b in (sides, gold_sides))
         return any(_expressions_equal(d, expected) for d in (difference, f"-({difference})"))
-    if len(sides) == 2 and len(sides[0].strip()) <= 2 and len(gold_sides) == 1:
-        return algebraically_equal(sides[1], gold)
-    if len(gold_sides) == 2 and len(gold_sides[0].strip()) <= 2 and len(sides) == 1:
-        return algebraically_equal(prediction, gold_sides[1])
-    return False
+    longer, shorter = sorted((sides, gold_sides), key=len, reverse=True)
+    if len(longer) != 2 or len(shorter) != 1 or len(longer[0].strip()) > 2:
+        return False
+    return algebraically_equal(sides[-1], gold_sides[-1])
 
 
 def _expressions_equal(prediction: str, gold: str) -> bool:
     a, b = read_answer(prediction), read_answer(gold)
-    if _holds(lambda a, b: str(a) == str(b), a, b):
-        return True
-    if isinstance(a, str) or isinstance(b, str):
-        return False
-    return any(_holds(rule, a, b) for rule in _RULES)
+    rules = _RULES[:1] if isinstance(a, str) or isinstance(b, str) else _RULES
+    return any(_holds(rule, a, b) for rule in rules)
 
 
 def _holds(rule: Rule, a: Parsed, b: Parsed) -> bool:
@@ -131,11 +113,19 @@ def _rounded_equal(a: Parsed, b: Parsed) -> bool:
     return bool(next(rounded).equals(next(rounded)))
 
 
-# Any one of them, in the reference's order.
+# Any one of them, in the reference's order; a text that was not read meets the first alone.
 _RULES: tuple[Rule, ...] = (
+    lambda a, b: str(a) == str(b),
     lambda a, b: a == b,
     lambda a, b: a.equals(b) or simplify(a - b) == 0,
     lambda a, b: abs(a.lhs - a.rhs).equals(abs(b.lhs - b.rhs)),
     _numerically_close,
     _rounded_equal,
+)
+_TEXT_RULES = (
+    _without_brackets,
+    _elementwise,
+    _matrices_equal,
+    _equations_equal,
+    _expressions_equal,
 )

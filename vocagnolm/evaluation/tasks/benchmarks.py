@@ -11,17 +11,14 @@ import yaml
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.normalization import strip_string
-from vocagnolm.evaluation.tasks.questions import GOLDS, QUESTIONS, Row
+from vocagnolm.evaluation.records import Fields, check_fields
+from vocagnolm.evaluation.tasks.questions import READERS, Row
 
 HARNESS_COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 _TYPES = {"str": str, "int": int, "float": float, "list": list, "null": NoneType}
 # A gold of one of these makes the harness name the answers that it expects.
-_HINTS = {
-    "true": " (True or False)",
-    "false": " (True or False)",
-    "yes": " (Yes or No)",
-    "no": " (Yes or No)",
-}
+_TRUTH, _CONSENT = " (True or False)", " (Yes or No)"
+_HINTS = {"true": _TRUTH, "false": _TRUTH, "yes": _CONSENT, "no": _CONSENT}
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Benchmark:
     # Heading in the paper's Table 1.
     column: str
     # Fields of a raw row, with the types each may have.
-    fields: Mapping[str, tuple[type, ...]] = field(hash=False)
+    fields: Fields = field(hash=False)
     item_count: int
     # Number of exemplars.
     shots: int
@@ -84,21 +81,12 @@ class Benchmark:
     version: int = 1
 
     def item(self, idx: int, row: Row) -> Item:
-        """Build the item of a raw row.
-
-        Raises:
-            ValueError: a field is missing, of another type, or says nothing that can be asked.
-        """
-        for name, types in self.fields.items():
-            if name not in row:
-                raise ValueError(f"expected a field `{name}`, found {', '.join(row) or 'none'}")
-            if type(row[name]) not in types:
-                expected = " or ".join(kind.__name__ for kind in types)
-                found = type(row[name]).__name__
-                raise ValueError(f"expected `{name}` to be {expected}, found {found}")
-        gold = strip_string(GOLDS[self.id](row))
-        question = QUESTIONS[self.id](row) + _HINTS.get(gold.lower(), "")
+        """Build the item of a raw row; a ValueError says what is wrong with a field."""
+        check_fields(row, self.fields)
+        question, raw_gold = READERS[self.id](row)
         # The harness normalises once before generation and once more when it grades.
+        gold = strip_string(raw_gold)
+        question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
 
 
@@ -106,16 +94,10 @@ def _read_benchmarks() -> Mapping[str, Benchmark]:
     records = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
     del records["texts"]  # named there for use in several records
     for record in records.values():
-        kinds = {
-            name: [kind] if isinstance(kind, str) else kind
-            for name, kind in record["fields"].items()
-        }
-        record["fields"] = {
-            name: tuple(_TYPES[word] for word in words) for name, words in kinds.items()
-        }
-        record["verified"] = tuple(record["verified"])
-        if "stops" in record:
-            record["stops"] = tuple(record["stops"])
+        for name, words in record["fields"].items():
+            record["fields"][name] = tuple(_TYPES[word] for word in words.split())
+        for name in {"verified", "stops"} & record.keys():
+            record[name] = tuple(record[name])
         if hub := record.get("hub"):
             record["hub"] = HubSource(hub["name"], tuple(map(tuple, hub["parts"])))
     return MappingProxyType({name: Benchmark(name, **record) for name, record in records.items()})

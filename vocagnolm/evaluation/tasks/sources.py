@@ -1,7 +1,6 @@
 """From a file, the hub or the package to the items of a benchmark.
 
-Every way leads through the same raw rows and `Benchmark.item`, and ends in a digest of the items:
-wherever they came from, it tells whether they are the ones behind the published numbers.
+A digest tells, wherever they came from, whether they are the ones behind the published numbers.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class LoadedItems:
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
     """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither.
 
-    Raises:
-        ValueError: there is no such file or download, or its items are not those of the record.
-            The message is one line and says what to do.
+    A missing or bad file or download is a ValueError of one line that says what to do.
     """
     if benchmark.file is None:
-        origin, rows = "demo_world", _packaged_rows(benchmark)
+        name = f"{benchmark.id}.jsonl"
+        lines = (resources.files(__package__) / name).read_bytes().splitlines()
+        origin, rows = "demo_world", _lines(name, lines)
     elif data_dir is not None:
         origin, rows = benchmark.file, _file_rows(benchmark, data_dir)
     elif benchmark.hub is not None:
@@ -52,7 +51,11 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
         rows = _hub_rows(benchmark.id, benchmark.hub)
     else:
         origin = f"{HARNESS}@{HARNESS_COMMIT[:7]}/data/{benchmark.file}"
-        rows = _harness_rows(benchmark)
+        # As text: the JSON reader of `datasets` infers one type per column, which fails on columns
+        # that are null for the first megabytes, and would be another parser than that of files.
+        url = f"{_HARNESS_DATA}/{benchmark.file}"
+        texts = _download("text", data_files=url, split="train")
+        rows = _lines(url, (row["text"].encode() for row in texts))
     items = _build(benchmark, rows)
     if len(items) != benchmark.item_count:
         raise ValueError(
@@ -86,7 +89,6 @@ def _build(benchmark: Benchmark, rows: Iterable[PlacedRow]) -> tuple[Item, ...]:
 
 
 def _item(benchmark: Benchmark, number: int, row: object) -> Item:
-    """Build an item; a row without an `idx` has its number as one."""
     if isinstance(row, bytes):
         try:
             row = json.loads(row)
@@ -94,6 +96,7 @@ def _item(benchmark: Benchmark, number: int, row: object) -> Item:
             raise ValueError(f"expected a JSON object, found {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"expected a JSON object, found {type(row).__name__}")
+    # A row without an `idx` has its number as one.
     idx = row.get("idx", number)
     if type(idx) is not int:
         raise ValueError(f"expected `idx` to be int, found {type(idx).__name__}")
@@ -101,7 +104,6 @@ def _item(benchmark: Benchmark, number: int, row: object) -> Item:
 
 
 def _where_to_get(benchmark: Benchmark) -> str:
-    """End a message about bad or missing data with the file, its sha256, and its places."""
     places = []
     if benchmark.file_sha256 is not None:
         whose = ", of a reconstruction" if benchmark.is_reconstruction else ""
@@ -112,11 +114,6 @@ def _where_to_get(benchmark: Benchmark) -> str:
     if benchmark.hub is not None:
         places.append(f"see https://huggingface.co/datasets/{benchmark.hub.name}")
     return ", or ".join(places)
-
-
-def _packaged_rows(benchmark: Benchmark) -> Iterator[PlacedRow]:
-    name = f"{benchmark.id}.jsonl"
-    return _lines(name, (resources.files(__package__) / name).read_bytes().splitlines())
 
 
 def _file_rows(benchmark: Benchmark, data_dir: Path) -> Iterator[PlacedRow]:
@@ -132,14 +129,13 @@ def _file_rows(benchmark: Benchmark, data_dir: Path) -> Iterator[PlacedRow]:
 
 
 def _lines(name: str, lines: Iterable[bytes]) -> Iterator[PlacedRow]:
-    """Place the rows of JSON lines; empty lines hold none."""
-    return (
-        (f"{name}, line {number}", line) for number, line in enumerate(lines, 1) if line.strip()
-    )
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield f"{name}, line {number}", line
 
 
 def _hub_rows(benchmark_id: str, hub: HubSource) -> Iterator[PlacedRow]:
-    """Read a dataset of the hub, whose columns are named as the fields of the harness's."""
+    # Its columns are named as the fields of the harness's.
     number = 0
     for config, split in hub.parts:
         for row in _download(hub.name, name=config, split=split, revision=hub.revision):
@@ -148,17 +144,7 @@ def _hub_rows(benchmark_id: str, hub: HubSource) -> Iterator[PlacedRow]:
                 number += 1
 
 
-def _harness_rows(benchmark: Benchmark) -> Iterator[PlacedRow]:
-    """Read the harness's own file, at its pinned commit."""
-    # As text: the JSON reader of `datasets` infers one type per column, which fails on columns that
-    # are null for the first megabytes, and would be another parser than the one for files.
-    url = f"{_HARNESS_DATA}/{benchmark.file}"
-    rows = _download("text", data_files=url, split="train")
-    return _lines(url, (row["text"].encode() for row in rows))
-
-
 def _download(path: str, **options: str | None) -> Iterable[Row]:
-    """Call `datasets.load_dataset`, whose failures come back as one line."""
     import datasets
     from datasets.exceptions import DatasetsError
 
