@@ -399,7 +399,13 @@ REFUSALS: list[tuple[int, str, str | None, list[str], str]] = [
     (1, "am", None, [], "the quality of Mistral-ProXMath"),
     (1, "am", None, [], "--reported NAME if the paper has it"),
     (1, "am", None, ["Llemma"], "to name an audited teacher"),
-    (1, "am", "AVG w/o SAT", NAMES[:1], "'AVG w/o SAT' in the reported row 'Mistral-ProXMath' of"),
+    (
+        1,
+        "am",
+        "AVG w/o SAT",
+        NAMES[:1],
+        "'AVG w/o SAT' in the reported row 'Mistral-ProXMath', found",
+    ),
     (1, "am", None, ["GPT-4"], "'GPT-4'"),
     (3, "am", "AVG", [], "--metric for a figure of quality"),
     (3, "am", None, ["Llemma"], "--reported for a figure whose numbers"),
@@ -429,7 +435,7 @@ REFUSALS: list[tuple[int, str, str | None, list[str], str]] = [
     (7, "k0.4 k0.5 sum", "eval_loss", [], "differ in aggregation"),
     (7, "k0.4 k0.5", "eval_loss", ["Llemma"], "found --figure 7: leave it out"),
     (8, "plain", None, [], "vocagnolm inspect --output_dir D"),
-    (8, "plain", "AVG", [], "expected --metric for a figure of numbers"),
+    (8, "plain", "AVG", [], "expected --metric for a figure of quality"),
     (8, "plain", None, ["Llemma"], "expected --reported for a figure"),
     (4, "one one/evaluation", None, [], "twice: give it once"),
 ]
@@ -490,13 +496,16 @@ def break_audit(run: Path) -> None:
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "nothing": (lambda run: (run / "run.json").unlink(), "expected run.json, results.json"),
     "list": (break_run([1]), "expected an object, found list"),
-    "method": (break_run({"method": "magic"}), "expected a method of train.py, found 'magic'"),
+    "method": (
+        break_run({"method": "magic"}),
+        "a method of this train.py, found none or an unknown 'magic'",
+    ),
     "log": (break_state(log_history=[{"eval_loss": 1.0}]), "expected the log of train.py"),
     "log_type": (break_state(log_history=[1]), "expected the log of train.py"),
-    "unfinished": (break_state(max_steps=200), "eval_loss after the last step"),
+    "unfinished": (break_state(max_steps=200), "expected 'eval_loss' of"),
     "not_finite": (
         break_state(log_history=[{"step": LAST_STEP, "eval_loss": float("nan")}]),
-        "expected a finite eval_loss, found nan",
+        "with a finite eval_loss, found nan",
     ),
     "audit": (break_audit, "expected what vocagnolm audit writes"),
 }

@@ -7,24 +7,24 @@ or data than the published ones, is marked wherever it is shown.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from vocagnolm.analysis.paired import Difference, Pairing, pair
-from vocagnolm.analysis.panels import broken
-from vocagnolm.analysis.runs import Run, heading, in_order, read_reported, read_runs
+from vocagnolm.analysis.paired import Pairing, pair
+from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line
+from vocagnolm.analysis.runs import Run, heading, in_order, read_reported, read_runs, reject
 from vocagnolm.host.files import write_text
-from vocagnolm.host.plots import SMALL, new_plot, save_plot, series_style
 from vocagnolm.host.tables import markdown_table
 
 RESAMPLES = 10_000
 SEED = 0
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
+
+Cells = Mapping[tuple[str, str], str]
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ class Comparison:
             and whether the reported number is inside our 95 % interval.
         source: the paper.
         pairings: every other run against the first.
-        resamples: bootstrap resamples.
-        seed: bootstrap seed.
     """
 
     runs: Sequence[Run]
@@ -51,6 +49,11 @@ class Comparison:
     pairings: Sequence[Pairing]
     resamples: int
     seed: int
+
+    @property
+    def verdicts(self) -> pd.DataFrame:
+        """The scores by the first grader."""
+        return self.scores[~self.scores.second]
 
 
 def compare(
@@ -71,32 +74,22 @@ def compare(
         ValueError: a directory, a file or a name is wrong, or there is nothing to compare.
     """
     if resamples < 1 or seed < 0:
-        raise ValueError(
-            "expected --resamples of at least 1 and --seed of at least 0, "
-            f"found {resamples} and {seed}: give others"
-        )
-    source, rows = read_reported(reported)
+        expected = "--resamples of at least 1 and --seed of at least 0"
+        reject(expected, f"{resamples} and {seed}", "give others")
+    source, theirs = read_reported(reported)
     runs = read_runs(paths)
     pairings = [pair(runs[0], run, resamples, seed) for run in runs[1:]]
-    scores = pd.DataFrame({"run": r.label, **asdict(score)} for r in runs for score in r.scores)
-    theirs = pd.DataFrame(
-        [
-            {"row": row.name, "table": row.table, "column": column, "reported": value}
-            for row in rows
-            for column, value in row.values.items()
-        ],
-        columns=["row", "table", "column", "reported"],
-    )
+    scores = pd.DataFrame({"run": run.label, **score} for run in runs for score in run.scores)
     # Every number of ours beside every reported number of its column.
     verdicts = scores[~scores.second]
     against = verdicts.merge(theirs, on="column")
-    for row, run in itertools.product(rows, runs):
-        if against[(against.row == row.name) & (against.run == run.label)].empty:
-            columns = ", ".join(verdicts.column[verdicts.run == run.label])
-            raise ValueError(
-                f"expected {run.label} to share a column with the reported {row.name!r}, found "
-                f"{columns}: evaluate the paper's benchmarks or leave it out"
-            )
+    beside = set(zip(against.row, against.run, strict=True))
+    for row in dict.fromkeys(theirs.row):
+        for run in dict.fromkeys(verdicts.run):
+            if (row, run) not in beside:
+                found = ", ".join(verdicts.column[verdicts.run == run])
+                advice = "evaluate the paper's benchmarks or leave it out"
+                reject(f"{run} to share a column with the reported {row!r}", found, advice)
     against = against.assign(
         points=(against.rounded - against.reported).round(1),
         inside=against.reported.between(against.low, against.high),
@@ -109,81 +102,68 @@ def compare(
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Lay out the comparison as tables."""
-    runs, scores = comparison.runs, comparison.scores
-    parts = ["## Accuracy (%)", "", _accuracies(comparison)]
+    runs, theirs, verdicts = comparison.runs, comparison.reported, comparison.verdicts
+    printed = zip(theirs.row, theirs.column, theirs.reported, strict=True)
+    # Reported rows stand below ours, in the same columns.
+    cells = _cells(verdicts) | {(row, column): f"{value:.1f}" for row, column, value in printed}
+    tables = dict(zip(theirs.row, theirs.table, strict=True))
+    heads = {run.label: [run.label, run.prompts] for run in runs}
+    heads |= {row: [f"reported: {row} ({table})", "paper"] for row, table in tables.items()}
+    parts = ["## Accuracy (%)", "", _table(["run", "prompts"], heads, cells)]
     parts += ["", f"+-: half the width of the 95 % interval. {_STAR}"]
     for run in runs:
         parts.append(f"- {run.label}: {run.model}; verdicts of {run.grader}")
         parts += [f"  - {note}" for note in run.notes]
-    if len(comparison.reported):
+    if tables:
         parts.append(f"- reported: as printed in {comparison.source}")
     # The second opinion has a table of its own: no number of it may stand beside a verdict.
-    second = scores[scores.second]
-    if len(second):
-        columns, cells = in_order(second.column), _cells(second)
-        rows = [["run", "grader", "prompts", *map(heading, columns)]]
-        for run in runs:
-            if run.label in set(second.run):
-                found = (cells.get((run.label, column), "-") for column in columns)
-                rows.append([run.label, run.second_opinion, run.prompts, *found])
-        parts += ["", "## Accuracy (%), second opinion", "", markdown_table(rows)]
-    for pairing in comparison.pairings:
-        parts += _pairing(pairing, comparison)
-    if len(comparison.reported):
-        parts += _against_reported(comparison)
+    cells = _cells(comparison.scores[comparison.scores.second])
+    judged = {label for label, _ in cells}
+    heads = {x.label: [x.label, x.second_opinion, x.prompts] for x in runs if x.label in judged}
+    if heads:
+        table = _table(["run", "grader", "prompts"], heads, cells)
+        parts += ["", "## Accuracy (%), second opinion", "", table]
+    for pairing, other in zip(comparison.pairings, runs[1:], strict=True):
+        parts += _pairing(pairing, runs[0], other, comparison)
+    if tables:
+        parts += _against_reported(comparison, list(tables))
     return "\n".join(parts) + "\n"
 
 
-def _accuracies(comparison: Comparison) -> str:
-    verdicts = comparison.scores[~comparison.scores.second]
-    theirs = comparison.reported
-    columns, cells = in_order([*verdicts.column, *theirs.column]), _cells(verdicts)
-    # Reported rows stand below ours, in the same columns.
-    cells |= _by_pair(theirs, "row", (f"{value:.1f}" for value in theirs.reported))
-    rows = [["run", "prompts", *map(heading, columns)]]
-    for run in comparison.runs:
-        found = (cells.get((run.label, column), "-") for column in columns)
-        rows.append([run.label, run.prompts, *found])
-    for name, table in dict(zip(theirs.row, theirs.table, strict=True)).items():
-        found = (cells.get((name, column), "-") for column in columns)
-        rows.append([f"reported: {name} ({table})", "paper", *found])
+def _table(titles: Sequence[str], heads: Mapping[str, Sequence[str]], cells: Cells) -> str:
+    """Lay out cells by row and column, below the columns that any row has."""
+    columns = in_order(column for _, column in cells)
+    rows = [[*titles, *map(heading, columns)]]
+    rows += [[*head, *(cells.get((key, c), "-") for c in columns)] for key, head in heads.items()]
     return markdown_table(rows)
 
 
 def _cells(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
-    texts = (
-        f"{score.rounded:.1f}{_star(score.marked)} +- {(score.high - score.low) / 2:.1f}"
-        for score in scores.itertuples()
-    )
-    return _by_pair(scores, "run", texts)
+    return {
+        (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
+        for x in scores.itertuples()
+    }
 
 
-def _by_pair(rows: pd.DataFrame, name: str, texts: Iterable[str]) -> dict[tuple[str, str], str]:
-    """Key texts by run (or reported row) and column."""
-    return dict(zip(zip(rows[name], rows.column, strict=True), texts, strict=True))
-
-
-def _star(marked: Sequence[str]) -> str:
+def _star(marked: object) -> str:
     return "*" if marked else ""
 
 
-def _pairing(pairing: Pairing, comparison: Comparison) -> list[str]:
-    runs = {run.label: run for run in comparison.runs}
-    first, other = runs[pairing.first], runs[pairing.other]
-    marked = {
-        score.column
-        for run in (first, other)
-        for score in run.scores
-        if score.marked and not score.second
-    }
+def _pairing(pairing: Pairing, first: Run, other: Run, comparison: Comparison) -> list[str]:
+    scores = comparison.verdicts
+    is_marked = scores.run.isin([first.label, other.label]) & scores.marked.map(bool)
+    starred = set(scores.column[is_marked])
     rows = [["", "points", "95 % interval", "items"]]
     rows[0] += [f"only {first.label} right", f"only {other.label} right", "p", "p (Holm)"]
     for column in in_order([*pairing.differences, *pairing.refused]):
-        name = heading(column) + ("*" if column in marked else "")
+        name = heading(column) + _star(column in starred)
         if column in pairing.refused:
             rows.append([name, f"not paired: {pairing.refused[column]}", *["-"] * 6])
-        else:
-            rows.append([name, *_difference_cells(pairing.differences[column])])
+            continue
+        found = pairing.differences[column]
+        cells = [name, _points(found.points), " to ".join(map(_points, found.interval))]
+        cells += [str(x) for x in asdict(found.counts).values()] if found.counts else ["-"] * 3
+        rows.append(cells + [_p_value(p) for p in (found.p, found.p_holm)])
     return [
         "",
         f"## {other.label} less {first.label}, over the same items",
@@ -198,34 +178,28 @@ def _pairing(pairing: Pairing, comparison: Comparison) -> list[str]:
     ]
 
 
-def _difference_cells(difference: Difference) -> list[str]:
-    low, high = difference.interval
-    cells = [_points(difference.points), f"{_points(low)} to {_points(high)}"]
-    counts, p_values = difference.counts, (difference.p, difference.p_holm)
-    if counts is None:
-        return [*cells, "-", "-", "-", "-", "-"]
-    cells += map(str, (counts.n, counts.only_first, counts.only_other))
-    return cells + [f"{p:.3f}" if p and p >= 0.001 else "< 0.001" for p in p_values]
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def _against_reported(comparison: Comparison) -> list[str]:
-    against = comparison.against_reported
-    columns = in_order(against.column)
+def _against_reported(comparison: Comparison, rows: Sequence[str]) -> list[str]:
     cells = {
-        (line.row, line.run, line.column): (
-            f"{_points(line.points)}{_star(line.marked)} {'in' if line.inside else 'out'}"
+        (f"{x.run} less reported: {x.row}", x.column): (
+            f"{_points(x.points)}{_star(x.marked)} {'in' if x.inside else 'out'}"
         )
-        for line in against.itertuples()
+        for x in comparison.against_reported.itertuples()
     }
-    rows = [["", "prompts", *map(heading, columns)]]
-    for name, run in itertools.product(dict.fromkeys(comparison.reported.row), comparison.runs):
-        found = (cells.get((name, run.label, column), "-") for column in columns)
-        rows.append([f"{run.label} less reported: {name}", run.prompts, *found])
+    pairs = [
+        (f"{x.label} less reported: {row}", x.prompts) for row in rows for x in comparison.runs
+    ]
+    titles = {title: (title, prompts) for title, prompts in pairs}
     return [
         "",
         "## Points above the reported numbers",
         "",
-        markdown_table(rows),
+        _table(["", "prompts"], titles, cells),
         "",
         "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
         f"number alone; the reported one has an error of its own. {_STAR}",
@@ -239,62 +213,37 @@ def _points(value: float) -> str:
 # -- Files -----------------------------------------------------------------------------------
 
 
-def draw_comparison(comparison: Comparison, path: Path) -> None:
-    """Draw accuracies with their intervals by column; reported ones are hollow."""
-    verdicts, theirs = comparison.scores[~comparison.scores.second], comparison.reported
-    columns = in_order(verdicts.column)
-    places = {column: place for place, column in enumerate(columns)}
-    figure, (axes,) = new_plot(4 + 0.75 * len(columns), 4)
-    names = list(dict.fromkeys(theirs.row))
-    count = len(comparison.runs) + len(names)
-    # Marks of runs and rows stand side by side, centred on their column.
-    offsets = [0.6 * ((number + 0.5) / count - 0.5) for number in range(count)]
-    for number, run in enumerate(comparison.runs):
-        found = verdicts[verdicts.run == run.label]
-        bars = [(found.value - found.low).abs(), (found.high - found.value).abs()]
-        label = f"{run.label} (prompts: {run.prompts})"
-        at = found.column.map(places) + offsets[number]
-        style = series_style(number)
-        axes.errorbar(at, found.value, bars, label=label, capsize=2, linestyle="none", **style)
-    for number, name in enumerate(names, len(comparison.runs)):
-        found = theirs[(theirs.row == name) & theirs.column.isin(columns)]
-        at = found.column.map(places) + offsets[number]
-        style = series_style(number) | {"linestyle": "none", "markerfacecolor": "none"}
-        axes.errorbar(at, found.reported, label=f"reported: {name}", **style)
-    marked = verdicts[verdicts.marked.map(bool)]
-    starred = [heading(c) + ("*" if c in set(marked.column) else "") for c in columns]
-    axes.set_xticks(range(len(columns)), broken(starred), fontsize=SMALL)
-    axes.set(ylabel="accuracy (%)", ylim=(0, None))
-    axes.legend(frameon=False, fontsize=SMALL, loc="upper left", bbox_to_anchor=(1, 1))
-    graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
-    title = f"bars: 95 % intervals; verdicts of {graders}"
-    if len(marked):
-        title += f"\n*: {', '.join(sorted({word for words in marked.marked for word in words}))}"
-    axes.set_title(title, fontsize=SMALL)
-    save_plot(figure, path)
-
-
 def write_comparison(comparison: Comparison, directory: Path) -> None:
     """Write `comparison.json`, `comparison.md` and `comparison.png`."""
-    text = json.dumps(
-        {
-            "source": comparison.source,
-            "resamples": comparison.resamples,
-            "seed": comparison.seed,
-            "runs": [_about(run) for run in comparison.runs],
-            "scores": comparison.scores.to_dict("records"),
-            "reported": comparison.reported.to_dict("records"),
-            "against_reported": comparison.against_reported.to_dict("records"),
-            "pairings": [asdict(pairing) for pairing in comparison.pairings],
-        },
-        indent=2,
-        default=str,
-    )
+    content = asdict(comparison) | {
+        name: frame.to_dict("records")
+        for name, frame in vars(comparison).items()
+        if isinstance(frame, pd.DataFrame)
+    }
+    for run in content["runs"]:
+        # All its numbers are in the frame.
+        del run["scores"]
+    text = json.dumps(content, indent=2, default=str)
     write_text(directory / "comparison.json", text + "\n")
     write_text(directory / "comparison.md", comparison_markdown(comparison))
-    draw_comparison(comparison, directory / "comparison.png")
+    draw_figure(_figure(comparison), directory / "comparison.png")
 
 
-def _about(run: Run) -> dict[str, object]:
-    """Return all of a run but its numbers, which are in the frame."""
-    return {name: value for name, value in asdict(run).items() if name != "scores"}
+def _figure(comparison: Comparison) -> Figure:
+    """Plan accuracies with their intervals by column; reported ones are hollow."""
+    verdicts, theirs = comparison.verdicts, comparison.reported
+    columns = in_order(verdicts.column)
+    found = []
+    for style, run in enumerate(comparison.runs):
+        marks = [
+            Mark(heading(x.column), x.value, (x.low, x.high), _star(x.marked), x.marked, seeds=1)
+            for x in verdicts[verdicts.run == run.label].itertuples()
+        ]
+        found += line(marks, f"{run.label} (prompts: {run.prompts})", style, joined=False)
+    shown = theirs[theirs.column.isin(columns)]
+    for style, (name, row) in enumerate(shown.groupby("row", sort=False), len(comparison.runs)):
+        marks = [Mark(heading(x.column), x.reported) for x in row.itertuples()]
+        found += line(marks, f"reported: {name}", style, joined=False, reported=True)
+    graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
+    panel = Panel("", "accuracy (%)", found, [heading(column) for column in columns])
+    return Figure(0, f"Accuracies; verdicts of {graders}", [panel])

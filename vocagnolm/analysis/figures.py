@@ -25,7 +25,6 @@ from vocagnolm.analysis.frame import (
 from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line, name_once
 from vocagnolm.analysis.runs import (
     EVAL_LOSS,
-    ReportedRow,
     find_views,
     heading,
     in_order,
@@ -41,11 +40,15 @@ from vocagnolm.views.view import read_views
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLE_2, TOKEN_LEVEL, GUIDANCE_PAGE = "Table 2", "token level", 8
+_TABLE_2, _TOKEN_LEVEL, _GUIDANCE_PAGE = "Table 2", "token level", 8
 _DEFAULT_METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
 _STYLES = {label: number for number, label in enumerate(METHOD_LABELS.values())}
 _QUALITY = "evaluate_math.py, or give --reported NAME if the paper has it"
 _AUDIT = "vocagnolm audit --student S --teacher T --dataset D --output_dir audits/T"
+_VIEWS = "vocagnolm inspect --output_dir D, or train.py --guidance_table_steps 100"
+
+# Rows of the paper by name: their numbers by column.
+Rows = Mapping[str, Mapping[str, float]]
 
 
 def make(
@@ -71,64 +74,49 @@ def make(
     directory.mkdir(parents=True, exist_ok=True)
     made = []
     for number in dict.fromkeys(numbers):
-        path = directory / f"figure-{number}.png"
-        if number == GUIDANCE_PAGE:
-            made += _write_pages(paths, directory, metric, reported)
+        figure = f"--figure {number}"
+        if metric and number in (3, _GUIDANCE_PAGE):
+            reject("--metric for a figure of quality", figure, "leave it out")
+        if reported and number in (3, 7, _GUIDANCE_PAGE):
+            expected = "--reported for a figure whose numbers the paper prints"
+            reject(expected, figure, "leave it out")
+        if number == _GUIDANCE_PAGE:
+            made += _write_pages(paths, directory)
             continue
-        figure = plan(number, frame, metric, reported)
-        write_json(path.with_suffix(".json"), figure.content())
-        draw_figure(figure, path)
+        plan = _PLANS[number](frame, metric or _DEFAULT_METRICS.get(number, ""), reported)
+        path = directory / f"figure-{number}.png"
+        write_json(path.with_suffix(".json"), plan.content())
+        draw_figure(plan, path, ".pdf")
         made.append(path)
     return made
 
 
-def _write_pages(
-    paths: Sequence[Path], directory: Path, metric: str | None, reported: Sequence[str]
-) -> list[Path]:
+def _write_pages(paths: Sequence[Path], directory: Path) -> list[Path]:
     """Write Figure 8: a page for each source that has views."""
-    if metric or reported:
-        option = "--metric" if metric else "--reported"
-        reject(f"{option} for a figure of numbers", "--figure 8", "leave it out")
     found = [views for path in paths if (views := find_views(run_directory(path)))]
     if not found:
-        example = "vocagnolm inspect --output_dir D, or train.py --guidance_table_steps 100"
-        _miss(8, "guidance.json or guidance/step-*.json", example)
-    pages = []
-    for number, views in enumerate(found, 1):
-        name = "figure-8" if number == 1 else f"figure-8-{number}"
+        _miss(8, "guidance.json or guidance/step-*.json", _VIEWS)
+    names = ["figure-8", *(f"figure-8-{number}" for number in range(2, len(found) + 1))]
+    for name, views in zip(names, found, strict=True):
         write_view(read_views(views), directory, name)
-        pages.append(directory / f"{name}.html")
-    return pages
-
-
-def plan(
-    number: int, frame: pd.DataFrame, metric: str | None = None, reported: Sequence[str] = ()
-) -> Figure:
-    """Put the numbers of a figure together; arguments as of `make`."""
-    if metric and number == 3:
-        reject("--metric for a figure of quality", "--figure 3", "leave it out")
-    if reported and number in (3, 7):
-        expected = "--reported for a figure whose numbers the paper prints"
-        reject(expected, f"--figure {number}", "leave it out")
-    return PLANS[number](frame, metric or _DEFAULT_METRICS.get(number, ""), reported)
+    return [directory / f"{name}.html" for name in names]
 
 
 def _miss(number: int, missing: str, example: str) -> NoReturn:
     reject(f"{missing} for --figure {number}", "none", f"make some with {example}")
 
 
-def _trained(frame: pd.DataFrame, *methods: str) -> pd.DataFrame:
-    """Select the runs of train.py, or those of some methods."""
+def _trained(frame: pd.DataFrame, method: str = "") -> pd.DataFrame:
+    """Select the runs of train.py, or those of one method."""
     runs = frame[frame.source == "trained"]
-    return (
-        runs[runs.method.isin([METHOD_LABELS[method] for method in methods])] if methods else runs
-    )
+    return runs[runs.method == METHOD_LABELS[method]] if method else runs
 
 
 def _models(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Find who may be a teacher: every run and evaluation by the name a teacher would have."""
     runs = frame[frame.source != "audit"]
-    runs = runs.sort_values("source", ascending=False, kind="stable")  # evaluations come last
+    # Of one name the last counts, and an evaluation before a run of ours.
+    runs = runs.sort_values("source", ascending=False, kind="stable")
     last = dict(zip(runs.model, runs.run, strict=True))
     return {name: runs[runs.run == run] for name, run in last.items()}
 
@@ -140,14 +128,24 @@ def _audits(frame: pd.DataFrame, number: int) -> pd.DataFrame:
     return audits
 
 
+def _paper(reported: Sequence[str]) -> dict[str, dict[str, float]]:
+    rows = read_reported(reported)[1].groupby("row", sort=False)
+    return {name: dict(zip(row.column, row.reported, strict=True)) for name, row in rows}
+
+
+def _printed(rows: Rows, name: str, metric: str) -> float:
+    """Read a number of the paper, or list those that its row has."""
+    if metric not in rows[name]:
+        expected = f"{metric!r} in the reported row {name!r}"
+        reject(expected, ", ".join(map(repr, rows[name])), "name one of them with --metric")
+    return rows[name][metric]
+
+
 def _check_named(rows: Iterable[str], known: Sequence[str], expected: str, those: str) -> None:
     """Reject reported rows that name nobody in the figure."""
     if unused := [name for name in rows if name not in known]:
-        reject(
-            f"--reported to name {expected}",
-            f"{unused[0]!r} and {those} {', '.join(known)}",
-            "leave it out",
-        )
+        found = f"{unused[0]!r} and {those} {', '.join(known)}"
+        reject(f"--reported to name {expected}", found, "leave it out")
 
 
 def _overlap(audit: pd.DataFrame, column: str) -> dict[object, float]:
@@ -157,9 +155,8 @@ def _overlap(audit: pd.DataFrame, column: str) -> dict[object, float]:
 
 
 def _metric_label(metric: str) -> str:
-    if metric == EVAL_LOSS:
-        return "held-out loss (nats per token)"
-    return f"accuracy, {heading(metric)} (%)"
+    loss = "held-out loss (nats per token)"
+    return loss if metric == EVAL_LOSS else f"accuracy, {heading(metric)} (%)"
 
 
 def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
@@ -170,9 +167,8 @@ def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
 
 def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 1."""
-    audits = _audits(frame, 1)
+    audits, models, rows = _audits(frame, 1), _models(frame), _paper(reported)
     audited = list(dict.fromkeys(audits.teacher))
-    models, rows = _models(frame), {row.name: row for row in read_reported(reported)[1]}
     _check_named(rows, audited, "an audited teacher for --figure 1", "audits of")
     for name in audited:
         if name not in models and name not in rows:
@@ -183,7 +179,7 @@ def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fi
         of_kind = audits[audits.column == kind]
         shares = dict(zip(of_kind.teacher, of_kind.value, strict=True))
         ours = [average_setting(models[x], metric, shares[x], x) for x in audited if x in models]
-        theirs = [Mark(shares[x], row.value(metric), text=x) for x, row in rows.items()]
+        theirs = [Mark(shares[x], _printed(rows, x, metric), text=x) for x in rows]
         both = line(ours, "teachers, evaluated", 0, joined=False)
         both += line(theirs, "teachers, reported", 0, joined=False, reported=True)
         label = f"teacher's words that are the student's too (%)\ncompared as {how}"
@@ -199,17 +195,16 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
     audits = audits.assign(label=labels)
     if twice := audits.label[audits.duplicated(["label", "column", "chunks"])].tolist():
         reject(f"one audit of {twice[0]}", "two", "leave one out")
-    counts = sorted(set(audits.chunks.astype(int)) - {0})
+    columns = [*map(str, sorted(set(audits.chunks.astype(int)) - {0})), _TOKEN_LEVEL]
     panels = []
     for name, column in (("IoU", "iou"), ("IoS", "ios")):
         found: list[Mark] = []
         # A curve over the numbers of chunks, and one mark for the token level beside it.
         for style, (label, audit) in enumerate(audits.groupby("label", sort=False)):
             values = _overlap(audit, column)
-            curve = [Mark(str(n), values[n]) for n in counts if n in values]
+            curve = [Mark(n, values[int(n)]) for n in columns[:-1] if int(n) in values]
             found += line(curve, label, style)
-            found += line([Mark(TOKEN_LEVEL, values[0])], "", style, joined=False)
-        columns = [*map(str, counts), TOKEN_LEVEL]
+            found += line([Mark(_TOKEN_LEVEL, values[0])], "", style, joined=False)
         panels.append(Panel("chunks of a sequence", f"{name} (% of characters)", found, columns))
     place = "several corpora" if len(where) > 1 else where.pop()
     return Figure(3, f"Overlap of the student's and the teacher's chunks on {place}", panels)
@@ -218,42 +213,39 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
 def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 4."""
     runs = frame[frame.source != "audit"]
-    ours = settings(_trained(frame))
-    others = settings(frame[frame.source == "evaluated"])
-    labels = [*labels_of(ours), *map(label_of, others)]
     if runs.empty:
         _miss(4, "runs", "train.py --method cpt, uld and vocagnolm, and evaluate_math.py")
-    evaluated = in_order(column for column in runs.column.dropna() if column != EVAL_LOSS)
-    # Without a column this raises, and says how to evaluate.
+    ours, others = settings(_trained(frame)), settings(frame[frame.source == "evaluated"])
+    labels = [*labels_of(ours), *map(label_of, others)]
+    evaluated = in_order(set(runs.column.dropna()) - {EVAL_LOSS})
+    # Without a column the first average is asked for, which says how to evaluate.
     columns = [metric] if metric else evaluated or [_DEFAULT_METRICS[6]]
     names = {c: "held-out loss" if c == EVAL_LOSS else heading(c) for c in columns}
     found: list[Mark] = []
     for style, (label, setting) in enumerate(zip(labels, [*ours, *others], strict=True)):
         # A column counts if each run of the setting has it; with none, the first says what to do.
-        seeds, have = setting.run.nunique(), setting.column.value_counts()
-        held = [column for column in columns if have.get(column, 0) == seeds]
-        if metric or not held:
-            held = columns[:1]
+        have = setting.column.value_counts()
+        held = [c for c in columns if have.get(c, 0) == setting.run.nunique()] or columns[:1]
         points = [average_setting(setting, column, names[column]) for column in held]
         found += line(points, label, style, joined=False)
-    for style, row in enumerate(read_reported(reported)[1], len(labels)):
-        held = [column for column in columns if column in row.values] or columns[:1]
-        points = [Mark(names[column], row.value(column)) for column in held]
-        found += line(points, f"reported: {row.name}", style, joined=False, reported=True)
+    rows = _paper(reported)
+    for style, name in enumerate(rows, len(labels)):
+        held = [column for column in columns if column in rows[name]] or columns[:1]
+        points = [Mark(names[column], _printed(rows, name, column)) for column in held]
+        found += line(points, f"reported: {name}", style, joined=False, reported=True)
     y_label = _metric_label(metric) if metric else "accuracy (%)"
     return Figure(4, "Methods compared", [Panel("", y_label, found, list(names.values()))])
 
 
 def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 5."""
-    guided = _trained(frame)[_trained(frame).teacher != ""]
-    rows = read_reported(reported)[1]
-    # A reported student is named by its teacher and its method, a model by its name alone.
-    students = [row for row in rows if " " in row.name]
-    models = {row.name: row for row in rows if " " not in row.name}
+    guided, rows = _trained(frame), _paper(reported)
+    guided = guided[guided.teacher != ""]
     if guided.empty:
         _miss(5, "runs with a teacher", "train.py --teacher T")
     teachers = sorted(set(guided.teacher))
+    # A reported student is named by its teacher and its method, a model by its name alone.
+    models = {name: row for name, row in rows.items() if " " not in name}
     _check_named(models, teachers, "a teacher or a guided student for --figure 5", "teachers")
     # The quality of its teacher is the place of a student; a place is named once.
     qualities = _teacher_qualities(frame, metric, teachers, models)
@@ -263,12 +255,12 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
         points = marks(runs, metric, lambda row: qualities[row.teacher])
         found += line(points, method, _STYLES[method])
     found += _level(frame, metric, _STYLES[METHOD_LABELS["cpt"]])
-    for row in students:
-        teacher, _, method = row.name.rpartition(" ")
-        quality = read_reported([teacher])[1][0].value(metric)
+    for student in [name for name in rows if name not in models]:
+        teacher, _, method = student.rpartition(" ")
+        quality = _printed(_paper([teacher]), teacher, metric)
         if teacher not in qualities:
             names[quality] = teacher
-        point, label = Mark(quality, row.value(metric)), f"reported: {method}"
+        point, label = Mark(quality, _printed(rows, student, metric)), f"reported: {method}"
         found += line([point], label, _STYLES[method], joined=False, reported=True)
     whose = "teacher, as reported" if models else "teacher"
     unit = _metric_label(metric)
@@ -277,64 +269,60 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
 
 
 def _teacher_qualities(
-    frame: pd.DataFrame, metric: str, teachers: Sequence[str], rows: Mapping[str, ReportedRow]
+    frame: pd.DataFrame, metric: str, teachers: Sequence[str], rows: Rows
 ) -> dict[str, float]:
     """Find where the teachers stand, all of them measured or all reported."""
     models = _models(frame)
     for name in teachers:
-        if not rows and name not in models:
-            _miss(5, f"the quality of {name}", _QUALITY)
         if rows and name not in rows:
             expected = "--reported for all teachers or for none"
             reject(expected, f"none for {name}", "name it too, or evaluate all of them")
+        if not rows and name not in models:
+            _miss(5, f"the quality of {name}", _QUALITY)
     if rows:
-        return {name: rows[name].value(metric) for name in teachers}
+        return {name: _printed(rows, name, metric) for name in teachers}
     return {name: average_setting(models[name], metric).y for name in teachers}
 
 
 def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 6."""
-    if others := set(reported) - {TABLE_2}:
-        found = ", ".join(repr(name) for name in reported if name in others)
-        reject(f"no --reported but {TABLE_2!r} for --figure 6", found, "leave the rest out")
+    if others := [repr(name) for name in reported if name != _TABLE_2]:
+        expected = f"no --reported but {_TABLE_2!r} for --figure 6"
+        reject(expected, ", ".join(others), "leave the rest out")
     chunked, tokens = _trained(frame, "chunk"), _trained(frame, "vocagnolm")
     guided_by = chunked.options.map(lambda options: options["chunk_guidance"])
     guided, chosen = chunked[guided_by != "random"], chunked[guided_by == "random"]
     if guided.empty and tokens.empty and not reported:
         _miss(6, "runs guided by chunks or tokens", "train.py --method chunk --chunks 8 (to 64)")
-    teachers = {*guided.teacher, *tokens.teacher} - {""}
-    if reported:
-        teachers.add(paper_guidance()[TABLE_2]["teacher"])
+    whose = [paper_guidance()[_TABLE_2]["teacher"]] if reported else []
+    teachers = sorted({*guided.teacher, *tokens.teacher, *whose} - {""})
     audit = _audit_of(teachers, frame)
     # Number of chunks, 0 for the token level, stands for x until the overlap replaces it.
     lines = []
-    by_label = {"the teacher's chunks": guided, "random chunks": chosen, TOKEN_LEVEL: tokens}
+    by_label = {"the teacher's chunks": guided, "random chunks": chosen, _TOKEN_LEVEL: tokens}
     for style, (label, runs) in enumerate(by_label.items()):
         points = marks(runs, metric, lambda row: int(row.chunks))
-        lines += line(points, label, style, joined=label != TOKEN_LEVEL)
+        lines += line(points, label, style, joined=label != _TOKEN_LEVEL)
     if reported:
         lines += _table_2(metric)
     panels = []
     for name, column in (("IoU", "iou"), ("IoS", "ios")):
         overlap = _overlap(audit, column)
-        known = ", ".join(str(count) for count in overlap if count)
-        for mark in lines:
-            if mark.x not in overlap:
-                expected = f"the audit of {', '.join(teachers)} to have {mark.x} chunks"
-                reject(expected, known, f"audit again with --chunks {mark.x}")
+        if missing := [mark.x for mark in lines if mark.x not in overlap]:
+            expected = f"the audit of {teachers[0]} to have {missing[0]} chunks"
+            known = ", ".join(str(count) for count in overlap if count)
+            reject(expected, known, f"audit again with --chunks {missing[0]}")
         moved = [replace(mark, x=overlap[mark.x]) for mark in lines]
         names: dict[object, str] = {x: str(count) for count, x in overlap.items() if count}
         label = f"{name} of student's and teacher's characters (%)"
         panels.append(Panel(label, _metric_label(metric), name_once(moved, names)))
-    teacher, dataset = audit.teacher.iloc[0], audit.dataset.iloc[0]
-    title = f"Quality by number of chunks against their overlap with {teacher}'s on {dataset}"
-    return Figure(6, title, panels)
+    place = f"{audit.teacher.iloc[0]}'s on {audit.dataset.iloc[0]}"
+    return Figure(6, f"Quality by number of chunks against their overlap with {place}", panels)
 
 
-def _audit_of(teachers: set[str], frame: pd.DataFrame) -> pd.DataFrame:
+def _audit_of(teachers: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
     audits = frame[(frame.source == "audit") & frame.teacher.isin(teachers)]
-    count = len(audits.drop_duplicates(["run", "teacher"]))
-    names = ", ".join(sorted(teachers))
+    count, names = len(audits.drop_duplicates(["run", "teacher"])), ", ".join(teachers)
     if len(teachers) != 1 or count > 1:
         expected = "runs and one audit of one teacher for --figure 6"
         reject(expected, f"teachers {names} and {count} audits of them", "leave some out")
@@ -344,20 +332,17 @@ def _audit_of(teachers: set[str], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _table_2(metric: str) -> list[Mark]:
-    table = paper_guidance()[TABLE_2]
+    table = paper_guidance()[_TABLE_2]
     if metric != table["column"]:
         expected = f"the metric of the paper's Table 2, {table['column']!r}, with --reported for"
         reject(f"{expected} --figure 6", repr(metric), "leave --metric out")
     found: list[Mark] = []
-    rows = {
-        "the teacher's chunks": table["guided by the teacher"],
-        "random chunks": table["random"],
-    }
-    for style, (label, row) in enumerate(rows.items()):
-        points = [Mark(count, value) for count, value in zip(table["chunks"], row, strict=True)]
+    curves = {"the teacher's chunks": "guided by the teacher", "random chunks": "random"}
+    for style, (label, key) in enumerate(curves.items()):
+        points = [Mark(count, y) for count, y in zip(table["chunks"], table[key], strict=True)]
         found += line(points, f"reported: {label}", style, reported=True)
-    token = [Mark(0, table[TOKEN_LEVEL])]
-    return found + line(token, f"reported: {TOKEN_LEVEL}", 2, joined=False, reported=True)
+    token = [Mark(0, table[_TOKEN_LEVEL])]
+    return found + line(token, f"reported: {_TOKEN_LEVEL}", 2, joined=False, reported=True)
 
 
 def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
@@ -384,7 +369,7 @@ def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
 
 
 # The figures that are plots, by their number in the paper.
-PLANS: Mapping[int, Callable[[pd.DataFrame, str, Sequence[str]], Figure]] = {
+_PLANS: Mapping[int, Callable[[pd.DataFrame, str, Sequence[str]], Figure]] = {
     1: _vocabulary,
     3: _chunks,
     4: _methods,
@@ -392,4 +377,4 @@ PLANS: Mapping[int, Callable[[pd.DataFrame, str, Sequence[str]], Figure]] = {
     6: _alignment,
     7: _sweeps,
 }
-NUMBERS = (*PLANS, GUIDANCE_PAGE)
+NUMBERS = (*_PLANS, _GUIDANCE_PAGE)

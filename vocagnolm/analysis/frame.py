@@ -14,8 +14,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -27,19 +26,18 @@ from vocagnolm.analysis.runs import (
     GUIDANCE_FILE,
     RESULTS_FILE,
     SETTINGS_FILE,
-    STATE_FILE,
-    Json,
-    Run,
+    Row,
+    find_evaluation,
     find_views,
-    is_evaluated,
     read_audit,
     read_eval_loss,
     read_runs,
+    readable,
     reject,
     run_directory,
     teacher_name,
 )
-from vocagnolm.host.files import read_json
+from vocagnolm.host.files import JsonObject, read_json
 
 METHOD_LABELS = {
     "vocagnolm": "VocAgnoLM",
@@ -55,8 +53,6 @@ _FIELDS += ["dataset", "chunks", "column", "value", "rounded", "low", "high", "m
 _OF_A_SEED = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
 _SEED_IN_A_PATH = re.compile(r"seed[-_=]?\d+")
 
-Rows = Iterator[dict[str, object]]
-
 
 def read_frame(paths: Sequence[Path]) -> pd.DataFrame:
     """Read directories, each of which tells by its files what it holds.
@@ -64,7 +60,7 @@ def read_frame(paths: Sequence[Path]) -> pd.DataFrame:
     Raises:
         ValueError: a directory holds nothing to draw, is given twice, or is damaged.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     seen: set[Path] = set()
     for path in paths:
         place = run_directory(path)
@@ -72,74 +68,55 @@ def read_frame(paths: Sequence[Path]) -> pd.DataFrame:
             reject("different runs", f"{path} twice", "give it once")
         seen.add(place.resolve())
         if (place / SETTINGS_FILE).is_file():
-            rows += _trained(place)
+            about, found = _trained(place), _verdicts(place) + read_eval_loss(place)
         elif (place / AUDIT_FILE).is_file():
-            about = {"run": str(place), "source": "audit"}
-            rows += [about | row for row in read_audit(place / AUDIT_FILE)]
-        elif is_evaluated(place):
-            rows += _evaluated(*read_runs([place]))
-        elif not find_views(place):
-            raise ValueError(
-                f"expected {SETTINGS_FILE}, {RESULTS_FILE}, {AUDIT_FILE} or {GUIDANCE_FILE} in "
-                f"{path}, found none: give a directory of train.py, evaluate_math.py, "
-                "vocagnolm audit or vocagnolm inspect"
-            )
+            about, found = {"source": "audit"}, read_audit(place / AUDIT_FILE)
+        elif find_evaluation(place):
+            about, found = _evaluated(place), _verdicts(place)
+        elif find_views(place):
+            continue
+        else:
+            files = f"{SETTINGS_FILE}, {RESULTS_FILE}, {AUDIT_FILE} or {GUIDANCE_FILE}"
+            makers = "train.py, evaluate_math.py, vocagnolm audit or vocagnolm inspect"
+            reject(f"{files} in {path}", "none", f"give a directory of {makers}")
+        # A run without any number keeps a row, so that a figure can say what it lacks.
+        rows += [{"run": str(place)} | row | about for row in found or [{"marked": ()}]]
     return pd.DataFrame(rows, columns=_FIELDS)
 
 
-def _scores(run: Run) -> Rows:
-    return (asdict(score) for score in run.scores if not score.second)
+def _verdicts(place: Path) -> list[Row]:
+    runs = read_runs([place]) if find_evaluation(place) else []
+    return [row for run in runs for row in run.scores if not row["second"]]
 
 
-def _evaluated(run: Run) -> Rows:
-    about = {
-        "run": str(run.directory),
-        "source": "evaluated",
-        "model": teacher_name(run.model.rsplit(", revision ", 1)[0]),
-        "method": run.label,
-        "teacher": "",
-        "setting": str(run.directory),
-        "seed": "",
-    }
-    return (row | about for row in _scores(run))
+def _evaluated(place: Path) -> Row:
+    (run,) = read_runs([place])
+    model = teacher_name(run.model.rsplit(", revision ", 1)[0])
+    about: Row = {"run": str(run.directory), "setting": str(run.directory), "model": model}
+    return about | {"source": "evaluated", "method": run.label, "teacher": "", "seed": ""}
 
 
-def _trained(place: Path) -> Rows:
+def _trained(place: Path) -> Row:
     settings = read_json(place / SETTINGS_FILE)
-    if settings.get("method") not in METHOD_LABELS:
-        raise ValueError(
-            f"{place / SETTINGS_FILE}: expected a method of train.py, found "
-            f"{settings.get('method')!r}: give a run of this version"
-        )
+    with readable(place / SETTINGS_FILE, "a run and a method of this train.py"):
+        method = METHOD_LABELS[settings["method"]]
     # The identity of a setting: all options but those of a seed, and paths without their "seedN".
     kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
     options = json.loads(_SEED_IN_A_PATH.sub("seed", kept))
     in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
-    about = {
-        "run": str(place),
+    return {
         "source": "trained",
         "model": teacher_name(str(place)),
-        "method": METHOD_LABELS[settings["method"]],
+        "method": method,
         "teacher": _teachers(settings),
         "setting": json.dumps(options, sort_keys=True),
         "seed": json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
         "options": options,
         "chunks": settings.get("chunks") if settings["method"] == "chunk" else 0,
     }
-    # A run without any number keeps a row, so that a figure can say what it lacks.
-    loss = read_eval_loss(place)
-    rows = (
-        [row for run in read_runs([place]) for row in _scores(run)] if is_evaluated(place) else []
-    )
-    if loss is not None or not rows:
-        rows.append(
-            {"column": EVAL_LOSS if loss is not None else None, "value": loss, "marked": ()}
-        )
-    for row in rows:
-        yield row | about
 
 
-def _teachers(settings: Json) -> str:
+def _teachers(settings: JsonObject) -> str:
     """Name who guided a run, joined if there are several; "" for nobody."""
     # A store names the teacher that scored it.
     stores = settings.get("teacher_losses")
@@ -156,10 +133,15 @@ def average_setting(
     Raises:
         ValueError: one does not have it; the message says how to get it.
     """
-    # One row for each run; a run without one is rejected with advice.
     found = setting[setting.column == metric]
-    for run, rows in setting[~setting.run.isin(found.run)].groupby("run", sort=False):
-        _lack(str(run), rows, metric)
+    lacking = setting[~setting.run.isin(found.run)]
+    if len(lacking):
+        run = lacking.run.iloc[0]
+        have = ", ".join(map(repr, lacking.column[lacking.run == run].dropna())) or "none"
+        advice = f"run python evaluate_math.py --model {run}, or give another --metric, {EVAL_LOSS}"
+        if metric == EVAL_LOSS:
+            advice = "finish its training with --eval_fraction or --eval_dataset"
+        reject(f"{metric!r} of {run}", have, advice)
     values = found.value.tolist()
     mean, low, high = statistics.fmean(values), found.low.iloc[0], found.high.iloc[0]
     if len(values) > 1:
@@ -170,32 +152,9 @@ def average_setting(
         mean,
         bar=None if pd.isna(low) else (low, high),
         text=text,
-        marked=tuple(sorted({word for words in found.marked for word in words})),
+        marked=tuple(sorted(set().union(*found.marked))),
         seeds=len(values),
         runs=tuple(found.run),
-    )
-
-
-def _lack(run: str, rows: pd.DataFrame, metric: str) -> None:
-    """Reject a run that does not have a metric."""
-    columns = [column for column in rows.column.dropna() if column != EVAL_LOSS]
-    if metric == EVAL_LOSS:
-        reject(
-            f"{EVAL_LOSS} after the last step in {Path(run) / STATE_FILE}",
-            "none",
-            "finish its training with --eval_fraction or --eval_dataset",
-        )
-    if not columns:
-        reject(
-            f"an evaluation of {run}",
-            "none",
-            f"run python evaluate_math.py --model {run}, or draw its held-out loss with --metric "
-            f"{EVAL_LOSS}",
-        )
-    reject(
-        f"{metric!r} in the evaluation of {run}",
-        ", ".join(map(repr, columns)),
-        "name one of them with --metric, or evaluate the rest of the benchmarks",
     )
 
 
@@ -208,12 +167,8 @@ def settings(trained: pd.DataFrame) -> list[pd.DataFrame]:
     runs = trained.drop_duplicates("run")
     for _, same in runs.groupby(["setting", "seed"], sort=False):
         if len(same) > 1:
-            one, two, *_ = same.run
-            reject(
-                "the runs of one setting to have seeds of their own",
-                f"{one} and {two} with the same",
-                "leave one out",
-            )
+            found = f"{' and '.join(same.run[:2])} with the same"
+            reject("the runs of one setting to have seeds of their own", found, "leave one out")
     return [group for _, group in trained.groupby("setting", sort=False)]
 
 
@@ -228,12 +183,9 @@ def marks(trained: pd.DataFrame, metric: str, x: Callable[[pd.Series], float]) -
         place = x(setting.iloc[0])
         other = at.setdefault(place, setting)
         if other is not setting:
-            reject(
-                f"one setting of {label_of(setting)} for each mark",
-                f"{other.run.iloc[0]} and {setting.run.iloc[0]}, which differ in "
-                f"{', '.join(_differing([other, setting]))}",
-                "leave one out",
-            )
+            found = f"{other.run.iloc[0]} and {setting.run.iloc[0]}, which differ in "
+            found += ", ".join(_differing([other, setting]))
+            reject(f"one setting of {label_of(setting)} for each mark", found, "leave one out")
     return [average_setting(at[place], metric, place) for place in sorted(at)]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vocagnolm.analysis.runs import Graded, Run, heading
+from vocagnolm.analysis.runs import Run, heading, reject
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
 
 _Floats = npt.NDArray[np.float64]
@@ -32,9 +32,7 @@ class Discordance:
         >>> Discordance.of([(True, True), (True, False), (False, True), (False, True)])
         Discordance(n=4, only_first=1, only_other=2)
         """
-        only_first = sum(first and not other for first, other in pairs)
-        only_other = sum(other and not first for first, other in pairs)
-        return cls(len(pairs), only_first, only_other)
+        return cls(len(pairs), pairs.count((True, False)), pairs.count((False, True)))
 
     @property
     def difference(self) -> float:
@@ -72,33 +70,24 @@ class Pairing:
 
 
 def pair(first: Run, other: Run, resamples: int, seed: int) -> Pairing:
-    """Compare two runs on the items of the benchmarks that both have.
-
-    Args:
-        first: baseline.
-        other: run that is compared with it.
-        resamples: bootstrap resamples, at least 1.
-        seed: bootstrap seed.
+    """Compare a run with a baseline, the first, on the items of the benchmarks that both have.
 
     Raises:
         ValueError: there is no such benchmark, or a file of items is missing or damaged.
     """
-    shared = [name for name in first.counts if name in other.counts]
-    if not shared:
-        raise ValueError(
-            f"expected {first.label} and {other.label} to share a benchmark, found "
-            f"{', '.join(first.counts)} and {', '.join(other.counts)}: compare others"
-        )
     counts: dict[str, Discordance] = {}
     refused: dict[str, str] = {}
-    for name in shared:
-        # Items are paired by `idx`, in whatever order they were asked.
-        ours, theirs = first.items(name), other.items(name)
-        reason = _obstacle(first.conditions[name], other.conditions[name], ours, theirs)
-        if reason:
-            refused[name] = reason
-        else:
-            counts[name] = Discordance.of([(ours[i].correct, theirs[i].correct) for i in ours])
+    for name in first.counts:
+        if name in other.counts:
+            found = _discordance(first, other, name)
+            if isinstance(found, str):
+                refused[name] = found
+            else:
+                counts[name] = found
+    if not counts and not refused:
+        expected = f"{first.label} and {other.label} to share a benchmark"
+        found = f"{', '.join(first.counts)} and {', '.join(other.counts)}"
+        reject(expected, found, "compare others")
     # A benchmark has a seed of its own, so that its interval does not depend on the others.
     samples = {
         name: resampled_differences(count, resamples, [seed, *name.encode()])
@@ -109,33 +98,32 @@ def pair(first: Run, other: Run, resamples: int, seed: int) -> Pairing:
         name: Difference(count.difference, percentile_interval(samples[name]), count, p, p_holm)
         for (name, count), p, p_holm in zip(counts.items(), p_values, holm(p_values), strict=True)
     }
+    both = {row["column"] for row in first.scores} & {row["column"] for row in other.scores}
     for average, members in AVERAGES.items():
-        if not all(average in {score.column for score in run.scores} for run in (first, other)):
-            continue
-        if missing := [heading(name) for name in members if name not in counts]:
+        missing = [heading(name) for name in members if name not in counts]
+        if average in both and missing:
             refused[average] = f"{', '.join(missing)} not paired"
-            continue
-        # Each benchmark is resampled on its own, as its items were drawn on their own.
-        points = sum(counts[name].difference for name in members) / len(members)
-        means = np.mean([samples[name] for name in members], axis=0)
-        differences[average] = Difference(points, percentile_interval(means))
+        elif average in both:
+            # Each benchmark is resampled on its own, as its items were drawn on their own.
+            points = sum(counts[name].difference for name in members) / len(members)
+            means = np.mean([samples[name] for name in members], axis=0)
+            differences[average] = Difference(points, percentile_interval(means))
     return Pairing(first.label, other.label, differences, refused)
 
 
-def _obstacle(
-    first: Mapping[str, object],
-    other: Mapping[str, object],
-    ours: Mapping[int, Graded],
-    theirs: Mapping[int, Graded],
-) -> str | None:
-    """Say why the items of two runs are not the same; None where they are."""
-    differing = [name for name in first if first[name] != other[name]]
+def _discordance(first: Run, other: Run, benchmark: str) -> Discordance | str:
+    """Count where two runs differ, or say why their items are not the same."""
+    ours, theirs = first.items(benchmark), other.items(benchmark)
+    conditions = other.conditions[benchmark]
+    differing = [k for k, x in first.conditions[benchmark].items() if x != conditions[k]]
     if differing:
         return f"other {', '.join(differing)}"
     if ours.keys() != theirs.keys():
         return f"other items: {len(ours)} and {len(theirs)}, shared {len(ours.keys() & theirs)}"
-    changed = sum(ours[idx].asked != theirs[idx].asked for idx in ours)
-    return f"other prompts or golds of {changed} items" if changed else None
+    # Items are paired by `idx`, in whatever order they were asked.
+    if changed := sum(ours[i][1:] != theirs[i][1:] for i in ours):
+        return f"other prompts or golds of {changed} items"
+    return Discordance.of([(ours[i][0], theirs[i][0]) for i in ours])
 
 
 def mcnemar_p(only_first: int, only_other: int) -> float:

@@ -5,55 +5,29 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
+
+import pandas as pd
 
 from vocagnolm.evaluation.records import read_lines
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.host.files import read_json
+from vocagnolm.host.files import JsonObject, read_json
 
-Json = Mapping[str, Any]
-
-RESULTS_FILE, SETTINGS_FILE, STATE_FILE = "results.json", "run.json", "trainer_state.json"
-AUDIT_FILE, GUIDANCE_FILE, GUIDANCE_DIR = "audit.json", "guidance.json", "guidance"
-EVALUATION_DIR = "evaluation"  # where `evaluate_math.py` puts it inside a model's directory
-EVAL_LOSS = "eval_loss"  # the column of runs without an evaluation
+Row = dict[str, object]
+RESULTS_FILE, SETTINGS_FILE, AUDIT_FILE = "results.json", "run.json", "audit.json"
+GUIDANCE_FILE, _GUIDANCE_DIR = "guidance.json", "guidance"
+# Where evaluate_math.py puts an evaluation inside a model's directory.
+_EVALUATION_DIR = "evaluation"
+# The column of runs without an evaluation.
+EVAL_LOSS = "eval_loss"
 _ASSETS = Path(__file__).parents[1] / "assets"
 REPORTED_FILE, PAPER_FILE = _ASSETS / "reported.json", _ASSETS / "paper_guidance.json"
-_COLUMNS = dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS))  # each once, in this order
-_POSITIONS = {column: position for position, column in enumerate(_COLUMNS)}
+# Table 1's columns, then those of other benchmarks, each once.
+_COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
 _WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
-
-
-@dataclass(frozen=True)
-class AccuracyScore:
-    """One number of an evaluation, in percent, with its 95 % interval.
-
-    Attributes:
-        column: a benchmark by id, or an average by name.
-        second: by the second grader.
-        value: exact.
-        rounded: as the harness rounds it.
-        marked: reasons, a word each, not to put it beside a published number: "partial",
-            "own_prompts", "other_prompts", "unverified_data".
-    """
-
-    column: str
-    second: bool
-    value: float
-    rounded: float
-    low: float
-    high: float
-    marked: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Graded:
-    """One item of a run: the harness's verdict, and the prompt's hash with the gold."""
-
-    correct: bool
-    asked: tuple[object, object]
 
 
 @dataclass(frozen=True)
@@ -65,7 +39,9 @@ class Run:
         directory: holds `results.json` and one file of items per benchmark.
         model: name and revision.
         prompts: authors of the exemplars: "ours", "harness", "other", "none", or several of them.
-        scores: in Table 1's order, the second opinion's last.
+        scores: rows in Table 1's order, the second opinion's last: column (a benchmark's id or an
+            average), second, value in percent, rounded as the harness does, low and high of the
+            95 % interval, and marked: words for why it may not stand beside a published number.
         counts: items and right answers by benchmark.
         conditions: by benchmark, all that must be equal in two runs whose items are paired.
         notes: reasons not to put numbers beside published ones, each with its columns; engine.
@@ -77,13 +53,13 @@ class Run:
     grader: str
     second_opinion: str
     prompts: str
-    scores: Sequence[AccuracyScore]
+    scores: Sequence[Row]
     counts: Mapping[str, tuple[int, int]]
-    conditions: Mapping[str, Json]
+    conditions: Mapping[str, Row]
     notes: Sequence[str]
 
-    def items(self, benchmark: str) -> dict[int, Graded]:
-        """Read the items of a benchmark by `idx`.
+    def items(self, benchmark: str) -> dict[int, tuple[bool, str, object]]:
+        """Read verdict, hash of the prompt and gold of the items of a benchmark, by `idx`.
 
         Raises:
             ValueError: the file is missing, damaged, or contradicts `results.json`.
@@ -92,31 +68,34 @@ class Run:
         if not path.is_file():
             reject(path, "none", "run evaluate_math.py again")
         with path.open("rb") as file:
-            try:
-                items = {
-                    record["idx"]: Graded(
-                        record["correct"] is True, (record["prompt_sha256"], record["gold"])
-                    )
-                    for record in read_lines(path, file)
-                }
-            except KeyError as error:
-                raise ValueError(
-                    f"{path}: expected {error} in every item, found one without: "
-                    "run evaluate_math.py again"
-                ) from error
-        found = len(items), sum(item.correct for item in items.values())
-        if found != self.counts[benchmark]:
-            n, right = self.counts[benchmark]
-            raise ValueError(
-                f"{path}: expected {n} items, {right} of them right, as in {RESULTS_FILE}, found "
-                f"{found[0]} and {found[1]}: run evaluate_math.py again"
-            )
+            records = list(read_lines(path, file))
+        with readable(path, "the items of evaluate_math.py"):
+            items = {
+                x["idx"]: (x["correct"] is True, x["prompt_sha256"], x["gold"]) for x in records
+            }
+        found = len(items), sum(correct for correct, *_ in items.values())
+        if found != (counts := self.counts[benchmark]):
+            expected = f"{counts[0]} items, {counts[1]} of them right, as in {RESULTS_FILE}"
+            reject(f"{expected}, in {path}", f"{found[0]} and {found[1]}", "evaluate again")
         return items
 
 
 def reject(expected: object, found: object, advice: str) -> NoReturn:
     """Raise the ValueError of a wrong directory or option, in one line."""
     raise ValueError(f"expected {expected}, found {found}: {advice}")
+
+
+@contextmanager
+def readable(path: Path, expected: str) -> Iterator[None]:
+    """Turn all that content of a wrong shape raises into one line that names the file."""
+    try:
+        yield
+        return
+    except KeyError as error:
+        found = f"none or an unknown {error}"
+    except (AttributeError, TypeError, ValueError) as error:
+        found = str(error)
+    raise ValueError(f"{path}: expected {expected}, found {found}: make it again or leave it out")
 
 
 def heading(column: str) -> str:
@@ -134,7 +113,7 @@ def in_order(columns: Iterable[str]) -> list[str]:
     >>> in_order(["demo", "AVG", "math", "gsm8k", "math"])
     ['gsm8k', 'math', 'AVG', 'demo']
     """
-    return sorted(set(columns), key=_POSITIONS.__getitem__)
+    return sorted(set(columns), key=_COLUMNS.index)
 
 
 # -- Evaluations -----------------------------------------------------------------------------
@@ -146,100 +125,84 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     Raises:
         ValueError: results are missing or damaged, or two paths lead to the same.
     """
-    directories = [_directory(path) for path in paths]
-    names = [
-        directory.parent.name if directory.name == EVALUATION_DIR else directory.name
-        for directory in directories
-    ]
-    runs: dict[Path, Run] = {}
-    for path, directory, name in zip(paths, directories, names, strict=True):
-        if directory in runs:
+    found: dict[Path, Path] = {}
+    for path in paths:
+        directory = find_evaluation(path)
+        if not directory:
+            where = f"{RESULTS_FILE} in {path} or in its {_EVALUATION_DIR}/"
+            reject(where, "none", "run evaluate_math.py first")
+        if directory in found:
             reject("different runs", f"{directory} twice, as {path} too", "give it once")
-        runs[directory] = _read_run(directory, name if names.count(name) == 1 else str(path))
-    return list(runs.values())
+        found[directory] = path
+    # A run is called by its model's directory; runs of the same name by their whole paths.
+    names = [x.parent.name if x.name == _EVALUATION_DIR else x.name for x in found]
+    return [
+        _read_run(directory, name if names.count(name) == 1 else str(path))
+        for (directory, path), name in zip(found.items(), names, strict=True)
+    ]
 
 
-def is_evaluated(path: Path) -> bool:
-    """Tell whether there is an evaluation in a directory, or in its `evaluation/`."""
-    return any((x / RESULTS_FILE).is_file() for x in (path, path / EVALUATION_DIR))
-
-
-def _directory(path: Path) -> Path:
-    for directory in (path / EVALUATION_DIR, path):
-        if (directory / RESULTS_FILE).is_file():
-            return directory.resolve()
-    reject(
-        f"{RESULTS_FILE} in {path} or in its {EVALUATION_DIR}/",
-        "none",
-        "run evaluate_math.py first",
-    )
+def find_evaluation(path: Path) -> Path | None:
+    """Find an evaluation in the `evaluation/` of a directory, or in the directory itself."""
+    places = (path / _EVALUATION_DIR, path)
+    return next((x.resolve() for x in places if (x / RESULTS_FILE).is_file()), None)
 
 
 def _read_run(directory: Path, label: str) -> Run:
     path = directory / RESULTS_FILE
-    try:
-        return _build_run(directory, label, json.loads(path.read_bytes()))
-    except KeyError as error:
-        found = f"none or an unknown {error}"
-    except (AttributeError, TypeError, ValueError) as error:  # bad JSON is a ValueError
-        found = str(error)
-    raise ValueError(
-        f"{path}: expected the results of evaluate_math.py, found {found}: evaluate again"
-    )
-
-
-def _build_run(directory: Path, label: str, results: Json) -> Run:
-    benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
-    # The first grader judges benchmarks and averages, the second one some benchmarks.
-    columns = {**benchmarks, **results["averages"]}
-    scores = [_score(name, columns[name]) for name in in_order(columns)]
-    for name, column in benchmarks.items():
-        if opinion := column["math_verify"]:
-            scores.append(_score(name, {**opinion, "marked": column["marked"]}, second=True))
-    return Run(
-        label=label,
-        directory=directory,
-        model=f"{results['model']['name']}, revision {results['model']['revision']}",
-        grader=results["grader"],
-        second_opinion=results["second_opinion"],
-        prompts=", ".join(
-            dict.fromkeys(
-                _WHOSE[column["prompts"]["origin"]] if column["prompts"] else "none"
-                for column in benchmarks.values()
-            )
-        ),
-        scores=scores,
-        counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
-        conditions={
-            name: {
-                "grader": results["grader"],
-                "version of the benchmark": column["version"],
-                "prompts": column["prompts"] and column["prompts"]["sha256"],
-                "data": column["data"]["digest"],
-            }
+    with readable(path, "the results of evaluate_math.py"):
+        results = json.loads(path.read_bytes())
+        benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
+        # The first grader judges benchmarks and averages, the second one some benchmarks.
+        columns = benchmarks | results["averages"]
+        scores = [_score(name, columns[name], second=False) for name in in_order(columns)]
+        scores += [
+            _score(name, opinion | {"marked": column["marked"]}, second=True)
             for name, column in benchmarks.items()
-        },
-        notes=list(_notes(benchmarks, results.get("settings", {}))),
-    )
+            if (opinion := column["math_verify"])
+        ]
+        prompts = {name: column["prompts"] for name, column in benchmarks.items()}
+        authors = [_WHOSE[x["origin"]] if x else "none" for x in prompts.values()]
+        return Run(
+            label=label,
+            directory=directory,
+            model=f"{results['model']['name']}, revision {results['model']['revision']}",
+            grader=results["grader"],
+            second_opinion=results["second_opinion"],
+            prompts=", ".join(dict.fromkeys(authors)),
+            scores=scores,
+            counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
+            conditions={
+                name: {
+                    "grader": results["grader"],
+                    "version of the benchmark": column["version"],
+                    "prompts": prompts[name] and prompts[name]["sha256"],
+                    "data": column["data"]["digest"],
+                }
+                for name, column in benchmarks.items()
+            },
+            notes=_notes(benchmarks, results.get("settings", {})),
+        )
 
 
-def _score(name: str, column: Json, *, second: bool = False) -> AccuracyScore:
+def _score(name: str, column: JsonObject, *, second: bool) -> Row:
     low, high = map(float, column["interval"])
-    exact, rounded = float(column["exact"]), float(column["rounded"])
-    return AccuracyScore(name, second, exact, rounded, low, high, tuple(column["marked"]))
+    values = {"value": float(column["exact"]), "rounded": float(column["rounded"])}
+    interval = {"low": low, "high": high, "marked": tuple(column["marked"])}
+    return {"column": name, "second": second} | values | interval
 
 
-def _notes(benchmarks: Mapping[str, Json], settings: Json) -> Iterator[str]:
+def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:
     """List the marks with their columns; then engine, dtype and context, which shift tenths."""
     marked: dict[str, list[str]] = {}
     for name, column in benchmarks.items():
         for mark in column["marks"]:
             marked.setdefault(mark, []).append(heading(name))
-    for mark, columns in marked.items():
-        yield f"{mark} ({', '.join(columns)})"
-    names = [name for name in ("engine", "dtype", "context") if settings.get(name) is not None]
-    if names:
-        yield ", ".join(f"{name} {settings[name]}" for name in names)
+    notes = [f"{mark} ({', '.join(columns)})" for mark, columns in marked.items()]
+    shifting = [x for x in ("engine", "dtype", "context") if settings.get(x) is not None]
+    if shifting:
+        notes.append(", ".join(f"{name} {settings[name]}" for name in shifting))
+    return notes
 
 
 # -- Training runs and audits ----------------------------------------------------------------
@@ -247,60 +210,48 @@ def _notes(benchmarks: Mapping[str, Json], settings: Json) -> Iterator[str]:
 
 def run_directory(path: Path) -> Path:
     """Return the run that an evaluation is in, if it is in one; otherwise the path itself."""
-    is_inside = path.name == EVALUATION_DIR and (path.parent / SETTINGS_FILE).is_file()
+    is_inside = path.name == _EVALUATION_DIR and (path.parent / SETTINGS_FILE).is_file()
     return path.parent if is_inside else path
 
 
-def read_eval_loss(run: Path) -> float | None:
-    """Read the held-out loss after the last step; None if training has not come so far."""
-    path = run / STATE_FILE
+def read_eval_loss(run: Path) -> list[Row]:
+    """Read the held-out loss after the last step: no row if training has not come so far."""
+    path = run / "trainer_state.json"
     if not path.is_file():
-        return None
+        return []
     state = read_json(path)
-    try:
+    with readable(path, f"the log of train.py with a finite {EVAL_LOSS}"):
         last = [entry for entry in state["log_history"] if entry["step"] == state["max_steps"]]
         losses = [float(entry[EVAL_LOSS]) for entry in last if EVAL_LOSS in entry]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: expected the log of train.py, found one that cannot be read ({error}): "
-            "train again"
-        ) from error
-    if losses and not math.isfinite(losses[-1]):
-        raise ValueError(f"{path}: expected a finite {EVAL_LOSS}, found {losses[-1]}: leave it out")
-    return losses[-1] if losses else None
+        if losses and not math.isfinite(losses[-1]):
+            raise ValueError(losses[-1])
+    return [{"column": EVAL_LOSS, "value": loss, "marked": ()} for loss in losses[-1:]]
 
 
-def read_audit(path: Path) -> list[dict[str, object]]:
+def read_audit(path: Path) -> list[Row]:
     """Read an audit as rows: teacher, dataset, column, chunks, value in percent.
 
     Columns are "raw" and "bytes", the share of the teacher's vocabulary that is in the student's
     too (strings as written, and decoded), and "iou" and "ios" by chunks, 0 for the token level.
     """
     audit = read_json(path)
-    rows: list[dict[str, object]] = []
-    try:
+    rows: list[Row] = []
+    with readable(path, "what vocagnolm audit writes"):
         for one in audit["teachers"]:
             words = one["vocabulary_overlap"]
             values = [(kind, 0, float(words[kind]["teacher"])) for kind in ("raw", "bytes")]
             for overlap in ({"chunks": 0, **one["token_level"]}, *one["chunks"]):
                 values += [(x, int(overlap["chunks"]), float(overlap[x])) for x in ("iou", "ios")]
-            about = {
-                "teacher": teacher_name(one["teacher"]),
-                "dataset": Path(audit["dataset"]).name,
-            }
+            about = {"teacher": teacher_name(one["teacher"])}
+            about["dataset"] = Path(audit["dataset"]).name
             rows += [about | {"column": c, "chunks": n, "value": 100 * v} for c, n, v in values]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: expected what vocagnolm audit writes, found none or an unreadable {error}: "
-            "audit again"
-        ) from error
     return rows
 
 
 def find_views(path: Path) -> Path | None:
     """Find the views that an inspection left in a directory, or the last ones of a run."""
     # Names of steps are padded with zeros, hence in order.
-    steps = sorted((path / GUIDANCE_DIR).glob("step-*.json"))
+    steps = sorted((path / _GUIDANCE_DIR).glob("step-*.json"))
     files = (file for file in (path / GUIDANCE_FILE, *reversed(steps)) if file.is_file())
     return next(files, None)
 
@@ -308,56 +259,31 @@ def find_views(path: Path) -> Path | None:
 # -- The paper -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ReportedRow:
-    """A row of one of the paper's tables: a teacher and a method, or a model.
-
-    Attributes:
-        name: as one writes it after --reported.
-        table: "Table 1" or "Table 4".
-        values: as printed, in percent, by column; columns without a number are left out.
-    """
-
-    name: str
-    table: str
-    values: Mapping[str, float]
-
-    def value(self, column: str) -> float:
-        """Return a number of the row.
-
-        Raises:
-            ValueError: it has no such column.
-        """
-        if column not in self.values:
-            reject(
-                f"{column!r} in the reported row {self.name!r} of {self.table}",
-                ", ".join(map(repr, self.values)),
-                "name one of them with --metric",
-            )
-        return self.values[column]
-
-
-def read_reported(names: Sequence[str]) -> tuple[str, list[ReportedRow]]:
+def read_reported(names: Sequence[str]) -> tuple[str, pd.DataFrame]:
     """Read the source of the paper's numbers, and rows of its Tables 1 and 4.
+
+    The frame has a line for each number as printed: row, table, column, reported (percent).
 
     Raises:
         ValueError: there is no row of that name; the message lists those there are.
     """
     reported = read_json(REPORTED_FILE)
-    rows = {}
-    for table in reported["tables"]:
-        for name, values in table["rows"].items():
-            pairs = zip(table["columns"], values, strict=True)
-            present = {column: value for column, value in pairs if value is not None}
-            rows[name] = ReportedRow(name, table["table"], present)
+    tables = {name: table for table in reported["tables"] for name in table["rows"]}
     for name in names:
-        if name not in rows:
-            known = ", ".join(map(repr, rows))
+        if name not in tables:
+            known = ", ".join(map(repr, tables))
             reject("--reported to name a row of the paper", repr(name), f"give one of {known}")
-    return reported["source"], [rows[name] for name in dict.fromkeys(names)]
+    lines = [
+        (name, table["table"], column, value)
+        for name in dict.fromkeys(names)
+        for table in [tables[name]]
+        for column, value in zip(table["columns"], table["rows"][name], strict=True)
+        if value is not None
+    ]
+    return reported["source"], pd.DataFrame(lines, columns=["row", "table", "column", "reported"])
 
 
-def paper_guidance() -> dict[str, Any]:
+def paper_guidance() -> JsonObject:
     """Read the names of the paper's models, and its Table 2."""
     return read_json(PAPER_FILE)
 
