@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
-from vocagnolm.evaluation.tasks.few_shot import build_prompt, load_prompt_set
 from vocagnolm.evaluation.tasks.sources import load_items
+from vocagnolm.evaluation.tasks.tasks import build_prompt, load_prompt_set
 
 COUNTS = dict(
     zip(PAPER_BENCHMARKS, (1319, 500, 1000, 2215, 2065, 1000, 1000, 3018, 32), strict=True)

@@ -13,8 +13,8 @@ import pytest
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.few_shot import PromptSet, build_prompt, load_prompt_set
 from vocagnolm.evaluation.tasks.sources import load_items
+from vocagnolm.evaluation.tasks.tasks import PromptSet, build_prompt, load_prompt_set
 
 SEPARATOR = "\n\n\n"
 CHOOSE = "What of the following is the right choice? Explain your answer."

@@ -12,9 +12,8 @@ import pytest
 from vocagnolm.evaluation import report, tracking
 from vocagnolm.evaluation.records import RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.few_shot import PromptSet
 from vocagnolm.evaluation.tasks.sources import LoadedItems
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.evaluation.tasks.tasks import PromptSet, Task, load_tasks
 
 SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 

@@ -63,22 +63,13 @@ def average(columns: Sequence[Accuracy]) -> Record:
     # right for columns near 0 and for few items.
     below = math.sqrt(sum((column.exact - column.interval[0]) ** 2 for column in columns)) / k
     above = math.sqrt(sum((column.interval[1] - column.exact) ** 2 for column in columns)) / k
-    rounded = sum(column.rounded for column in columns) / k
-    return {
-        # As the harness prints it.
-        "rounded": float(f"{rounded:.1f}"),
-        "exact": exact,
-        "interval": [exact - below, exact + above],
-    }
+    # As the harness prints it.
+    rounded = float(f"{sum(column.rounded for column in columns) / k:.1f}")
+    return {"rounded": rounded, "exact": exact, "interval": [exact - below, exact + above]}
 
 
 def summarize(records: Sequence[Record]) -> Record:
-    """Sum up the graded items of one benchmark.
-
-    Args:
-        records: at least one, each with the fields of `Verdict`, and of a completion where it was
-            generated here.
-    """
+    """Sum up the items of one benchmark: verdicts, and completions that were generated here."""
     accuracy = Accuracy.of(sum(record["correct"] for record in records), len(records))
     unanswered = sum(record["prediction"] in (None, "", NO_LETTER) for record in records)
     summary = asdict(accuracy) | {
@@ -97,7 +88,7 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 
 
 def _second_opinion(records: Sequence[Record]) -> Record | None:
-    """Take math-verify's accuracy on all items; no opinion in time is wrong. None for letters."""
+    # Of all items: no opinion in time is wrong. None for letters.
     judged = [record for record in records if record["math_verify"] is not None]
     if not judged:
         return None
@@ -119,11 +110,8 @@ def averages(columns: Mapping[str, Accuracy]) -> dict[str, Record]:
 class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
     """The harness's accuracy on model outputs, as a local metric of `evaluate`.
 
-        metric = MathAnswerAccuracy("gsm8k")
-        metric.compute(predictions=outputs, references=golds)    # {"accuracy": 36.2, ...}
-
-    Args:
-        config_name: id of a benchmark, whose rules find the answers in outputs.
+    metric = MathAnswerAccuracy("gsm8k")    # whose rules find the answers in outputs
+    metric.compute(predictions=outputs, references=golds)    # {"accuracy": 36.2, ...}
     """
 
     def _info(self) -> evaluate.MetricInfo:
@@ -134,8 +122,7 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
             )
         text = datasets.Value("string")
         return evaluate.MetricInfo(
-            description="Accuracy of answers in model outputs, verdict for verdict that of "
-            "ZubinGou/math-evaluation-harness at db77bc6.",
+            description="Accuracy of answers, verdict for verdict that of the harness at db77bc6.",
             citation="",
             inputs_description="predictions: model outputs; references: parsed golds.",
             features=datasets.Features({"predictions": text, "references": text}),

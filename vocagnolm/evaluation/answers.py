@@ -16,9 +16,6 @@ def extract_answer(benchmark: str, output: str) -> str | None:
 
     >>> extract_answer("gsm8k", "5 + 3 = 8 eggs. The answer is 8."), extract_answer("gsm8k", "")
     ('8', None)
-
-    Raises:
-        ValueError: no such benchmark.
     """
     if benchmark not in BENCHMARKS:
         raise ValueError(f"expected a benchmark of {', '.join(BENCHMARKS)}, found {benchmark!r}")
@@ -26,10 +23,10 @@ def extract_answer(benchmark: str, output: str) -> str | None:
 
 
 def answers_equal(prediction: str | None, gold: str) -> bool:
-    r"""Compare two normalised answers, whatever they hold, within seconds.
+    """Compare two normalised answers, whatever they hold, within seconds.
 
-    Neither the same string nor the same number: sympy compares them, in a process that is killed
-    after three seconds; the answer is then False.
+    Sympy compares what differs as string and number, in a process that is killed after three
+    seconds; the answer is then False.
 
     >>> answers_equal("3.50", "3.5"), answers_equal("7", "8")
     (True, False)

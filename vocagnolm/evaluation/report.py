@@ -7,10 +7,10 @@ from importlib import metadata
 from types import MappingProxyType
 
 from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
-from vocagnolm.evaluation.records import Record, RunDirectory, read_lines
+from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.host.files import write_json, write_text
+from vocagnolm.host.files import read_json, write_json, write_text
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.versions import versions
 
@@ -37,10 +37,7 @@ def build_results(
     settings: Mapping[str, object],
     environment: Mapping[str, object] = MappingProxyType({}),
 ) -> Record:
-    """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %.
-
-    Benchmarks that were asked before, under the same settings, keep their columns.
-    """
+    """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
     columns = _earlier(directory) | {t.benchmark.id: _column(t, directory) for t in tasks}
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
     accuracies = {
@@ -63,11 +60,9 @@ def build_results(
 
 
 def _earlier(directory: RunDirectory) -> Record:
-    """Read the columns of other benchmarks that were asked here before."""
+    # Benchmarks that were asked before, under the same settings, keep their columns.
     path = directory.path / RESULTS_FILE
-    if not path.exists():
-        return {}
-    (results,) = read_lines(path, [path.read_bytes()])
+    results = read_json(path) if path.exists() else {}
     if results.get("grader") != GRADER:
         return {}
     columns: Record = results.get("benchmarks", {})
@@ -92,20 +87,23 @@ def _column(task: Task, directory: RunDirectory) -> Record:
 
 
 def _marks_of_average(columns: Sequence[Record]) -> Record:
-    """Mark an average as its columns are."""
-    return {
-        "partial": any(column["partial"] for column in columns),
-        "marked": list(dict.fromkeys(name for column in columns for name in column["marked"])),
-    }
+    marked = dict.fromkeys(name for column in columns for name in column["marked"])
+    return {"partial": any(column["partial"] for column in columns), "marked": list(marked)}
 
 
 def to_markdown(results: Record) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
+    parts = _parts(results)
+    # The second grader is not asked about letters, and has no averages.
+    opinions = [(part, part.get("math_verify")) for part in parts]
     rows = [
         ["model", *_headings(results)],
-        [results["model"]["name"], *map(_cell, _parts(results))],
-        ["95 % interval", *("{:.1f} to {:.1f}".format(*p["interval"]) for p in _parts(results))],
-        [f"{results['second_opinion']} (stricter)", *_opinions(results)],
+        [results["model"]["name"], *map(_cell, parts)],
+        ["95 % interval", *("{:.1f} to {:.1f}".format(*part["interval"]) for part in parts)],
+        [
+            f"{results['second_opinion']} (stricter)",
+            *(_cell(part, opinion) if opinion else "-" for part, opinion in opinions),
+        ],
     ]
     notes = [f"- {note}" for note in _notes(results)]
     return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
@@ -139,18 +137,9 @@ def _parts(results: Record) -> list[Record]:
 
 
 def _cell(part: Record, opinion: Record | None = None) -> str:
-    """Write a number, with a star if it may not be put beside a published one."""
-    value = (opinion or part)["rounded"]
-    return f"{value:.1f}*" if part["marked"] else f"{value:.1f}"
-
-
-def _opinions(results: Record) -> list[str]:
-    """Write the second grader's numbers; it is not asked about letters, and has no averages."""
-    cells = [
-        _cell(column, column["math_verify"]) if column["math_verify"] else "-"
-        for column in results["benchmarks"].values()
-    ]
-    return cells + ["-"] * len(results["averages"])
+    # A star: not to be put beside a published number.
+    star = "*" if part["marked"] else ""
+    return f"{(opinion or part)['rounded']:.1f}{star}"
 
 
 def _notes(results: Record) -> list[str]:

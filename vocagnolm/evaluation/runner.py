@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 from accelerate import PartialState
 from tqdm.auto import tqdm
@@ -24,13 +25,10 @@ def run(
     """Complete the records of all tasks, and give each task when they are complete.
 
     Items that have a record are not asked again. Records are written as completions come; a
-    benchmark's file is put in order when all processes are done with it.
-
-    Raises:
-        ValueError: a prompt leaves no room in the context; nothing was generated.
+    benchmark's file is put in order when all processes are done with it. A prompt that leaves no
+    room in the context is a ValueError before anything is generated.
     """
     shares = [_share(task, directory, state) for task in tasks]
-    # All are checked before the first one runs.
     streams = [
         engine.generate(
             [task.prompts[item.idx] for item in share],
@@ -41,46 +39,34 @@ def run(
     ]
     # Every process has read what is there, and found its prompts to fit, before one writes more.
     state.wait_for_everyone()
+    # None: shown on a terminal.
+    disable = None if state.is_main_process else True
     for task, share, stream in zip(tasks, shares, streams, strict=True):
-        _ask(task, share, stream, grader, directory, state)
+        name = task.benchmark.id
+        with (
+            directory.appending(name, state.process_index) as file,
+            tqdm(total=len(share), desc=name, unit="item", disable=disable) as bar,
+        ):
+            for completions in stream:
+                answers = [(done.text, share[done.index].gold) for done in completions]
+                verdicts = grader.grade(task.benchmark.answer_kind, answers)
+                for done, verdict in zip(completions, verdicts, strict=True):
+                    file.write(to_line(_record(task, share[done.index], done, verdict)))
+                file.flush()
+                bar.update(len(completions))
         state.wait_for_everyone()
         if state.is_main_process:
-            directory.complete(task.benchmark.id, [item.idx for item in task.items])
+            directory.complete(name, [item.idx for item in task.items])
         state.wait_for_everyone()
         yield task
 
 
 def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
-    """Pick the items of this process: every so manieth by length, for equal work."""
+    # Items of this process: every so manieth by length, for equal work.
     finished = directory.finished(task.benchmark.id)
     left = [item for item in task.items if item.idx not in finished]
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
     return left[state.process_index :: state.num_processes]
-
-
-def _ask(
-    task: Task,
-    share: Sequence[Item],
-    stream: Iterator[list[Completion]],
-    grader: Grader,
-    directory: RunDirectory,
-    state: PartialState,
-) -> None:
-    benchmark = task.benchmark
-    # None: shown on a terminal.
-    disable = None if state.is_main_process else True
-    with (
-        directory.appending(benchmark.id, state.process_index) as file,
-        tqdm(total=len(share), desc=benchmark.id, unit="item", disable=disable) as bar,
-    ):
-        for completions in stream:
-            answers = [(done.text, share[done.index].gold) for done in completions]
-            verdicts = grader.grade(benchmark.answer_kind, answers)
-            for completion, verdict in zip(completions, verdicts, strict=True):
-                item = share[completion.index]
-                file.write(to_line(_record(task, item, completion, verdict)))
-            file.flush()
-            bar.update(len(completions))
 
 
 def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:
@@ -91,9 +77,8 @@ def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) ->
         "n_new_tokens": completion.n_new_tokens,
         "finish_reason": completion.finish_reason,
         "raw_output": completion.text,
+        # Here to stand beside the gold.
         "prediction": verdict.prediction,
         "gold": item.gold,
-        "correct": verdict.correct,
-        "decided_by": verdict.decided_by,
-        "math_verify": verdict.math_verify,
+        **asdict(verdict),
     }
