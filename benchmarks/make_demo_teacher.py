@@ -30,7 +30,7 @@ from transformers import (
 
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.judge import Verdict, judge
+from vocagnolm.demo.judge import Quality, judge
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import train
 
@@ -42,7 +42,7 @@ TOKENIZER_TEXTS = 4000
 TEXTS = 30_000  # an epoch is never finished: no text is read twice
 
 
-def make(output_dir: Path, scratch: Path) -> Verdict:
+def make(output_dir: Path, scratch: Path) -> Quality:
     """Train the teacher and write both directories.
 
     Args:
@@ -80,7 +80,7 @@ def make(output_dir: Path, scratch: Path) -> Verdict:
     return verdict(output_dir / TEACHER)
 
 
-def verdict(teacher: Path, limit: int | None = None) -> Verdict:
+def verdict(teacher: Path, limit: int | None = None) -> Quality:
     """Judge a saved teacher."""
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     return judge(model, AutoTokenizer.from_pretrained(teacher), limit)

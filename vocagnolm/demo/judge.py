@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.world import Problem, render
+from vocagnolm.demo import world
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks.tasks import load_tasks
@@ -21,13 +19,11 @@ from vocagnolm.tokenizers import start_id
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Quality:
     """Quality of a model on the held-out problems.
 
-    Attributes:
-        accuracy: share whose greedy answer ends in the right number, in [0, 1].
-        clean_loss: nats per token of problems with their right solutions.
-        answer_loss: nats per token of the solutions alone.
+    The accuracy is the share whose greedy answer ends in the right number; losses are nats per
+    token, of problems with their right solutions and of the solutions alone.
     """
 
     accuracy: float
@@ -35,46 +31,51 @@ class Verdict:
     answer_loss: float
 
 
-def judge(model: PreTrainedModel, tokenizer: Any, limit: int | None = None) -> Verdict:
+def judge(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, limit: int | None = None
+) -> Quality:
     """Let a model answer the first `limit` held-out problems, and read it their right solutions."""
     model.eval()  # type: ignore[no-untyped-call]
-    start = start_id(tokenizer, "student")
-    clean_loss, answer_loss = _losses(
-        model, tokenizer, start, demo_world.held_out_problems()[:limit]
-    )
-    return Verdict(_accuracy(model, tokenizer, limit), clean_loss, answer_loss)
+    losses = _losses(model, tokenizer, world.held_out_problems()[:limit])
+    return Quality(_accuracy(model, tokenizer, limit), *losses)
 
 
-def _accuracy(model: PreTrainedModel, tokenizer: Any, limit: int | None) -> float:
+def _accuracy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, limit: int | None
+) -> float:
     """Return the accuracy of `evaluate_math.py --benchmarks demo`, as a share."""
     (task,) = load_tasks(["demo"], data_dir=None, prompts_dir=None, limit=limit)
     benchmark, items = task.benchmark, task.items
     prompts = [task.prompts[item.idx] for item in items]
     engine = HFEngine(model, tokenizer, batch_size=len(prompts))
     groups = engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens)
-    right = [
+    right = sum(
         extract(benchmark.answer_kind, completion.text) == items[completion.index].gold
         for group in groups
         for completion in group
-    ]
-    return sum(right) / len(items)
+    )
+    return right / len(items)
 
 
 @torch.no_grad()
 def _losses(
-    model: PreTrainedModel, tokenizer: Any, start: int, problems: Sequence[Problem]
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[world.Problem]
 ) -> tuple[float, float]:
-    ids, answer_starts = [], []
+    """Return the mean losses of all tokens, and of those of the solutions."""
+    rows, answer_starts = [], []
     for item in problems:
-        prompt, solution = render(item)
+        prompt, solution = world.render(item)
         encoding = encode(tokenizer, prompt + solution)
-        ids.append([start, *encoding.ids.tolist()])
+        rows.append([start_id(tokenizer, "student"), *encoding.ids.tolist()])
+        # The token that the solution begins in counts to it.
         answer_starts.append(1 + int((encoding.spans[:, 1] <= len(prompt)).sum()))
-    width = max(map(len, ids))
-    labels_BS = torch.tensor([row + [IGNORED_LABEL] * (width - len(row)) for row in ids])
+    width = max(map(len, rows))
+    labels_BS = torch.tensor([row + [IGNORED_LABEL] * (width - len(row)) for row in rows])
     logits_BSV = model(input_ids=labels_BS.clamp(min=0)).logits
+    # labels   start  Q  :  ...  A  :  5  +  7  padding
+    # losses          .  .  ...  .  .  .  .  .               is_text
+    #                                  .  .  .               is_answer: from answer_starts on
     loss_BS = F.cross_entropy(logits_BSV[:, :-1].mT, labels_BS[:, 1:], reduction="none")
     is_text_BS = labels_BS[:, 1:] != IGNORED_LABEL
-    position_S = torch.arange(1, width)
-    is_answer_BS = is_text_BS & (position_S >= torch.tensor(answer_starts)[:, None])
-    return float(loss_BS[is_text_BS].mean()), float(loss_BS[is_answer_BS].mean())
+    is_answer_BS = torch.arange(1, width) >= torch.tensor(answer_starts)[:, None]
+    return float(loss_BS[is_text_BS].mean()), float(loss_BS[is_text_BS & is_answer_BS].mean())

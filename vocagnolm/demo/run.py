@@ -18,90 +18,74 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from pathlib import Path
 
-from vocagnolm.demo import world
-from vocagnolm.demo.worker import (
-    BASE,
-    CURVE_FILE,
-    CURVE_PROBLEMS,
-    Plan,
-    Result,
-    do_run,
-)
+from vocagnolm.demo import worker, world
+from vocagnolm.demo.worker import BASE, Plan, Result
 from vocagnolm.host.command import say
 from vocagnolm.host.plots import dashes, new_plot, save_plot, series_style
 from vocagnolm.host.processes import cores
 from vocagnolm.host.tables import markdown_table
 
 # A container may show cores that it may not use.
-MAX_WORKERS = 4
+_MAX_WORKERS = 4
 # Digits shown of each metric.
-METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
-LABELS = {"vocagnolm": "VocAgnoLM", "cpt": "CPT", "random": "random 40 %"}
+_METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
+_LABELS = {"vocagnolm": "VocAgnoLM", "cpt": "CPT", "random": "random 40 %"}
+_SHOWN = (
+    "accuracy {accuracy:.3f}, loss on clean text {clean_loss:.3f}, on answers "
+    "{answer_loss:.3f} nats"
+)
 
+# {method: {metric: [one value per seed]}}; losses in nats per token.
 Results = dict[str, dict[str, list[float]]]
 
 
 def run_demo(plan: Plan) -> Results:
     """Run the demo and write `results.json` and `curves.png`; an earlier demo's runs are replaced.
 
-    Returns:
-        `{method: {metric: [one value per seed]}}`; losses in nats per token.
-
     Raises:
         RuntimeError: a run failed; the message names its log.
     """
     started = time.perf_counter()
-    _prepare(plan)
+    plan.output_dir.mkdir(parents=True, exist_ok=True)
+    for old in [*plan.output_dir.glob("seed*"), plan.output_dir / "cache"]:
+        shutil.rmtree(old, ignore_errors=True)
+    for seed in plan.seeds:
+        plan.directory(seed).mkdir()
+    # Evaluated on in all runs.
+    problems = world.held_out_problems()[: worker.CURVE_PROBLEMS]
+    texts = ("".join(world.render(item)) for item in problems)
+    world.write_jsonl(plan.output_dir / worker.CURVE_FILE, texts)
     found: dict[tuple[str, int], Result] = {}
     total = (1 + len(plan.methods)) * len(plan.seeds)
-    workers = min(cores(), MAX_WORKERS, len(plan.methods) * len(plan.seeds))
+    workers = min(cores(), _MAX_WORKERS, len(plan.methods) * len(plan.seeds))
     say(f"{total} runs by {workers} processes; their logs: {plan.output_dir}/seed*/*.log")
     for seed, method, result in _runs(plan, workers):
         found[method, seed] = result
-        text = "pretrained on noise and prose"
-        if result:
-            text = (
-                f"accuracy {result['accuracy']:.3f}, loss on clean text "
-                f"{result['clean_loss']:.3f}, on answers {result['answer_loss']:.3f} nats"
-            )
+        text = _SHOWN.format(**result) if result else "pretrained on noise and prose"
         elapsed = f"{time.perf_counter() - started:4.0f} s"
         say(f"{elapsed}  [{len(found):2}/{total}]  seed {seed}  {method:9}  {text}")
     results = {
-        method: {metric: [found[method, seed][metric] for seed in plan.seeds] for metric in METRICS}
+        method: {name: [found[method, seed][name] for seed in plan.seeds] for name in _METRICS}
         for method in plan.methods
     }
     (plan.output_dir / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    draw_curves(plan, results)
+    _draw_curves(plan, results)
     say(f"\n{results_table(results)}\n")
     elapsed = f"{time.perf_counter() - started:.0f} s"
     say(f"{elapsed}; written: {plan.output_dir}/results.json, curves.png")
     return results
 
 
-def _prepare(plan: Plan) -> None:
-    """Make room for the runs, and write the problems that all of them are evaluated on."""
-    plan.output_dir.mkdir(parents=True, exist_ok=True)
-    for old in [*plan.output_dir.glob("seed*"), plan.output_dir / "cache"]:
-        shutil.rmtree(old, ignore_errors=True)
-    for seed in plan.seeds:
-        plan.directory(seed).mkdir()
-    problems = world.held_out_problems()[:CURVE_PROBLEMS]
-    texts = ("".join(world.render(item)) for item in problems)
-    world.write_jsonl(plan.output_dir / CURVE_FILE, texts)
-
-
 def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
-    """Do all runs, as many at a time as there are workers, and yield each one that is done.
-
-    A student's base comes before all else of its seed; then the longest runs come first.
-    """
+    """Do all runs, as many at a time as there are workers, and yield each one that is done."""
+    # A student's base comes before all else of its seed.
     ready = [(BASE, seed) for seed in plan.seeds]
     running: dict[Future[Result], tuple[str, int]] = {}
     with _pool(plan, workers) as pool:
         while ready or running:
             while ready and len(running) < workers:
                 method, seed = ready.pop(0)
-                running[pool.submit(do_run, plan, seed, method)] = method, seed
+                running[pool.submit(worker.do_run, plan, seed, method)] = method, seed
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 method, seed = running.pop(future)
                 try:
@@ -121,17 +105,12 @@ def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
 @contextmanager
 def _pool(plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes, one per core, that see no GPU and no network; none outlives the block."""
-    environment = {
-        # Two runs side by side beat one run on two cores.
-        "OMP_NUM_THREADS": "1",
-        "HF_DATASETS_CACHE": str(plan.output_dir / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "ACCELERATE_USE_CPU": "true",
-    }
     before, others = dict(os.environ), set(multiprocessing.active_children())
     # Spawned processes read it as they import.
-    os.environ.update(environment)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    os.environ["HF_DATASETS_CACHE"] = str(plan.output_dir / "cache")
+    # Two runs side by side beat one run on two cores.
+    os.environ["OMP_NUM_THREADS"] = "1"
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
     try:
         yield pool
@@ -156,7 +135,7 @@ def results_table(results: Results) -> str:
     metrics = list(next(iter(results.values())))
     rows = [["method", *(metric.replace("_", " ") for metric in metrics)]]
     for method, values in results.items():
-        rows.append([LABELS[method], *(_spread(values[m], METRICS[m]) for m in metrics)])
+        rows.append([_LABELS[method], *(_spread(values[m], _METRICS[m]) for m in metrics)])
     return markdown_table(rows)
 
 
@@ -165,18 +144,19 @@ def _spread(values: Sequence[float], digits: int) -> str:
     return f"{statistics.mean(values):.{digits}f} +- {deviation:.{digits}f}"
 
 
-def draw_curves(plan: Plan, results: Results) -> None:
+def _draw_curves(plan: Plan, results: Results) -> None:
     """Draw the loss on held-out clean text along the runs, and the accuracies, to `curves.png`."""
     figure, (curves, dots) = new_plot(9, 3.6, (2, 1))
     for position, (method, metrics) in enumerate(results.items()):
         style = series_style(position)
         color, marker = style["color"], style["marker"]
         histories = [_curve(plan.directory(seed) / method) for seed in plan.seeds]
+        # A row for each evaluation, with a loss for each seed.
         rows = list(zip(*(history.values() for history in histories), strict=True))
         if rows:
             steps, means = list(histories[0]), [statistics.mean(row) for row in rows]
-            curve = curves.plot(steps, means, dashes(position), marker=marker, color=color)
-            curve[0].set(label=LABELS[method], markersize=4)
+            (curve,) = curves.plot(steps, means, dashes(position), marker=marker, color=color)
+            curve.set(label=_LABELS[method], markersize=4)
             lows, highs = [min(row) for row in rows], [max(row) for row in rows]
             curves.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
         accuracy = metrics["accuracy"]
@@ -186,12 +166,11 @@ def draw_curves(plan: Plan, results: Results) -> None:
     curves.set(xlabel="steps", ylabel="loss on clean text (nats per token)")
     curves.legend(frameon=False)
     dots.set(ylabel="accuracy on held-out problems", ylim=(0, 1), xlim=(-0.5, len(results) - 0.5))
-    dots.set_xticks(range(len(results)), [LABELS[method] for method in results])
+    dots.set_xticks(range(len(results)), [_LABELS[method] for method in results])
     figure.suptitle(f"{len(plan.seeds)} seeds; band: lowest to highest, bar: mean", fontsize=9)
     save_plot(figure, plan.output_dir / "curves.png")
 
 
 def _curve(run: Path) -> dict[int, float]:
-    """Read the evaluation losses of a run by step."""
     history = json.loads((run / "trainer_state.json").read_text())["log_history"]
     return {row["step"]: row["eval_loss"] for row in history if "eval_loss" in row}

@@ -1,8 +1,4 @@
-"""The runs of the demo, as the processes of its pool do them.
-
-A process does several runs in turn, because importing everything takes as long as a third of a
-run. Its output goes to one log per run.
-"""
+"""The runs of the demo, as the processes of its pool do them: several in turn."""
 
 from __future__ import annotations
 
@@ -26,7 +22,7 @@ METHODS = ("vocagnolm", "cpt", "random")
 BASE = "base"
 # Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.
 RECIPE = Path(__file__).with_name("recipe.yaml")
-CURVE_FILE, PAGES_FILE, RESULT_FILE = "clean.jsonl", "pages.jsonl", "result.json"
+CURVE_FILE, _PAGES_FILE = "clean.jsonl", "pages.jsonl"
 # Problems read during training; the verdict rests on all of them.
 CURVE_PROBLEMS = 100
 # The first pretraining: noise, prose and questions without answers.
@@ -39,21 +35,13 @@ Result = dict[str, float]
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a demo.
-
-    Attributes:
-        output_dir: gets everything.
-        seeds: of the students, their texts and the order in which they read them.
-        wrong_share: share of the pages with a wrong solution.
-        options: options of `train.py` for every continual pretraining.
-        guidance: options of `train.py` for those with VocAgnoLM.
-        base: options of `train.py` for the students' first pretraining.
-        methods: compared methods.
-    """
+    """Settings of a demo; a seed is a student, its texts and their order."""
 
     output_dir: Path
     seeds: tuple[int, ...]
+    # The share of the pages with a wrong solution.
     wrong_share: float = 0.4
+    # Options of train.py: for continual pretraining, with VocAgnoLM only, for the first one.
     options: tuple[str, ...] = ()
     guidance: tuple[str, ...] = ()
     base: tuple[str, ...] = BASE_OPTIONS
@@ -69,11 +57,7 @@ class Plan:
 
 
 def do_run(plan: Plan, seed: int, method: str) -> Result:
-    """Do one run in a process of the pool; the first pretraining of a student has no result.
-
-    Raises:
-        SystemExit: `train.py` ended with another status than 0.
-    """
+    """Do one run in a process of the pool; the first pretraining of a student has no result."""
     # The same sums on every machine, and faster at this size.
     torch.set_num_threads(1)
     log = os.open(plan.log(seed, method), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -81,12 +65,13 @@ def do_run(plan: Plan, seed: int, method: str) -> Result:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
+    directory = plan.directory(seed)
     if method != BASE:
-        return continue_training(plan, seed, method)
-    make_base(plan.directory(seed), seed, plan.base)
+        return _continue_training(plan, directory, seed, method)
+    make_base(directory, seed, plan.base)
     count = _tokens(plan.options) // PAGE_TOKENS
     pages = world.corpus(count, seed, plan.wrong_share, world.held_out_questions())
-    world.write_jsonl(plan.directory(seed) / PAGES_FILE, pages)
+    world.write_jsonl(directory / _PAGES_FILE, pages)
     return {}
 
 
@@ -101,29 +86,24 @@ def make_base(directory: Path, seed: int, options: Sequence[str]) -> None:
     train(untrained, texts, directory / BASE, "--method=cpt", f"--seed={seed}", *options)
 
 
-def continue_training(plan: Plan, seed: int, method: str) -> Result:
+def _continue_training(plan: Plan, directory: Path, seed: int, method: str) -> Result:
     """Continually pretrain a student on pages, and judge it."""
-    directory = plan.directory(seed)
-    options = [f"--method={method}", f"--seed={seed}", *plan.options]
-    options.append(f"--eval_dataset={plan.output_dir / CURVE_FILE}")
+    trained, curve = directory / method, plan.output_dir / CURVE_FILE
+    options = [f"--method={method}", f"--seed={seed}", *plan.options, f"--eval_dataset={curve}"]
     if method == "vocagnolm":
         options += [f"--teacher={ASSETS / TEACHER}", *plan.guidance]
     started = time.perf_counter()
-    train(directory / BASE, directory / PAGES_FILE, directory / method, *options)
+    train(directory / BASE, directory / _PAGES_FILE, trained, *options)
     seconds = time.perf_counter() - started
-    model = AutoModelForCausalLM.from_pretrained(directory / method, dtype=torch.float32)
-    verdict = judge(model, AutoTokenizer.from_pretrained(directory / method))
-    result: Result = {**asdict(verdict), "seconds": seconds}
-    (directory / method / RESULT_FILE).write_text(json.dumps(result))
+    # Judged as it was saved, not as it lies in memory.
+    model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
+    result = asdict(judge(model, AutoTokenizer.from_pretrained(trained))) | {"seconds": seconds}
+    (trained / "result.json").write_text(json.dumps(result))
     return result
 
 
 def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
-    """Run `train.py` with the demo's recipe, in this process.
-
-    Raises:
-        SystemExit: it ended with another status than 0.
-    """
+    """Run `train.py` with the demo's recipe, in this process; SystemExit unless it ends with 0."""
     paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
     if status := run_training([f"--config={RECIPE}", *paths, *options]):
         raise SystemExit(status)
