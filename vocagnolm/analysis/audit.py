@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
 import math
@@ -10,14 +9,14 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import datasets
 import numpy as np
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.analysis.audit_report import Content, audit_markdown, draw_audit
+from vocagnolm.analysis.audit_report import audit_markdown, draw_audit
 from vocagnolm.analysis.overlap import (
     MapCounts,
     byte_overlap,
@@ -26,7 +25,7 @@ from vocagnolm.analysis.overlap import (
     raw_overlap,
 )
 from vocagnolm.corpus import TEXT, unusable, values
-from vocagnolm.host.files import write_file, write_json
+from vocagnolm.host.files import JsonObject, write_json, write_text
 from vocagnolm.spans import Spans, encode, encode_batch
 from vocagnolm.tokenizers import tokenizer_sha256
 
@@ -35,11 +34,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-AUDIT_FORMAT = 1  # of audit.json
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-_BATCH = 128  # documents that are in memory at once
-_BEGINNING = 60  # characters shown of a document
-_BETWEEN = "\n\n"  # joins the documents of a sequence
+# Documents that are in memory at once.
+_BATCH = 128
+
+# A number in the corpus, and a text.
+_Document = tuple[int, str]
 
 
 @dataclass(frozen=True)
@@ -73,61 +73,47 @@ class AuditSettings:
             )
 
 
-@dataclass(frozen=True)
-class Named:
+class Named(NamedTuple):
     """A tokenizer and the name it was loaded by."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
-class _Document:
-    number: int
-    text: str
-
-
 @dataclass
 class _Tally:
-    """Running totals for one teacher, and a min-heap of its worst documents."""
+    """Running totals for one teacher, and its worst documents, the worst one first."""
 
     kept: int
     counts: MapCounts = field(default_factory=MapCounts)
-    worst: list[tuple[float, int, Content]] = field(default_factory=list)
+    worst: list[JsonObject] = field(default_factory=list)
 
     def add(self, document: _Document, student_spans: Spans, teacher_spans: Spans) -> None:
+        number, text = document
         ranges = align_spans(student_spans, teacher_spans)
-        counts = count_map(len(document.text), student_spans, teacher_spans, ranges)
+        counts = count_map(len(text), student_spans, teacher_spans, ranges)
         self.counts += counts
         if counts.iou == 1:
             return
         about = {
-            "document": document.number,
+            "document": number,
             "iou": counts.iou,
             "ios": counts.ios,
             "mapped": 1 - counts.unmapped / counts.student_tokens,
             "student_tokens": counts.student_tokens,
             "teacher_tokens": counts.teacher_tokens,
-            "beginning": document.text[:_BEGINNING],
+            "beginning": text[:60],
         }
-        # The best fit of those kept is on top, and leaves first.
-        heapq.heappush(self.worst, (-counts.iou, -document.number, about))
-        if len(self.worst) > self.kept:
-            heapq.heappop(self.worst)
+        worst = sorted([*self.worst, about], key=lambda one: (one["iou"], one["document"]))
+        self.worst = worst[: self.kept]
 
 
 def audit(
     student: Named, teachers: Sequence[Named], corpus: datasets.Dataset, settings: AuditSettings
-) -> Content:
+) -> JsonObject:
     """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
 
     Documents that are no text, or in which a tokenizer finds no token, are left out for all.
-
-    Args:
-        student: tokenizer, as `load_tokenizer` loads it.
-        teachers: at least one, likewise.
-        corpus: documents in the column `text`.
-        settings: sizes of the sequences and the report.
 
     Returns:
         The content of `audit.json`; all shares are in [0, 1].
@@ -139,13 +125,11 @@ def audit(
     tallies = [_Tally(settings.worst) for _ in teachers]
     readable: list[int] = []
     numbers = tqdm(range(len(corpus)), desc="documents", disable=None)
-    for batch in _batches(corpus, numbers):
-        for document, (ours, *theirs) in _encode(tokenizers, batch):
-            readable.append(document.number)
-            for tally, teacher_spans in zip(tallies, theirs, strict=True):
-                tally.add(document, ours, teacher_spans)
-    documents = len(readable)
-    if not documents:
+    for document, (ours, *theirs) in _encoded(tokenizers, corpus, numbers):
+        readable.append(document[0])
+        for tally, teacher_spans in zip(tallies, theirs, strict=True):
+            tally.add(document, ours, teacher_spans)
+    if not readable:
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
             " or without tokens; give another one, or another --text_column"
@@ -156,14 +140,14 @@ def audit(
             "no sequence of %d student tokens in %d documents, so no chunks: lower"
             " --sequence_length",
             settings.sequence_length,
-            documents,
+            len(readable),
         )
     return {
-        "format": AUDIT_FORMAT,
+        "format": 1,
         "student": student.name,
         "student_sha256": tokenizer_sha256(student.tokenizer),
-        "documents": documents,
-        "skipped": len(corpus) - documents,
+        "documents": len(readable),
+        "skipped": len(corpus) - len(readable),
         "sequences": len(sampled),
         "settings": asdict(settings),
         "teachers": [
@@ -173,50 +157,45 @@ def audit(
     }
 
 
-def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[Content]) -> Content:
+def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[JsonObject]) -> JsonObject:
     counts = tally.counts
-    raw = raw_overlap(student.tokenizer, teacher.tokenizer)
-    decoded = byte_overlap(student.tokenizer, teacher.tokenizer)
+    overlaps = {"raw": raw_overlap, "bytes": byte_overlap}
+    words = {how: find(student.tokenizer, teacher.tokenizer) for how, find in overlaps.items()}
     return {
         "teacher": teacher.name,
         "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
-        "vocabulary_overlap": {
-            "raw": {**raw.shares(), **asdict(raw)},
-            "bytes": {**decoded.shares(), **asdict(decoded)},
-        },
+        "vocabulary_overlap": {how: x.shares() | asdict(x) for how, x in words.items()},
         "mapping": counts.shares(),
         "token_level": {"iou": counts.iou, "ios": counts.ios},
         "chunks": chunks,
         "counts": asdict(counts),
-        "worst": [about for *_, about in sorted(tally.worst, reverse=True)],
+        "worst": tally.worst,
     }
 
 
-def _batches(corpus: datasets.Dataset, numbers: Iterable[int]) -> Iterator[list[_Document]]:
-    """Read the usable ones of some documents, in the order given."""
+def _encoded(
+    tokenizers: Sequence[PreTrainedTokenizerBase], corpus: datasets.Dataset, numbers: Iterable[int]
+) -> Iterator[tuple[_Document, list[Spans]]]:
+    """Read some documents, in the order given; yield the usable ones with each reader's spans."""
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
     rest = iter(numbers)
     while batch := list(itertools.islice(rest, _BATCH)):
-        texts = values(corpus[batch][TEXT])
-        yield [
-            _Document(number, text)
-            for number, text in zip(batch, texts, strict=True)
-            if not unusable(text)
-        ]
+        documents = zip(batch, values(corpus[batch][TEXT]), strict=True)
+        yield from _encode(tokenizers, [(n, text) for n, text in documents if not unusable(text)])
 
 
 def _encode(
     tokenizers: Sequence[PreTrainedTokenizerBase], documents: list[_Document]
 ) -> Iterator[tuple[_Document, list[Spans]]]:
-    """Find the spans of each document by each tokenizer; skip documents that one cannot read."""
-    texts = [document.text for document in documents]
+    """Encode a batch by each tokenizer; skip documents that one of them cannot read."""
     try:
+        texts = [text for _, text in documents]
         encodings = [encode_batch(tokenizer, texts) for tokenizer in tokenizers]
     except ValueError as error:
         if len(documents) == 1:
-            logger.warning("document %d is left out: %s", documents[0].number, error)
+            logger.warning("document %d is left out: %s", documents[0][0], error)
             return
         # One document spoils its batch: find it by encoding each alone.
         for document in documents:
@@ -242,47 +221,44 @@ def _sequences(
     random.Random(settings.seed).shuffle(order)
     parts: list[str] = []
     tokens = made = 0
-    for batch in _batches(corpus, order):
-        for document, (spans,) in _encode([student], batch):
-            parts.append(document.text)
-            tokens += len(spans)
-            if tokens < settings.sequence_length:
-                continue
-            joined = _BETWEEN.join(parts)
-            kept = encode(student, joined).spans[: settings.sequence_length]
-            # Tokens may merge where documents meet; then there are too few, and one more is read.
-            if len(kept) < settings.sequence_length:
-                continue
-            yield joined[: kept[-1, 1]], kept
-            made += 1
-            if made == settings.sequences:
-                return
-            parts, tokens = [], 0
+    for (_, text), (spans,) in _encoded([student], corpus, order):
+        parts.append(text)
+        tokens += len(spans)
+        if tokens < settings.sequence_length:
+            continue
+        joined = "\n\n".join(parts)
+        kept = encode(student, joined).spans[: settings.sequence_length]
+        # Tokens may merge where documents meet; then there are too few, and one more is read.
+        if len(kept) < settings.sequence_length:
+            continue
+        yield joined[: kept[-1, 1]], kept
+        made += 1
+        if made == settings.sequences:
+            return
+        parts, tokens = [], 0
 
 
 def _chunks(
     teacher: Named, sampled: Sequence[tuple[str, Spans]], numbers: Sequence[int]
-) -> list[Content]:
+) -> list[JsonObject]:
     """Average IoU and IoS over sequences for each number of chunks, with standard errors."""
-    if not sampled:
-        return []
     pairs = [(ours, encode(teacher.tokenizer, text).spans) for text, ours in sampled]
-    found: list[Content] = []
-    for chunks in numbers:
+    found = []
+    for chunks in numbers if pairs else ():
         overlaps = (chunk_overlaps(ours, theirs, chunks) for ours, theirs in pairs)
         means = np.array([[iou.mean(), ios.mean()] for iou, ios in overlaps])
         iou, ios = means.mean(axis=0).tolist()
-        about: dict[str, float] = {"chunks": chunks, "iou": iou, "ios": ios}
+        about = {"chunks": chunks, "iou": iou, "ios": ios}
         if len(means) > 1:
-            errors = means.std(axis=0, ddof=1) / math.sqrt(len(means))
-            about["iou_standard_error"], about["ios_standard_error"] = errors.tolist()
+            errors = (means.std(axis=0, ddof=1) / math.sqrt(len(means))).tolist()
+            about["iou_standard_error"], about["ios_standard_error"] = errors
         found.append(about)
     return found
 
 
-def write_audit(content: Content, directory: Path) -> None:
+def write_audit(content: JsonObject, directory: Path) -> None:
     """Write `audit.json`, `audit.md` and `audit.png`."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "audit.json", content)
-    write_file(directory / "audit.md", lambda file: file.write(audit_markdown(content).encode()))
+    write_text(directory / "audit.md", audit_markdown(content))
     draw_audit(content, directory / "audit.png")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-from vocagnolm.host.plots import SMALL, new_plot, save_plot, series_style
+from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line
+from vocagnolm.host.files import JsonObject
 from vocagnolm.host.tables import markdown_table
-
-Content = Mapping[str, Any]
 
 # Lines of the two first tables: what they are called, and the keys of a teacher that lead to them.
 _VOCABULARY = {
@@ -31,107 +29,99 @@ _PER_TOKEN = {
     "IoU": ("token_level", "iou"),
     "IoS": ("token_level", "ios"),
 }
-_RATIOS = {
-    "teacher tokens per student token": "teacher_tokens_per_student_token",
-    "student tokens per character": "student_tokens_per_character",
-    "teacher tokens per character": "teacher_tokens_per_character",
-}
+_RATIOS = (
+    "teacher tokens per student token",
+    "student tokens per character",
+    "teacher tokens per character",
+)
 
 
-def audit_markdown(content: Content) -> str:
+def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
     teachers, names = content["teachers"], labels(content)
-    ratios = [
-        [name, *(f"{teacher['mapping'][key]:.4f}" for teacher in teachers)]
-        for name, key in _RATIOS.items()
-    ]
-    vocabulary = [["shared, of the words", *names], *_percent(teachers, _VOCABULARY)]
-    per_token = [["", *names], *_percent(teachers, _PER_TOKEN), *ratios]
+
+    def table(corner: str, rows: Mapping[str, Callable[[JsonObject], str]]) -> list[list[str]]:
+        lines = [[name, *map(cell, teachers)] for name, cell in rows.items()]
+        return [[corner, *names], *lines]
+
+    ratios = {name: _ratio(name.replace(" ", "_")) for name in _RATIOS}
+    per_token = {name: _percent(*keys) for name, keys in _PER_TOKEN.items()}
+    vocabulary = {name: _percent(*keys) for name, keys in _VOCABULARY.items()}
+    tables = {
+        "Vocabulary overlap (%)": table("shared, of the words", vocabulary),
+        "Token-level map (% of the student's tokens)": table("", per_token | ratios),
+    }
+    if content["sequences"]:
+        sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
+        counts = enumerate(content["settings"]["chunks"])
+        title = f"Chunks of {sizes} student tokens, IoU / IoS (%)"
+        tables[title] = table("chunks", {str(n): _both(place) for place, n in counts})
+    for name, teacher in zip(names, teachers, strict=True):
+        if teacher["worst"]:
+            tables[f"Documents that fit {name} worst, numbered from 0"] = _worst(teacher)
+    corpus = f"{content['dataset']}, {content['documents']:,} documents"
     lines = [
         f"student: {content['student']}",
         *(f"teacher: {teacher['teacher']}" for teacher in teachers),
-        f"corpus: {content['dataset']}, {content['documents']:,} documents"
-        f" ({content['skipped']:,} left out)",
+        f"corpus: {corpus} ({content['skipped']:,} left out)",
     ]
-    lines += _section("Vocabulary overlap (%)", vocabulary)
-    lines += _section("Token-level map (% of the student's tokens)", per_token)
-    if content["sequences"]:
-        length = content["settings"]["sequence_length"]
-        rows = [["chunks", *names]]
-        for place, chunks in enumerate(content["settings"]["chunks"]):
-            points = [teacher["chunks"][place] for teacher in teachers]
-            cells = (f"{100 * point['iou']:.2f} / {100 * point['ios']:.2f}" for point in points)
-            rows.append([str(chunks), *cells])
-        lines += _section(
-            f"Chunks of {content['sequences']} x {length:,} student tokens, IoU / IoS (%)", rows
-        )
-    for name, teacher in zip(names, teachers, strict=True):
-        if teacher["worst"]:
-            title = f"Documents that fit {name} worst, numbered from 0"
-            lines += _section(title, _worst(teacher["worst"]))
+    for title, rows in tables.items():
+        lines += ["", f"## {title}", "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
 
 
-def labels(content: Content) -> list[str]:
+def labels(content: JsonObject) -> list[str]:
     """Shorten the names of the teachers to their last parts, unless two have the same."""
     names = [teacher["teacher"] for teacher in content["teachers"]]
     short = [PurePosixPath(name).name or name for name in names]
     return short if len(set(short)) == len(short) else names
 
 
-def _section(title: str, rows: Sequence[Sequence[str]]) -> list[str]:
-    return ["", f"## {title}", "", markdown_table(rows)]
+def _percent(*keys: str) -> Callable[[JsonObject], str]:
+    def cell(part: JsonObject) -> str:
+        *path, last = keys
+        for key in path:
+            part = part[key]
+        return f"{100 * part[last]:.2f}"
+
+    return cell
 
 
-def _percent(teachers: Sequence[Content], lines: Mapping[str, tuple[str, ...]]) -> list[list[str]]:
-    return [
-        [name, *(f"{100 * _share(teacher, *keys):.2f}" for teacher in teachers)]
-        for name, keys in lines.items()
-    ]
+def _ratio(key: str) -> Callable[[JsonObject], str]:
+    return lambda teacher: f"{teacher['mapping'][key]:.4f}"
 
 
-def _share(part: Content, *keys: str) -> float:
-    for key in keys[:-1]:
-        part = part[key]
-    return float(part[keys[-1]])
+def _both(place: int) -> Callable[[JsonObject], str]:
+    return lambda teacher: " / ".join(_percent(x)(teacher["chunks"][place]) for x in ("iou", "ios"))
 
 
-def _worst(documents: Sequence[Content]) -> list[list[str]]:
+def _worst(teacher: JsonObject) -> list[list[str]]:
     rows = [["document", "IoU", "IoS", "mapped", "student tokens", "teacher tokens", "begins"]]
-    for document in documents:
-        shares = (f"{100 * document[key]:.2f}" for key in ("iou", "ios", "mapped"))
-        tokens = (str(document[key]) for key in ("student_tokens", "teacher_tokens"))
-        beginning = json.dumps(document["beginning"], ensure_ascii=False)
-        rows.append([str(document["document"]), *shares, *tokens, beginning])
+    for one in teacher["worst"]:
+        shares = (_percent(key)(one) for key in ("iou", "ios", "mapped"))
+        tokens = (str(one[key]) for key in ("student_tokens", "teacher_tokens"))
+        beginning = json.dumps(one["beginning"], ensure_ascii=False)
+        rows.append([str(one["document"]), *shares, *tokens, beginning])
     return rows
 
 
-def draw_audit(content: Content, path: Path) -> None:
-    """Draw IoU and IoS against the number of chunks; dashed lines are the token level."""
-    figure, both = new_plot(9, 3.6, (1, 1), share_y=True)
-    counts, names = content["settings"]["chunks"], labels(content)
-    for axes, key, title in zip(both, ("iou", "ios"), ("IoU (%)", "IoS (%)"), strict=True):
-        for number, (label, teacher) in enumerate(zip(names, content["teachers"], strict=True)):
-            style, points = series_style(number), teacher["chunks"]
-            axes.errorbar(
-                [point["chunks"] for point in points],
-                [100 * point[key] for point in points],
-                [196 * point.get(f"{key}_standard_error", 0.0) for point in points],
-                label=label,
-                markersize=4,
-                capsize=2,
-                **style,
-            )
-            # The token level: a dashed line, and a hollow mark at its right end.
-            level = 100 * teacher["token_level"][key]
-            axes.axhline(level, linestyle="--", linewidth=0.8, color=style["color"])
-            style |= {"transform": axes.get_yaxis_transform(), "clip_on": False}
-            axes.plot(1, level, markersize=6, fillstyle="none", **style)
-        axes.set(title=title, xlabel="chunks of equal token count", ylim=(0, 103))
-        if content["sequences"]:
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(counts, map(str, counts))
-    both[0].legend(frameon=False, fontsize=SMALL, loc="lower left")
-    note = "dashed, hollow marks: token level; bars: 95 % intervals over sequences"
-    figure.suptitle(note, fontsize=SMALL)
-    save_plot(figure, path)
+def draw_audit(content: JsonObject, path: Path) -> None:
+    """Draw IoU and IoS against the number of chunks, and beside them the token level."""
+    counts = [str(chunks) for chunks in content["settings"]["chunks"]]
+    panels = []
+    for key, title in (("iou", "IoU (%)"), ("ios", "IoS (%)")):
+        marks: list[Mark] = []
+        for style, (label, teacher) in enumerate(
+            zip(labels(content), content["teachers"], strict=True)
+        ):
+            curve = []
+            for point in teacher["chunks"]:
+                y, half = 100 * point[key], 196 * point.get(f"{key}_standard_error", 0.0)
+                curve.append(Mark(str(point["chunks"]), y, (y - half, y + half)))
+            marks += line(curve, label, style)
+            # The token level is no number of chunks: a mark of its own, on no line.
+            level = Mark("token level", 100 * teacher["token_level"][key])
+            marks += line([level], "" if curve else label, style, joined=False)
+        panels.append(Panel("chunks of equal token count", title, marks, [*counts, "token level"]))
+    title = "Characters that chunks share; bars: 95 % intervals over sequences"
+    draw_figure(Figure(3, title, panels), path)

@@ -26,20 +26,13 @@ if TYPE_CHECKING:
 
 Shares = npt.NDArray[np.float64]
 
-_METASPACE = "▁"
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-
-
-def _byte_letters() -> dict[str, int]:
-    """Map the letters that byte-level vocabularies write to bytes, as GPT-2 chose them."""
-    # Bytes that print are their own letters; the others take those from U+0100 on, in order.
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printing))
-    letters = {chr(byte): byte for byte in printing}
-    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTE_OF_LETTER = _byte_letters()
+# Byte-level vocabularies write bytes as letters, as GPT-2 chose them: bytes that print are their
+# own letters, the others take those from U+0100 on, in order.
+_PRINTING = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = sorted(set(range(256)) - _PRINTING)
+_BYTE_OF_LETTER = {chr(byte): byte for byte in _PRINTING}
+_BYTE_OF_LETTER |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
 @dataclass(frozen=True)
@@ -67,14 +60,16 @@ def raw_overlap(
     This is the paper's number. It takes ` the`, written `▁the` by one family and `Ġthe` by the
     other, for different words.
     """
-    return _compare(set(student.get_vocab()), set(teacher.get_vocab()))
+    ours, theirs = set(student.get_vocab()), set(teacher.get_vocab())
+    return VocabularyOverlap(len(ours & theirs), len(theirs), len(ours))
 
 
 def byte_overlap(
     student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
 ) -> VocabularyOverlap:
     """Compare vocabularies by what their words stand for; sizes are of distinct byte strings."""
-    return _compare(decoded_vocabulary(student), decoded_vocabulary(teacher))
+    ours, theirs = decoded_vocabulary(student), decoded_vocabulary(teacher)
+    return VocabularyOverlap(len(ours & theirs), len(theirs), len(ours))
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
@@ -86,30 +81,19 @@ def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     # Added tokens are written as they are, whatever the family.
     added = {token["content"] for token in backend["added_tokens"]}
-    words = set(tokenizer.get_vocab())
-    steps = json.dumps([backend["pre_tokenizer"], backend["decoder"]])
-    if '"ByteLevel"' in steps:
-        decoded = {_from_letters(word) for word in words - added}
-    else:
-        falls_back = bool(backend["model"].get("byte_fallback"))
-        decoded = {_from_metaspace(word, falls_back) for word in words - added}
-    return decoded | {word.encode() for word in words & added}
+    is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
+    falls_back = bool(backend["model"].get("byte_fallback"))
 
+    def decode(word: str) -> bytes:
+        if word in added:
+            return word.encode()
+        if is_byte_level:
+            is_whole = all(letter in _BYTE_OF_LETTER for letter in word)
+            return bytes(_BYTE_OF_LETTER[x] for x in word) if is_whole else word.encode()
+        byte = _BYTE_TOKEN.fullmatch(word) if falls_back else None
+        return bytes.fromhex(byte[1]) if byte else word.replace("▁", " ").encode()
 
-def _compare(student: set[str] | set[bytes], teacher: set[str] | set[bytes]) -> VocabularyOverlap:
-    return VocabularyOverlap(len(student & teacher), len(teacher), len(student))
-
-
-def _from_letters(word: str) -> bytes:
-    try:
-        return bytes(map(_BYTE_OF_LETTER.__getitem__, word))
-    except KeyError:
-        return word.encode()
-
-
-def _from_metaspace(word: str, falls_back: bool) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(word) if falls_back else None
-    return bytes.fromhex(byte[1]) if byte else word.replace(_METASPACE, " ").encode()
+    return {decode(word) for word in tokenizer.get_vocab()}
 
 
 def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
@@ -126,9 +110,14 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
     >>> iou.tolist(), ios.tolist()
     ([0.75, 0.5], [1.0, 1.0])
     """
-    iou, ios = np.zeros(len(student_spans)), np.zeros(len(student_spans))
+    iou, ios = np.zeros((2, len(student_spans)))
     mapped = ranges[:, 0] != UNMAPPED
-    iou[mapped], ios[mapped] = _shares(student_spans[mapped], _hull(teacher_spans, ranges[mapped]))
+    ours, theirs = student_spans[mapped], _hull(teacher_spans, ranges[mapped])
+    starts, ends = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, 1], theirs[:, 1])
+    shared = np.maximum(ends - starts, 0)
+    lengths = ours[:, 1] - ours[:, 0]
+    iou[mapped] = shared / (lengths + theirs[:, 1] - theirs[:, 0] - shared)
+    ios[mapped] = shared / lengths
     return iou, ios
 
 
@@ -140,10 +129,8 @@ def chunk_overlaps(
     Only the student's chunks that have tokens count: all of them where N is at least `chunks`. Both
     numbers are 0 where the teacher's chunk has none.
     """
-    student_edges = chunk_edges(len(student_spans), chunks)
-    teacher_edges = chunk_edges(len(teacher_spans), chunks)
-    student = np.stack((student_edges[:-1], student_edges[1:]), axis=1)
-    teacher = np.stack((teacher_edges[:-1], teacher_edges[1:]), axis=1)
+    both = (chunk_edges(len(spans), chunks) for spans in (student_spans, teacher_spans))
+    student, teacher = (np.stack((edges[:-1], edges[1:]), axis=1) for edges in both)
     teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED
     # Fewer tokens than chunks leave chunks empty.
     filled = student[:, 0] < student[:, 1]
@@ -153,13 +140,6 @@ def chunk_overlaps(
 def _hull(spans: Spans, ranges: Spans) -> Spans:
     """Return the characters from the first token of each range to its last."""
     return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
-
-
-def _shares(ours: Spans, theirs: Spans) -> tuple[Shares, Shares]:
-    starts, ends = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, 1], theirs[:, 1])
-    shared = np.maximum(ends - starts, 0)
-    lengths = ours[:, 1] - ours[:, 0]
-    return shared / (lengths + theirs[:, 1] - theirs[:, 0] - shared), shared / lengths
 
 
 @dataclass(frozen=True)
@@ -237,16 +217,12 @@ def count_map(
         student_tokens=len(student_spans),
         teacher_tokens=len(teacher_spans),
         unmapped=len(ranges) - len(mapped),
-        one=_count(sizes == 1),
-        two=_count(sizes == 2),
-        more=_count(sizes > 2),
-        same_span=_count(same_span),
-        shared=_count(mapped[1:, 0] < mapped[:-1, 1]),
-        straddling=_count(starts_before | ends_after),
+        one=int((sizes == 1).sum()),
+        two=int((sizes == 2).sum()),
+        more=int((sizes > 2).sum()),
+        same_span=int(same_span.sum()),
+        shared=int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
+        straddling=int((starts_before | ends_after).sum()),
         iou_sum=float(iou.sum()),
         ios_sum=float(ios.sum()),
     )
-
-
-def _count(chosen: npt.NDArray[np.bool_]) -> int:
-    return int(np.count_nonzero(chosen))

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.analysis.audit import CHUNKS, AuditSettings, Named, audit, write_audit
-from vocagnolm.analysis.audit_report import Content, audit_markdown
+from vocagnolm.analysis.audit_report import audit_markdown
 from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_command, say
-from vocagnolm.host.files import check_writable
+from vocagnolm.host.files import JsonObject, check_writable
 from vocagnolm.tokenizers import load_tokenizer
 
 NAME = "vocagnolm audit"
@@ -63,7 +63,7 @@ def _audit(arguments: argparse.Namespace) -> None:
     say(audit_markdown(content).rstrip("\n"))
 
 
-def _content(arguments: argparse.Namespace) -> Content:
+def _content(arguments: argparse.Namespace) -> JsonObject:
     settings = AuditSettings(
         arguments.sequence_length,
         arguments.sequences,
