@@ -29,7 +29,7 @@ from typing import Any
 
 _MODULES = {
     "Blocks": "packing",
-    "Guidance": "guidance",
+    "Method": "objective",
     "PackedCollator": "collator",
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",
@@ -45,7 +45,7 @@ __all__ = list(_MODULES)
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return vars(importlib.import_module(f"{__name__}.{_MODULES[name]}"))[name]
 
 
 def __dir__() -> list[str]:

@@ -85,8 +85,9 @@ class PackedCollator:
 
     Position ids restart at every segment, which is how the models of `transformers` know that
     attention must not cross; no attention mask may be passed. Padding is a segment of its own.
-    A teacher's rows are padded to the next multiple of 64 after the longest one, so that their
-    shapes are few.
+    A teacher's rows are padded to a multiple of 64, so that their shapes are few, or to
+    `teacher_max_length`, with which the blocks were packed: a learned table of positions may end
+    there.
 
     >>> def segments(*tokens: int) -> list[IntArray]:
     ...     return [np.array(tokens)]
@@ -100,13 +101,9 @@ class PackedCollator:
     ([[-100, 5, 6, -100]], [[[-1, -1], [1, 2], [1, 2], [-1, -1]]])
     """
 
-    # S, student positions of a row.
     max_length: int
     # Let position ids, and so attention, run through the whole block.
     attend_across_documents: bool = False
-    # The most teacher positions of a row, where padding ends, as the blocks were packed with.
-    # Without it padding may exceed a context that is no multiple of 64, and so a learned table of
-    # positions.
     teacher_max_length: int | Sequence[int] | None = None
     # Map every token of chunk c of a row to chunk c of the teacher's row (Section 6.1), instead of
     # to the teacher tokens that cover it.
@@ -118,7 +115,11 @@ class PackedCollator:
         student = [block["student_ids"] for block in blocks]
         ids, labels, positions = self._rows(student, self.max_length)
         edges, longest = self._segments(student, self.max_length)
-        ranges = np.stack([self._ranges(block, widths) for block in blocks])
+        if self.chunks is None:
+            ranges = np.stack([_ranges(block, widths, self.max_length) for block in blocks])
+        else:
+            chunked = (widths, self.chunks, self.max_length)
+            ranges = np.stack([_chunk_ranges(block, *chunked) for block in blocks])
         has_label = labels.numpy() != IGNORED_LABEL
         mapped = has_label & (ranges[..., 0] != UNMAPPED).all(1)
         batch: Batch = {
@@ -167,32 +168,24 @@ class PackedCollator:
             "teacher_longest_segment": [found.longest for found in segments],
         }
 
-    def _ranges(self, block: Block, widths: Sequence[int]) -> IntArray:
-        if self.chunks is None:
-            return _ranges(block, widths, self.max_length)
-        return _chunk_ranges(block, widths, self.chunks, self.max_length)
-
     def _rows(self, blocks: Sequence[Sequence[IntArray]], length: int) -> Sequence[Tensor]:
         """Return ids, labels and positions [B, length]."""
-        rows = zip(*(self._row(segments, length) for segments in blocks), strict=True)
-        return [torch.from_numpy(np.stack(arrays)) for arrays in rows]
-
-    def _row(self, segments: Sequence[IntArray], length: int) -> tuple[IntArray, ...]:
+        ids, labels, positions = (np.zeros((len(blocks), length), np.int64) for _ in range(3))
+        labels[:] = IGNORED_LABEL
         # ids        1   5 6 2   1   7   0   0       two segments, and padding
         # labels    -100 5 6 2 -100  7 -100 -100
         # positions  0   1 2 3   0   1   0   0
-        ids, labels, positions = (np.zeros(length, np.int64) for _ in range(3))
-        labels[:] = IGNORED_LABEL
-        at = 0
-        for segment in segments:
-            here = slice(at, at + len(segment))
-            ids[here] = labels[here] = segment
-            labels[at : at + 1] = IGNORED_LABEL
-            positions[here] = np.arange(len(segment))
-            at += len(segment)
+        for row, segments in enumerate(blocks):
+            at = 0
+            for segment in segments:
+                here = slice(at, at + len(segment))
+                ids[row, here] = labels[row, here] = segment
+                labels[row, at : at + 1] = IGNORED_LABEL
+                positions[row, here] = np.arange(len(segment))
+                at += len(segment)
         if self.attend_across_documents:
-            positions = np.arange(length)
-        return ids, labels, positions
+            positions[:] = np.arange(length)
+        return [torch.from_numpy(rows) for rows in (ids, labels, positions)]
 
     def _segments(self, blocks: Sequence[Sequence[IntArray]], length: int) -> RowSegments:
         """Return what attends to itself in the rows of some blocks; padding does, in pieces."""
@@ -278,14 +271,12 @@ def _chunk_ranges(block: Block, widths: Sequence[int], chunks: int, length: int)
     """Return the ranges [K, S, 2] of a row whose tokens are guided by the chunk of their number."""
     ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
     tokens, chunk = sum(map(len, block["student_ids"])), _chunk_row(block, chunks, length)
-    at = 0
-    for mine, counts, width in zip(ranges, _counts(block).T, widths, strict=False):
+    starts = np.cumsum([0, *widths])
+    for mine, counts, start in zip(ranges, _counts(block).T, starts, strict=False):
         edges = chunk_edges(int(counts.sum()), chunks)
         # The first token of a segment has no loss; a chunk of such tokens only guides nothing.
-        starts = np.cumsum(counts) - counts
-        losses = np.diff(edges - starts.searchsorted(edges))
-        chunk_ranges = at + np.stack([edges[:-1], edges[1:]], -1)
+        losses = np.diff(edges - (np.cumsum(counts) - counts).searchsorted(edges))
+        chunk_ranges = start + np.stack([edges[:-1], edges[1:]], -1)
         chunk_ranges[losses <= 0] = UNMAPPED
         mine[:tokens] = chunk_ranges[chunk[:tokens]]
-        at += width
     return ranges

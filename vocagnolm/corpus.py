@@ -22,16 +22,10 @@ TEXT = "text"
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _HUB = "{} {} (no file or directory here, so a hub dataset)"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-# Raised by `datasets` on bad data; StopIteration on a file without documents. Errors of
-# decompression pass through; only a bad .bz2 or a .gz with a bad checksum is an OSError.
-_LIBRARY_ERRORS: tuple[type[BaseException], ...] = (
-    DatasetsError,
-    OSError,
-    ValueError,
-    TypeError,
-    StopIteration,
-)
-_LIBRARY_ERRORS += (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
+# Raised by `datasets` on bad data; StopIteration on a file without documents.
+_LIBRARY_ERRORS = (DatasetsError, OSError, ValueError, TypeError, StopIteration)
+# These pass through it; only a bad .bz2 or a .gz with a bad checksum is an OSError.
+_DECOMPRESSION_ERRORS = (EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
 
 
 def load_corpus(
@@ -55,7 +49,6 @@ def load_corpus(
     """
     # Its errors come back as one line.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
-    # A name that exists here is local; the hub is asked for any other.
     path = Path(dataset).expanduser()
     if _is_local(path, dataset, option):
         return _load_local(path, split, text_column, option)
@@ -87,18 +80,20 @@ def load_sample(
 
 
 def _is_local(path: Path, dataset: str, option: str) -> bool:
+    """Test whether a name exists here; the hub is asked for any other that is no path."""
     if path.exists():
         return True
-    if path.is_absolute() or dataset.startswith((".", "~")) or _format(path) is not None:
+    if path.is_absolute() or dataset.startswith((".", "~")) or _format(path):
         raise ValueError(f"{option} {dataset}: no such file or directory")
     return False
 
 
-def _format(path: Path) -> str | None:
-    suffixes = path.suffixes
-    if suffixes and suffixes[-1] in _COMPRESSIONS:
-        suffixes = suffixes[:-1]
-    return _BUILDERS.get(suffixes[-1]) if suffixes else None
+def _format(path: Path) -> str:
+    """Name the builder that reads a file, "" for none."""
+    suffixes = ["", *path.suffixes]
+    if suffixes[-1] in _COMPRESSIONS:
+        suffixes.pop()
+    return _BUILDERS.get(suffixes[-1], "")
 
 
 def _load_local(path: Path, split: str, text_column: str, option: str) -> datasets.Dataset:
@@ -109,11 +104,11 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
         )
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     files = [file for file in files if _format(file)]
-    if not files:
+    # The library reads one format at a time.
+    formats = sorted({_format(file) for file in files})
+    if not formats:
         known = ", ".join(_BUILDERS)
         raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
-    # The library reads one format at a time.
-    formats = sorted({_format(file) or "" for file in files})
     if len(formats) > 1:
         raise ValueError(
             f"{option} {path}: holds several formats ({', '.join(formats)}); "
@@ -123,16 +118,15 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
     # One by one, since their other columns may differ; escaped, since file names count as patterns.
     corpora = []
     for file in files:
-        shown = f"{option} {file}"
-        name = glob.escape(str(file))
-        corpus = _load(formats[0], shown, "train", data_files=[name], **options)
+        name = [glob.escape(str(file))]
+        corpus = _load(formats[0], f"{option} {file}", "train", data_files=name, **options)
         corpora.append(_only_text(corpus, text_column, str(file)))
     try:
         return datasets.concatenate_datasets(corpora)
     except ValueError as error:
-        both = zip(corpora, files, strict=True)
-        types = {str(corpus.features[TEXT]): file for corpus, file in both}
-        shown = ", ".join(f"{kind} in {file.name}" for kind, file in types.items())
+        pairs = zip(corpora, files, strict=True)
+        types = {str(corpus.features[TEXT]): file.name for corpus, file in pairs}
+        shown = ", ".join(f"{kind} in {name}" for kind, name in types.items())
         raise ValueError(
             f"{option} {path}: column {text_column!r} has several types ({shown}): "
             "make it text everywhere"
@@ -142,7 +136,7 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
 def _load(builder: str, shown: str, split: str, **options: object) -> datasets.Dataset:
     try:
         return datasets.load_dataset(builder, split=split, **options)
-    except _LIBRARY_ERRORS as error:
+    except (*_LIBRARY_ERRORS, *_DECOMPRESSION_ERRORS) as error:
         # The library wraps the error whose message helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
         if not reason or "corresponds to no data" in reason:
@@ -178,12 +172,10 @@ def _decode(value: bytes | None) -> str | bytes | None:
         return value
 
 
-def unusable(text: Any) -> str | None:
+def unusable(text: object) -> str | None:
     """Return the reason why a value of the column is no document; None if it is one."""
     if isinstance(text, bytes):
         return "not valid UTF-8"
     if not isinstance(text, str):
         return f"not text but {type(text).__name__}"
-    if not text or text.isspace():
-        return "empty"
-    return None
+    return None if text.strip() else "empty"

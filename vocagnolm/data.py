@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from vocagnolm.alignment import align_positions, align_spans
@@ -64,26 +65,24 @@ class Piece:
 
 @dataclass(frozen=True)
 class TeacherTokens:
-    """N tokens of a teacher in a piece: ids if it is co-resident, losses if they are stored."""
+    """N tokens of a teacher in a piece: ids if it is co-resident, losses if they are stored.
 
-    # In characters of the piece.
+    Spans are in characters of the piece. Of N + 1 ids, or losses in nats, the first is that of the
+    start token, NaN for its loss.
+    """
+
     spans: Spans
-    # [N + 1], the start token first.
     ids: Sequence[int] = ()
-    # [N + 1] nats, NaN for the start token first.
     losses: Sequence[float] = ()
 
 
 class Guide(Protocol):
     """The teachers' side of the alignment: `Teachers`, or a store's `StoredReader`."""
 
-    @property
-    def readers(self) -> Sequence[Reader]:
-        """Readers of the co-resident teachers; none with a store, which has losses only."""
-
-    @property
-    def by_position(self) -> bool:
-        """True to map tokens by number instead of by characters (`alignment.align_positions`)."""
+    # Of the co-resident teachers; none with a store, which has losses only.
+    readers: tuple[Reader, ...]
+    # Map tokens by number instead of by characters (`alignment.align_positions`).
+    by_position: bool
 
     def limits(self) -> list[int]:
         """Return the most tokens of a segment that each teacher reads, its start token counted."""
@@ -93,9 +92,11 @@ class Guide(Protocol):
 
     def check(self) -> None:
         """Raise a ValueError if what is read from is damaged."""
+        return
 
     def describe(self) -> list[str]:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
+        return []
 
     def pieces(self, document: int, text: str) -> Sequence[Piece]:
         """Return a document in the pieces that must not be joined; none where it is unknown."""
@@ -105,27 +106,20 @@ class Guide(Protocol):
 
 
 @dataclass(frozen=True)
-class Teachers:
-    """Co-resident teachers as a `Guide`; none of them for a student that is trained alone."""
+class Teachers(Guide):
+    """Co-resident teachers; none of them for a student that is trained alone."""
 
     readers: tuple[Reader, ...]
     by_position: bool = False
 
     def limits(self) -> list[int]:
-        """Return the most tokens of a segment that each reads."""
+        """Return the readers' limits."""
         return [reader.limit for reader in self.readers]
 
     def fingerprint(self) -> str:
-        """Return all that decides what is read and mapped."""
+        """Return the readers' fingerprints, and the way of mapping."""
         readers = "|".join(reader.fingerprint() for reader in self.readers)
         return f"{readers}|by position" if self.by_position else readers
-
-    def check(self) -> None:
-        """Do nothing: tokenizers are tested when they are loaded."""
-
-    def describe(self) -> list[str]:
-        """Return nothing: all teachers are loaded as models."""
-        return []
 
     def pieces(self, document: int, text: str) -> Sequence[Piece]:
         """Return the document as one piece."""
@@ -136,10 +130,8 @@ class Teachers:
         texts = [piece.text for piece in pieces]
         reads: list[list[TeacherTokens]] = [[] for _ in pieces]
         for reader in self.readers:
-            encodings = encode_batch(reader.tokenizer, texts)
-            for mine, encoding in zip(reads, encodings, strict=True):
-                ids = [reader.start, *encoding.ids.tolist()]
-                mine.append(TeacherTokens(encoding.spans, ids=ids))
+            for mine, one in zip(reads, encode_batch(reader.tokenizer, texts), strict=True):
+                mine.append(TeacherTokens(one.spans, ids=[reader.start, *one.ids.tolist()]))
         return reads
 
 
@@ -158,43 +150,41 @@ class Segments:
     # (document, reason) of each document that has no segment.
     skipped: list[tuple[int, str]]
 
+    def _column(self, name: str) -> npt.NDArray[np.int64]:
+        return np.asarray(self.rows.with_format("numpy")[name][:])
+
     def total(self, column: str) -> int:
         """Sum of an integer column."""
-        return int(np.sum(self.rows.with_format("numpy")[column][:])) if len(self.rows) else 0
+        return int(self._column(column).sum())
 
     def split(self, fraction: float, seed: int) -> tuple[Segments, Segments]:
         """Hold out a share of the documents: (the rest, the held-out ones)."""
-        documents = self.rows.with_format("numpy")["document"][:]
+        documents = self._column("document")
         numbers = np.unique(documents)
         # Rounded first: 7 % of 100 are 7, not 8.
         count = math.ceil(round(fraction * len(numbers), 6))
         held_out = np.random.default_rng(seed).permutation(numbers)[:count]
         is_held_out = np.isin(documents, held_out)
-        rest, held = (
-            Segments(self.rows.select(np.flatnonzero(chosen)), [])
-            for chosen in (~is_held_out, is_held_out)
-        )
-        return rest, held
+        rest, held = (self.rows.select(np.flatnonzero(m)) for m in (~is_held_out, is_held_out))
+        return Segments(rest, []), Segments(held, [])
 
     def digest(self) -> str:
         """A short name for the lengths of all segments in order: another corpus has another."""
-        columns = self.rows.with_format("numpy")
-        digest = hashlib.sha256()
-        for name in ("document", "student_tokens", "teacher_tokens"):
-            digest.update(np.ascontiguousarray(columns[name][:]).tobytes())
-        return digest.hexdigest()[:16]
+        names = ("document", "student_tokens", "teacher_tokens")
+        content = b"".join(self._column(name).tobytes() for name in names)
+        return hashlib.sha256(content).hexdigest()[:16]
 
     def write_skipped(self, path: str | Path) -> None:
         """List the documents that were left out, with the reasons, in a JSON lines file."""
         if self.skipped:
-            with open(path, "w", encoding="utf-8") as file:
-                for document, reason in self.skipped:
-                    file.write(json.dumps({"document": document, "reason": reason}) + "\n")
+            rows = (json.dumps({"document": d, "reason": why}) + "\n" for d, why in self.skipped)
+            Path(path).write_text("".join(rows), encoding="utf-8")
 
     @property
     def mapped_text_fraction(self) -> float:
         """Share of the student's text tokens that have a teacher range, in [0, 1]."""
-        documents = len(np.unique(self.rows.with_format("numpy")["document"][:]))
+        # Without a start token for each segment, and an end token for each document.
+        documents = len(np.unique(self._column("document")))
         text_tokens = self.total("student_tokens") - len(self.rows) - documents
         return 1.0 - self.total("unmapped_text_tokens") / max(text_tokens, 1)
 
@@ -240,9 +230,8 @@ def align_corpus(
     if len(kept) == len(rows):
         return Segments(rows, [])
     missing = rows.select(np.setdiff1d(np.arange(len(rows)), kept))
-    return Segments(
-        rows.select(kept), list(zip(missing["document"], missing["skipped"], strict=True))
-    )
+    skipped = zip(missing["document"], missing["skipped"], strict=True)
+    return Segments(rows.select(kept), list(skipped))
 
 
 def _align_batch(
@@ -290,11 +279,10 @@ def _encode(
         if len(pieces) > 1:
             return [_encode([piece], student, guide)[0] for piece in pieces]
         return [str(error)]
+    empty = "a tokenizer finds no token in it"
     return [
-        (encoding, reads)
-        if len(encoding.ids) and all(len(read.spans) for read in reads)
-        else "a tokenizer finds no token in it"
-        for encoding, reads in zip(ours, theirs, strict=True)
+        (one, reads) if len(one.ids) and all(len(read.spans) for read in reads) else empty
+        for one, reads in zip(ours, theirs, strict=True)
     ]
 
 
@@ -302,11 +290,10 @@ def _share(
     encoding: Encoding, reads: Sequence[TeacherTokens], student: Reader, guide: Guide
 ) -> float:
     """Return the share of the tightest context that a piece takes; over 1 it does not fit."""
-    share = len(encoding.ids) / student.text_limit
-    for read, limit in zip(reads, guide.limits(), strict=True):
-        # The limit counts the start token.
-        share = max(share, len(read.spans) / (limit - 1))
-    return share
+    # A teacher's limit counts the start token.
+    limits = (limit - 1 for limit in guide.limits())
+    theirs = (len(read.spans) / limit for read, limit in zip(reads, limits, strict=True))
+    return max([len(encoding.ids) / student.text_limit, *theirs])
 
 
 def _cut(piece: Piece, parts: int) -> list[Piece]:
@@ -346,9 +333,9 @@ def _align_piece(
     by_position: bool,
 ) -> dict[str, Any]:
     """Make one row: the encodings with their special tokens, and every student token's ranges."""
+    tokens, counts = len(encoding.ids), [1 + len(read.spans) for read in reads]
     end = [student.end] if piece.is_last and student.end is not None else []
-    ranges = np.full((max(len(reads), 1), len(encoding.ids), 2), UNMAPPED)
-    counts = [1 + len(read.spans) for read in reads]
+    ranges = np.full((max(len(reads), 1), tokens, 2), UNMAPPED)
     # The teachers' tokens follow one another in the row, each behind its own start token:
     #
     #   B a b c | B d e         counts [4, 3]
@@ -356,7 +343,7 @@ def _align_piece(
     #     1 2 3     5 6         as the row does: + sum(counts before) + 1
     for number, (mine, read) in enumerate(zip(ranges, reads, strict=False)):
         if by_position:
-            mine[:] = align_positions(len(encoding.ids), len(read.spans))
+            mine[:] = align_positions(tokens, len(read.spans))
         else:
             mine[:] = align_spans(encoding.spans, read.spans)
         mine[mine[:, 0] != UNMAPPED] += sum(counts[:number]) + 1
@@ -372,7 +359,7 @@ def _align_piece(
         "teacher_losses": [loss for read in reads for loss in read.losses],
         "first": first,
         "last": last,
-        "student_tokens": 1 + len(encoding.ids) + len(end),
+        "student_tokens": 1 + tokens + len(end),
         "teacher_tokens": sum(counts),
         "teacher_counts": counts,
         "unmapped_text_tokens": int((ranges[..., 0] == UNMAPPED).any(0).sum()),

@@ -50,12 +50,9 @@ def pack(
     segment needs, and a block has left, what the tightest of its limits says, in student tokens.
     Where a teacher's row is tight, that fills more than asking for one room after the other.
 
-    Takes the tokens of N segments, [N] and [N] (or [N, K] for K teachers), each at most the room in
-    the student's row and in the teacher's (its context), or in that of each teacher.
-
-    Returns:
-        The segment numbers of each block, in the order of the segments. O(N log N) for N segments,
-        besides N operations on a bit set of `max_length` bits.
+    Takes the tokens of N segments, [N] and [N] (or [N, K] for K teachers), none beyond its limit;
+    gives the segment numbers of each block, in their order. O(N log N), besides N operations on a
+    bit set of `max_length` bits.
 
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
@@ -84,7 +81,7 @@ def pack(
         else:
             block = len(blocks)
             blocks.append([])
-            left.append(list(limits))
+            left.append(limits)
         blocks[block].append(segment)
         left[block] = [a - b for a, b in zip(left[block], sizes[segment].tolist(), strict=True)]
         room = min(a * max_length // limit for a, limit in zip(left[block], limits, strict=True))
@@ -122,15 +119,11 @@ def chunk_edges(tokens: int, chunks: int) -> IntArray:
 class Blocks(Dataset[Block]):
     """Blocks of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads only its own rows.
 
-    A block holds `max_length` student tokens, and `teacher_max_length` tokens of the teacher, or of
-    each teacher.
+    A block holds `max_length` student tokens, and `teacher_max_length` of the, or each, teacher.
     """
 
     def __init__(
-        self,
-        segments: datasets.Dataset,
-        max_length: int,
-        teacher_max_length: int | Sequence[int],
+        self, segments: datasets.Dataset, max_length: int, teacher_max_length: int | Sequence[int]
     ):
         tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
         counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
@@ -143,11 +136,12 @@ class Blocks(Dataset[Block]):
         # Block b holds the segments order[ends[b - 1] : ends[b]].
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._ends = np.cumsum([len(block) for block in packed])
+        # Tokens of the longest segment, and of the widest block, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
-        self._longest: list[int] = sizes.max(0, initial=0).tolist()
-        starts = np.r_[0, self._ends[:-1]].astype(np.int64)
+        starts = np.append(0, self._ends[:-1]).astype(np.int64)
         rows = np.add.reduceat(sizes[self._order], starts) if packed else sizes
-        self._widest: list[int] = rows[:, 1:].max(0, initial=0).tolist()
+        self._longest: list[int] = sizes.max(0, initial=0).tolist()
+        self._widest: list[int] = rows.max(0, initial=0).tolist()
         self._rows = segments.select_columns(_COLUMNS).with_format("numpy")
 
     def __len__(self) -> int:
@@ -167,7 +161,7 @@ class Blocks(Dataset[Block]):
         if not attend_across_documents:
             return self._longest
         limits = limits_of_teachers(self._teacher_max_length)
-        return [self.max_length, *map(padded_width, self._widest, limits)]
+        return [self.max_length, *map(padded_width, self._widest[1:], limits)]
 
     @property
     def fill_fraction(self) -> float:

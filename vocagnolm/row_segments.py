@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> R
 
 def takes_segments(model: PreTrainedModel) -> bool:
     """Test whether a model's attention needs segments; other sees them in the position ids."""
-    return needs_segments(getattr(model.config, "_attn_implementation", None))
+    return needs_segments(model.config._attn_implementation)
 
 
 def needs_segments(attention: str | None) -> bool:
@@ -56,10 +56,8 @@ def segment_call(
 ) -> dict[str, Any]:
     """Lay the rows [B, T] of a base model's arguments out as one, [1, N], with its segments.
 
-    Without segments, every row is one segment from position 0 on.
-
-    Raises:
-        ValueError: `input_ids` or `position_ids` is missing, or a mask is there.
+    Without segments, every row is one segment from position 0 on. A ValueError where `input_ids` or
+    `position_ids` is missing, or a mask is there.
     """
     if segments is None:
         if arguments.get("position_ids") is not None:
@@ -78,15 +76,13 @@ def segment_call(
     return {
         **arguments,
         **{name: arguments[name].reshape(1, -1) for name in names},
-        "cu_seq_lens_q": edges,
-        "cu_seq_lens_k": edges,
-        "max_length_q": segments.longest,
-        "max_length_k": segments.longest,
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), edges),
+        **dict.fromkeys(("max_length_q", "max_length_k"), segments.longest),
     }
 
 
 def check_attention(model: PreTrainedModel, device: torch.device | None = None) -> None:
-    """Reject a causal language model that its attention cannot serve, as far as its kind tells.
+    """Reject a model that its attention cannot serve, as far as its kind tells.
 
     Raises:
         ValueError: it cannot, there or on the device where it will run.
@@ -99,16 +95,17 @@ def check_attention(model: PreTrainedModel, device: torch.device | None = None) 
         raise ValueError(f"{_name(model)} cannot be told where documents end: {USE_SDPA}")
     if model.config._attn_implementation != TORCH_VARLEN:
         return
+    # Names that differ between families of models.
+    names = ("attention_chunk_size", "attention_dropout", "attn_pdrop")
     config = model.config.get_text_config()
-    if getattr(config, "attention_chunk_size", None):
+    chunk, *dropouts = (getattr(config, name, None) or 0.0 for name in names)
+    if chunk:
         raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {USE_SDPA}")
     # A frozen model drops nothing.
-    names = ("attention_dropout", "attn_pdrop")
-    dropout = max(getattr(config, name, None) or 0.0 for name in names)
-    if dropout and any(parameter.requires_grad for parameter in model.parameters()):
+    if any(dropouts) and any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
-            f"{_name(model)} cannot drop attention weights out, as its dropout of {dropout} asks: "
-            f"set it to 0 in the model's configuration, or {USE_SDPA}"
+            f"{_name(model)} cannot drop attention weights out, as its dropout of {max(dropouts)} "
+            f"asks: set it to 0 in the model's configuration, or {USE_SDPA}"
         )
     if (device or model.device).type == "cuda":
         _check_kernel()
@@ -116,12 +113,11 @@ def check_attention(model: PreTrainedModel, device: torch.device | None = None) 
 
 def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where a model in float32 has attention for 16 bits only."""
-    if not (takes_segments(model) and model.device.type == "cuda" and model.dtype == torch.float32):
-        return nullcontext()
+    kind = model.device.type
     # Trainer has it on already, where it trains in 16 bits.
-    if torch.is_autocast_enabled(model.device.type):
+    if kind != "cuda" or model.dtype != torch.float32 or torch.is_autocast_enabled(kind):
         return nullcontext()
-    return torch.autocast(model.device.type, torch.bfloat16)
+    return torch.autocast(kind, torch.bfloat16) if takes_segments(model) else nullcontext()
 
 
 def _name(model: PreTrainedModel) -> str:
@@ -131,11 +127,10 @@ def _name(model: PreTrainedModel) -> str:
 
 def _check_kernel() -> None:
     """Reject a PyTorch whose variable-length attention is another one, or is not there."""
-    try:
+    found: set[str] = set()
+    with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        found: set[str] = set()
-    else:
+
         found = set(inspect.signature(varlen_attn).parameters)
     if not {"scale", "window_size", "enable_gqa"} <= found:
         raise ValueError(

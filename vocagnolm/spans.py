@@ -1,7 +1,7 @@
 """From text to token ids and character spans, for any fast tokenizer.
 
-A span is a half-open range of Unicode code points of the original text. Spans are all that
-student and teacher share, so this module makes sure of them: characters that a tokenizer leaves out
+A span is a half-open range of Unicode code points of the original text. Spans are all that student
+and teacher share, so this module makes sure of them: characters that a tokenizer leaves out
 (Unicode normalisation, trimmed white space) are given to the tokens beside them. Loads neither
 torch nor transformers.
 """
@@ -19,13 +19,12 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
 Spans = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """N tokens of one text, without special tokens; `fill_gaps` tells what spans satisfy."""
+    """N tokens of one text, without special tokens."""
 
     ids: npt.NDArray[np.int32]
     spans: Spans
@@ -38,14 +37,11 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
 
 
 def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    """Tokenize texts with one call of the tokenizer.
+    """Tokenize texts with one call of the tokenizer; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
     text, and a truncation or padding saved with the tokenizer is ignored. An empty text has no
     tokens; a text of which the tokenizer drops every character has none either.
-
-    Returns:
-        One encoding for each text, whose spans cover every character of it (`fill_gaps`).
 
     Raises:
         ValueError: a text is not a `str` or holds a lone surrogate, or the tokenizer gives no
@@ -55,8 +51,51 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
         _check_text(text, f"texts[{index}]")
     raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer))
     return [
-        Encoding(ids, fill_gaps(spans, text)) for text, (ids, spans) in zip(texts, raw, strict=True)
+        Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
     ]
+
+
+def encode_raw(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str
+) -> list[Encoding]:
+    """Tokenize texts, with spans as the tokenizer gives them, tested for order and limits."""
+    # The tokenizer itself fails on an empty list.
+    if not texts:
+        return []
+    output = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        split_special_tokens=True,
+        return_offsets_mapping=True,
+        truncation=False,
+        padding=False,
+        # A text longer than the context is no news: it is cut into segments later.
+        verbose=False,
+    )
+    if "offset_mapping" not in output:
+        raise no_offsets(name)
+    encodings = []
+    columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
+    for text, id_list, offsets in columns:
+        count = len(id_list) if text else 0
+        ids = np.array(id_list[:count], dtype=np.int32)
+        spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
+        wrong = find_disorder(spans)
+        if wrong is not None:
+            found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
+            raise ValueError(
+                f"{name} gives offsets that are not in the order of the text ({found} at token"
+                f" {wrong}), so that they cannot be searched: use the tokenizer that the model was"
+                " published with, as a tokenizer.json"
+            )
+        if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
+            raise ValueError(
+                f"{name} gives offsets from {spans[0, 0]} to {spans[-1, 1]} for a text of"
+                f" {len(text)} characters: use a tokenizer whose offsets count the characters of"
+                " the text itself"
+            )
+        encodings.append(Encoding(ids, spans))
+    return encodings
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:
@@ -85,11 +124,8 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     # It is parted where its white space begins: at `before` if there is nothing else.
     before, after = np.append(0, ends), np.append(starts, len(text))
     gaps = np.flatnonzero(before < after)
-    borders = [
-        start + len(text[start:end].rstrip())
-        for start, end in zip(before[gaps].tolist(), after[gaps].tolist(), strict=True)
-    ]
-    before[gaps] = after[gaps] = borders
+    edges = zip(before[gaps].tolist(), after[gaps].tolist(), strict=True)
+    before[gaps] = after[gaps] = [a + len(text[a:b].rstrip()) for a, b in edges]
     # No token is before the first gap, none after the last.
     before[-1], after[0] = len(text), 0
     filled = np.stack((after[:-1], before[1:]), axis=1)
@@ -111,7 +147,7 @@ def find_disorder(spans: Spans) -> int | None:
 
 def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
     """Name a tokenizer in an error: its role, where it comes from and its class."""
-    where = getattr(tokenizer, "name_or_path", "") or "in memory"
+    where = tokenizer.name_or_path or "in memory"
     return f"{role} tokenizer {where} ({type(tokenizer).__name__})".lstrip()
 
 
@@ -139,53 +175,6 @@ def _check_text(text: object, name: str) -> None:
 def _tiles(spans: Spans, length: int) -> bool:
     """Test that the spans cover the characters 0..length, none of them empty."""
     starts, ends = spans[:, 0], spans[:, 1]
-    return (
-        starts.item(0) == 0
-        and ends.item(-1) == length
-        and not np.count_nonzero(starts[1:] > ends[:-1])
-        and not np.count_nonzero(starts >= ends)
-    )
-
-
-def encode_raw(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str
-) -> list[tuple[npt.NDArray[np.int32], Spans]]:
-    """Return ids and spans as the tokenizer gives them, tested for order and limits."""
-    # The tokenizer itself fails on an empty list.
-    if not texts:
-        return []
-    output = tokenizer(
-        list(texts),
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_offsets_mapping=True,
-        truncation=False,
-        padding=False,
-        # A text longer than the context is no news: it is cut into segments later.
-        verbose=False,
-    )
-    if "offset_mapping" not in output:
-        raise no_offsets(name)
-    encodings = []
-    for text, id_list, offsets in zip(
-        texts, output["input_ids"], output["offset_mapping"], strict=True
-    ):
-        count = len(id_list) if text else 0
-        ids = np.array(id_list[:count], dtype=np.int32)
-        spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
-        wrong = find_disorder(spans)
-        if wrong is not None:
-            found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
-            raise ValueError(
-                f"{name} gives offsets that are not in the order of the text ({found} at token"
-                f" {wrong}), so that they cannot be searched: use the tokenizer that the model was"
-                " published with, as a tokenizer.json"
-            )
-        if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
-            raise ValueError(
-                f"{name} gives offsets from {spans[0, 0]} to {spans[-1, 1]} for a text of"
-                f" {len(text)} characters: use a tokenizer whose offsets count the characters of"
-                " the text itself"
-            )
-        encodings.append((ids, spans))
-    return encodings
+    if starts.item(0) or ends.item(-1) != length:
+        return False
+    return not (np.count_nonzero(starts[1:] > ends[:-1]) or np.count_nonzero(starts >= ends))

@@ -56,16 +56,13 @@ def load_tokenizer(
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
-    """Test on a probe text that a tokenizer gives offsets, in order, and loses no characters.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Reject a tokenizer that gives no offsets in order, or loses characters of `PROBE`."""
     name = tokenizer_name(tokenizer, role)
+    # Some classes of slow tokenizers do not know the attribute.
     if not getattr(tokenizer, "is_fast", False):
         raise no_offsets(name)
-    ((_, spans),) = encode_raw(tokenizer, [PROBE], name)
-    covered = {at for start, end in spans for at in range(start, end)}
+    (raw,) = encode_raw(tokenizer, [PROBE], name)
+    covered = {at for start, end in raw.spans for at in range(start, end)}
     visible = [at for at, character in enumerate(PROBE) if not character.isspace()]
     lost = [at for at in visible if at not in covered]
     if len(lost) > MAX_LOST_FRACTION * len(visible):
@@ -87,10 +84,8 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
     """Return the id to put before a text, so that the text's first token has a loss.
 
     Not specified in the paper. The BOS token where there is one; else `<|endoftext|>`, which
-    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS.
-
-    Raises:
-        ValueError: the tokenizer has none of these.
+    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS. A
+    ValueError where there is none of these.
     """
     separator = tokenizer.get_vocab().get(DOCUMENT_SEPARATOR)
     for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
@@ -105,14 +100,14 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
 
 @dataclass(frozen=True)
 class Reader:
-    """A model's way to read a segment: tokenizer, special tokens around the text, and limit."""
+    """A model's way to read a segment: the tokens around the text, and their limit.
+
+    start   t e x t   end         at most `limit` tokens, `end` only behind the last segment
+    """
 
     tokenizer: PreTrainedTokenizerBase
-    # Id put before the text, so that the first real token has a loss.
     start: int
-    # Id put after the last segment of a document, if any.
     end: int | None
-    # The most tokens of a segment, specials counted.
     limit: int
 
     @property
@@ -156,7 +151,7 @@ def _check_against_files(
         # Only a class of its own knows how to read a SentencePiece model: the generic one forgets
         # the space before the text.
         generic = type(tokenizer).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
-        if generic and _find_file(name, "tokenizer.model", revision) is not None:
+        if generic and _find_file(name, "tokenizer.model", revision):
             raise ValueError(
                 f"{described} has a tokenizer.model but no tokenizer.json, and transformers builds"
                 " a generic tokenizer with wrong ids from that: convert it once with its own"
@@ -167,24 +162,26 @@ def _check_against_files(
     reference = Tokenizer.from_file(path)
     reference.no_truncation()
     reference.no_padding()
-    for probe in (PROBE, " " + PROBE):
-        expected = reference.encode(probe, add_special_tokens=False).ids
-        found = encode(tokenizer, probe).ids.tolist()
-        if found == expected:
-            continue
-        if probe != PROBE:
-            logger.warning(
-                "%s encodes text that begins with a space differently from its tokenizer.json,"
-                " since transformers rebuilds it from its class; other text is not affected",
-                described,
-            )
-            continue
+
+    def both(probe: str) -> tuple[list[int], list[int]]:
+        ids = reference.encode(probe, add_special_tokens=False).ids
+        return encode(tokenizer, probe).ids.tolist(), ids
+
+    found, expected = both(PROBE)
+    if found != expected:
         pairs = enumerate(zip(found, expected, strict=False))
         first = next((i for i, (a, b) in pairs if a != b), min(len(found), len(expected)))
         raise ValueError(
             f"{described} does not give the ids of its own tokenizer.json: token {first} of a probe"
             f" text is {found[first : first + 3]}, expected {expected[first : first + 3]}: set"
             ' "tokenizer_class": "PreTrainedTokenizerFast" in its tokenizer_config.json'
+        )
+    found, expected = both(" " + PROBE)
+    if found != expected:
+        logger.warning(
+            "%s encodes text that begins with a space differently from its tokenizer.json, since"
+            " transformers rebuilds it from its class; other text is not affected",
+            described,
         )
 
 
@@ -205,20 +202,17 @@ def check_same_tokens(
     """Reject a teacher whose ids mean other tokens than the student's, or that cuts otherwise.
 
     Ids that the teacher has beyond the student's are allowed, such as the 16 of Llemma.
-
-    Raises:
-        ValueError: some tokens differ.
     """
     ours, theirs = student.get_vocab(), teacher.get_vocab()
-    differing = sorted(token for token, number in ours.items() if theirs.get(token) != number)
     largest = max(ours.values())
-    between = sorted(t for t, number in theirs.items() if t not in ours and number <= largest)
-    if differing or between:
-        shown = ", ".join(map(repr, (differing or between)[:3]))
+    wrong = sorted(token for token, number in ours.items() if theirs.get(token) != number)
+    wrong = wrong or sorted(t for t, n in theirs.items() if t not in ours and n <= largest)
+    if wrong:
+        shown = ", ".join(map(repr, wrong[:3]))
         raise ValueError(
             f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
-            f"tokens, found {len(differing or between):,} that are not the same in "
-            f"{teacher.name_or_path} ({shown}): use --method uld or vocagnolm, which take any"
+            f"tokens, found {len(wrong):,} that are not the same in {teacher.name_or_path} "
+            f"({shown}): use --method uld or vocagnolm, which take any"
         )
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise ValueError(

@@ -376,7 +376,7 @@ def test_cache_is_missed_after_a_reader_changed(
     align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
     assert encoded
     encoded.clear()
-    monkeypatch.setattr(vocagnolm.data, "FORMAT", -1)
+    monkeypatch.setattr(vocagnolm.data, "_FORMAT", -1)
     align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
     assert encoded
 

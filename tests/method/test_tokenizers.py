@@ -103,6 +103,7 @@ class SlowTokenizer:
     """Refuses return_offsets_mapping by itself, as the one of mistral-common does."""
 
     is_fast = False
+    name_or_path = ""
 
     def __call__(self, *_: object, **__: object) -> None:
         raise ValueError("return_offsets_mapping is not supported")

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vocagnolm.data import Piece, TeacherTokens
+from vocagnolm.data import Guide, Piece, TeacherTokens
 from vocagnolm.spans import Spans
 from vocagnolm.store.store import LossArray, Store
 from vocagnolm.tokenizers import Reader
@@ -60,8 +60,8 @@ class StoredPiece(Piece):
 
 
 @dataclass(frozen=True)
-class StoredReader:
-    """One or several stores of the same corpus as a `Guide`."""
+class StoredReader(Guide):
+    """One or several stores of the same corpus."""
 
     stores: Sequence[Store]
     # No teacher is co-resident, and tokens are mapped by characters.
