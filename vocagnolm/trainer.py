@@ -28,8 +28,7 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.training.bad_batch import StepBatches
-from vocagnolm.training.guard import Recorder, StepGuard
+from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
 

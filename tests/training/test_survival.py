@@ -19,8 +19,8 @@ import pytest
 from safetensors.torch import load_file
 from survival_worker import Runs
 
-from vocagnolm.training import metrics, throughput
 from vocagnolm.training.checkpoints import checkpoint_fault, find_checkpoint
+from vocagnolm.training.throughput import TIMING_KEYS
 
 # More of them prove more: VOCAGNOLM_KILLS=30 is what the numbers in docs/running.md are from.
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
@@ -91,11 +91,7 @@ def history(out: Path) -> list[dict[str, Any]]:
     """The log of a finished run, without what the clock says."""
     state = json.loads((out / "trainer_state.json").read_text())
     return [
-        {
-            key: value
-            for key, value in entry.items()
-            if key not in (*metrics.TIMING_KEYS, *throughput.TIMING_KEYS)
-        }
+        {key: value for key, value in entry.items() if key not in TIMING_KEYS}
         for entry in state["log_history"]
     ]
 

@@ -30,7 +30,7 @@ from vocagnolm.models.adapters import (
 )
 from vocagnolm.models.source import ModelSource, is_adapter, revision_of
 from vocagnolm.tokenizers import load_tokenizer
-from vocagnolm.training import checkpoints, pieces
+from vocagnolm.training import checkpoints, relayout
 
 # Small, because safetensors holds a file twice while it is written.
 _SHARD_SIZE = "5GB"
@@ -128,7 +128,7 @@ class _Source:
 
     @property
     def is_sharded(self) -> bool:
-        return pieces.is_sharded(self.checkpoint)
+        return relayout.is_sharded(self.checkpoint)
 
     @property
     def is_adapted(self) -> bool:
@@ -188,13 +188,13 @@ class _Source:
 
     def _adapters(self) -> dict[str, Tensor]:
         if self.is_sharded:
-            return pieces.read_sharded(self.checkpoint, pieces.MODEL)
+            return relayout.read_sharded(self.checkpoint, relayout.MODEL)
         return load_file(self.checkpoint / "adapter_model.safetensors")
 
     def _put_together(self) -> Any:
         model: Any = self.student.skeleton(self.student.config())
         found = model.load_state_dict(
-            pieces.read_sharded(self.checkpoint, pieces.MODEL), assign=True, strict=False
+            relayout.read_sharded(self.checkpoint, relayout.MODEL), assign=True, strict=False
         )
         # A shared weight may have been saved once.
         model.tie_weights()

@@ -1,4 +1,13 @@
-"""Where a run stands on disk: its checkpoints, and whether it is finished."""
+"""Find, check, finish and rotate the checkpoints of a run; tell whether it is finished.
+
+The order of writes makes a checkpoint whole or absent, however the run is killed:
+
+    make_room       checkpoint-8 of an earlier save, if whole, becomes checkpoint-8-replaced
+    transformers    weights, optimizer, schedule, random states, trainer_state.json
+    metrics         metrics_<process>.safetensors
+    finish          the manifest, when all processes have written; then checkpoint-8-replaced goes
+    rotate          the oldest go, their manifests first
+"""
 
 from __future__ import annotations
 
@@ -13,46 +22,36 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from vocagnolm.host import manifest
 from vocagnolm.host.files import json_or_empty
-from vocagnolm.host.manifest import (
-    MANIFEST_FILE,
-    content_bytes,
-    content_fault,
-    read_manifest,
-    write_manifest,
-)
 from vocagnolm.host.settings import RUN_FILE
 
 logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 _REPLACED = "-replaced"  # the end of the name of a checkpoint while its step is saved again
+_STATE = "trainer_state.json"
 _METRICS = "metrics_*.safetensors"  # of `training.metrics`, which transformers alone has not
 _LARGE_BYTES = 10**9
 _VISIBLE_S = 60
-Origin = Callable[[Path], "str | None"]  # why a checkpoint is not of this run, if it is not
+Tell = Callable[[str], object]  # receives lines on work that takes a while
+Origin = Callable[[Path], "str | None"]  # says why a checkpoint is not of this run, if it is not
 
 
 def _anywhere(path: Path) -> None:
-    """Every checkpoint will do."""
+    """Accept every checkpoint."""
 
 
 def resolve(
     resume_from_checkpoint: str | None,
     output_dir: str | Path,
-    tell: Callable[[str], object] = logger.info,
+    tell: Tell = logger.info,
     origin: Origin = _anywhere,
 ) -> str | None:
-    """The checkpoint that `--resume_from_checkpoint` means: "auto" is the newest good one, if any.
+    """Return the checkpoint that `--resume_from_checkpoint` means.
 
-    A path is where the run begins. Once it has saved a later step it goes on from there, so that a
-    scheduler may start the same command again.
-
-    Args:
-        resume_from_checkpoint: the option.
-        output_dir: of the run.
-        tell: is told what takes a while.
-        origin: says why a checkpoint is not of this run.
+    "auto" is the newest good one, if any. A path is where the run begins; once it has saved a later
+    step it resumes from there, so that a scheduler may start the same command again.
 
     Raises:
         ValueError: a path was given and the checkpoint there is not good.
@@ -61,7 +60,10 @@ def resolve(
     if resume_from_checkpoint in (None, AUTO):
         return newest
     path = Path(str(resume_from_checkpoint))
-    if newest is not None and (_step(Path(newest)) or 0) > _step_of(path):
+    step = _step(path)
+    if step is None:  # the name does not tell
+        step = json_or_empty(path / _STATE).get("global_step")
+    if newest is not None and (_step(Path(newest)) or 0) > (step if isinstance(step, int) else 0):
         tell(f"{newest} is newer than --resume_from_checkpoint {path}")
         return newest
     if fault := checkpoint_fault(path, tell, origin):
@@ -70,11 +72,9 @@ def resolve(
 
 
 def find_checkpoint(
-    output_dir: str | Path,
-    tell: Callable[[str], object] = logger.info,
-    origin: Origin = _anywhere,
+    output_dir: str | Path, tell: Tell = logger.info, origin: Origin = _anywhere
 ) -> str | None:
-    """The newest good checkpoint of a run, or None; worse ones are named in a warning."""
+    """Return the newest good checkpoint of a run, or None; warn of newer ones that are not."""
     for path in sorted(_checkpoints(Path(output_dir)), key=_age, reverse=True):
         if fault := checkpoint_fault(path, tell, origin):
             logger.warning("not resuming from %s: %s", path, fault)
@@ -94,22 +94,14 @@ def _step(path: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
-def _step_of(path: Path) -> int:
-    """The step of a checkpoint by its name, or by what it holds."""
-    step = _step(path)
-    if step is None:
-        step = json_or_empty(path / "trainer_state.json").get("global_step")
-    return step if isinstance(step, int) else 0
-
-
 def _age(path: Path) -> tuple[int, bool]:
     return _step(path) or 0, not path.name.endswith(_REPLACED)
 
 
 def is_finished(output_dir: str | Path) -> bool:
-    """Whether a run has taken its last step and saved its model: the card is written last."""
+    """Test whether a run has taken its last step and saved its model: the card is written last."""
     directory = Path(output_dir)
-    state = json_or_empty(directory / "trainer_state.json")
+    state = json_or_empty(directory / _STATE)
     weights = list(directory.glob("*.safetensors"))
     return (
         state.get("global_step", 0) >= state.get("max_steps", sys.maxsize)
@@ -119,18 +111,18 @@ def is_finished(output_dir: str | Path) -> bool:
     )
 
 
-def checkpoint_fault(
-    path: str | Path,
-    tell: Callable[[str], object] = logger.info,
-    origin: Origin = _anywhere,
-) -> str | None:
-    """What is wrong with a checkpoint, of which every byte is read; None if it is good.
+def _is_readable(weights: Path) -> bool:
+    try:
+        with safe_open(weights, framework="pt"):  # compares the header with the file's length
+            return True
+    except (OSError, SafetensorError):
+        return False
 
-    Args:
-        path: of the checkpoint.
-        tell: is told what takes a while.
-        origin: says why a checkpoint is not of this run.
-    """
+
+def checkpoint_fault(
+    path: str | Path, tell: Tell = logger.info, origin: Origin = _anywhere
+) -> str | None:
+    """Read every byte of a checkpoint and describe its fault; None if it is good."""
     path = Path(path)
     if not path.is_dir():
         return "no such directory"
@@ -140,40 +132,36 @@ def checkpoint_fault(
         return f"it cannot be read ({error})"
 
 
-def _content_fault(path: Path, tell: Callable[[str], object]) -> str | None:
-    step = json_or_empty(path / "trainer_state.json").get("global_step")
+def _content_fault(path: Path, tell: Tell) -> str | None:
+    step = json_or_empty(path / _STATE).get("global_step")
     if not isinstance(step, int):
-        return "trainer_state.json is missing or damaged"
+        return f"{_STATE} is missing or damaged"
     try:
-        manifest = read_manifest(path)
+        found = manifest.read_manifest(path)
     except ValueError as error:
         return str(error)
-    for what, found in (("trainer_state.json", step), ("its name", _step(path))):
-        if found is not None and found != manifest.get("step"):
-            return f"{MANIFEST_FILE} is of step {manifest.get('step')}, {what} of step {found}"
-    if (size := content_bytes(manifest)) > _LARGE_BYTES:
+    written = found.get("step")
+    for source, other in ((_STATE, step), ("its name", _step(path))):
+        if other is not None and other != written:
+            return f"{manifest.MANIFEST_FILE} is of step {written}, {source} of step {other}"
+    if (size := manifest.content_bytes(found)) > _LARGE_BYTES:
         tell(f"checking the {size / 1e9:.1f} GB of {path}")
-    return content_fault(path, manifest)
+    return manifest.content_fault(path, found)
 
 
 # -- Writing -----------------------------------------------------------------------------------
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a checkpoint was written to its end; `checkpoint_fault` says whether it still is."""
-    return (path / MANIFEST_FILE).exists()
+    """Test whether a checkpoint was once written to its end; its content is not read."""
+    return (path / manifest.MANIFEST_FILE).exists()
 
 
 def make_room(path: Path) -> None:
-    """Prepare for a checkpoint to be written: one that is half-written goes.
-
-    A finished one of the same step is put aside, where `find_checkpoint` sees it, until `finish`.
-    """
+    """Remove a half-written checkpoint, or put a whole one aside until `finish`."""
     if is_complete(path):
-        aside = path.with_name(path.name + _REPLACED)
-        if aside.exists():
-            _remove(aside)
-        path.rename(aside)
+        _remove(_aside(path))
+        path.rename(_aside(path))
     elif path.is_symlink():
         path.unlink()
     elif path.exists():
@@ -181,41 +169,34 @@ def make_room(path: Path) -> None:
 
 
 def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> None:
-    """Declare a checkpoint complete, when all processes have written it.
-
-    Args:
-        path: of the checkpoint.
-        step: the last one that it holds.
-        world_size: how many processes wrote it.
-        expected: names of the files that the processes have written, as each of them sees it.
+    """Declare a checkpoint complete, when all processes have written the expected files.
 
     Raises:
-        OSError: they are not there.
+        OSError: one is not there.
     """
     for _ in range(_VISIBLE_S):
         missing = [name for name in expected if not (path / name).exists()]
         if not missing:
             break
-        time.sleep(1)  # a network file system shows what another machine wrote a little later
+        time.sleep(1)  # a network file system shows another machine's files a little later
     else:
         raise OSError(
             f"{path} lacks {missing[0]}, which another process has written: --output_dir must be "
             "a directory that all machines share"
         )
     run = json_or_empty(path.parent / RUN_FILE)
-    write_manifest(path, {"step": step, "world_size": world_size, "run": run}, expected)
-    aside = path.with_name(path.name + _REPLACED)
-    if aside.exists():
-        _remove(aside)
+    manifest.write_manifest(path, {"step": step, "world_size": world_size, "run": run}, expected)
+    _remove(_aside(path))
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + _REPLACED)
 
 
 def rotate(newest: Path, limit: int | None, best: str | None) -> None:
-    """Remove the oldest checkpoints beyond a limit, unfinished ones first, but not another tool's.
+    """Remove the oldest checkpoints of ours beyond a limit, unfinished ones first.
 
-    Args:
-        newest: the checkpoint that was finished last, which stays.
-        limit: how many stay; None or 0 for all.
-        best: one that stays too, if there is one.
+    The newest and the best stay. A limit of None or 0 keeps all.
     """
     if not limit or limit < 0:
         return
@@ -230,22 +211,23 @@ def rotate(newest: Path, limit: int | None, best: str | None) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a checkpoint is finished, or what a save of ours left that was cut off."""
-    is_whole_elsewhere = (path / "trainer_state.json").exists()  # transformers writes it last
+    """Test whether a checkpoint is finished, or the remains of a save of ours."""
+    is_whole_elsewhere = (path / _STATE).exists()  # transformers writes it last
     return is_complete(path) or not is_whole_elsewhere or any(path.glob(_METRICS))
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink():  # what it stands for is the user's
+    if path.is_symlink():  # its target is the user's
         path.unlink()
-        return
-    (path / MANIFEST_FILE).unlink(missing_ok=True)  # so that half of it is no checkpoint
-    shutil.rmtree(path, ignore_errors=True)
+    elif path.exists():
+        # First the manifest, so that half of it is no checkpoint.
+        (path / manifest.MANIFEST_FILE).unlink(missing_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def change_of_processes(path: Path, world_size: int) -> str | None:
-    """What it changes that a checkpoint was saved by another number of processes, if it was."""
-    before = json_or_empty(path / MANIFEST_FILE).get("world_size", world_size)
+    """Describe the effects of another number of processes than before, if it is another."""
+    before = json_or_empty(path / manifest.MANIFEST_FILE).get("world_size", world_size)
     if before == world_size:
         return None
     return (
@@ -253,11 +235,3 @@ def change_of_processes(path: Path, world_size: int) -> str | None:
         "the order of the data stay, the random states of the processes (dropout) are others, and "
         "sums over processes are rounded in another order"
     )
-
-
-def _is_readable(weights: Path) -> bool:
-    try:
-        with safe_open(weights, framework="pt"):  # compares the header with the file's length
-            return True
-    except (OSError, SafetensorError):
-        return False

@@ -1,13 +1,13 @@
-"""What MFU is made of: FLOPs of a decoder, counted from its linear layers, and the GPU's peak."""
+"""Count the FLOPs of a decoder from its linear layers, and look up the GPU's peak: MFU."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 # Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
@@ -46,12 +46,12 @@ def peak_tflops(device_name: str) -> float | None:
 
 @dataclass(frozen=True)
 class ModelWork:
-    """What tokens cost a decoder, from which MFU follows: model FLOPs / (seconds x peak FLOP/s).
+    """Cost of tokens in a decoder, from which MFU follows: model FLOPs / (seconds x peak FLOP/s).
 
-    Only matrix products count, two FLOPs for each multiplication with its addition, and only what
-    the losses need: no padding, no recomputation, attention to the keys that a token may see. So
-    with activation checkpointing, where the hardware does 4 forward passes' worth for every 3,
-    the hardware's utilisation is up to 4/3 of the MFU.
+    Only matrix products count, two FLOPs for each multiplication with its addition, and only those
+    that the losses need: no padding, no recomputation, attention to the visible keys. So with
+    activation checkpointing, where the hardware does 4 forward passes' worth for every 3, its
+    utilisation is up to 4/3 of the MFU.
 
     Attributes:
         body: weights of all linear layers but the output head; the embedding is a look-up.
@@ -68,83 +68,70 @@ class ModelWork:
     attention: int
 
     def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
-        """FLOPs of a forward pass.
-
-        Args:
-            tokens: how many pass through the layers.
-            keys: how many keys these tokens attend to, summed over the tokens.
-            head_tokens: how many of the tokens get logits.
-        """
+        """FLOPs of a forward pass of tokens that attend to so many keys in all."""
         weights = self.body * tokens + self.head * head_tokens
         return 2 * weights + 4 * self.attention * keys
 
     def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
         """FLOPs of a forward and a backward pass: 3 forward passes, if all weights are trained.
 
-        The backward pass multiplies with each weight for the gradient of its input, and once more
-        for its own if it has one. In the head it only does so for the tokens whose loss is used.
-        (Below the first trained weight nothing needs an input's gradient: with adapters this
-        counts a little too much, less than 1 % from 10 layers on.)
-
-        Args:
-            tokens: how many have a loss.
-            keys: how many keys these tokens attend to, summed over the tokens.
-            used_tokens: how many tokens' losses have a weight other than 0.
+        `used_tokens` are those whose loss has a weight other than 0.
         """
+        # Backward, each weight is multiplied for the gradient of its input, and once more for its
+        # own if it has one; in the head for the used tokens only. (Below the first trained weight
+        # nothing needs an input's gradient: with adapters this counts a little too much, less than
+        # 1 % from 10 layers on.)
         body = (self.body + self.trained_body) * tokens
         head = (self.head + self.trained_head) * used_tokens
         forward = self.forward_flops(tokens, keys, tokens)
         return forward + 2 * (body + head) + 8 * self.attention * keys
 
 
-def model_work(model: Any) -> ModelWork:
+def model_work(model: PreTrainedModel) -> ModelWork:
     """Count the weights of a causal language model of `transformers`, adapters included.
 
     Raises:
         ValueError: not every token meets every weight in a linear layer, as with experts.
     """
-    config, head = model.config.get_text_config(), model.get_output_embeddings()
-    counts = {False: [0, 0], True: [0, 0]}  # by whether it is the head: weights, trained weights
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weights, trained = {False: 0, True: 0}, {False: 0, True: 0}  # by whether it is the head
     replaced = _replaced(model)
     for module in model.modules():
         if module in replaced:
             continue
         if isinstance(module, nn.Linear):  # quantized weights have other shapes
-            weights = module.in_features * module.out_features
+            count = module.in_features * module.out_features
         elif isinstance(module, Conv1D):
-            weights = module.weight.numel()
+            count = module.weight.numel()
         else:
             _check_countable(model, module)
             continue
-        count = counts[module is head]
-        count[0] += weights
-        count[1] += weights * module.weight.requires_grad
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or hidden // heads
-    (body, trained_body), (head_weights, trained_head) = counts[False], counts[True]
-    attention = config.num_hidden_layers * heads * head_dim
-    return ModelWork(body, head_weights, trained_body, trained_head, attention)
+        weights[module is head] += count
+        trained[module is head] += count * module.weight.requires_grad
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = layers * heads * head_dim
+    return ModelWork(weights[False], weights[True], trained[False], trained[True], attention)
 
 
 def _replaced(model: nn.Module) -> set[nn.Module]:
-    """What PEFT keeps of layers that are trained whole, beside the copies that are run."""
+    """Layers that PEFT keeps of before, beside the trained copies of them that run."""
     named = model.named_modules()
     kept = [module for name, module in named if name.rpartition(".")[2] == "original_module"]
     return {inner for module in kept for inner in module.modules()}
 
 
-def _check_countable(model: Any, module: nn.Module) -> None:
-    """Refuse weights that are neither a look-up nor a vector, and layers that choose experts.
+def _check_countable(model: nn.Module, module: nn.Module) -> None:
+    """Refuse weights that are neither a look-up nor a vector, and layers that choose experts."""
 
-    Quantized weights may be buffers: matrices of integers or of bytes, as masks (of bools) and
-    tables of positions are not.
-    """
-    is_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False)) or any(
-        buffer.dim() > 1
-        and buffer.dtype != torch.bool
-        and (not buffer.is_floating_point() or buffer.element_size() == 1)
-        for buffer in module.buffers(recurse=False)
-    )
+    def is_quantized(buffer: Tensor) -> bool:
+        # A matrix of integers or bytes, unlike masks (bools) and tables of positions (floats).
+        is_float, is_mask = buffer.is_floating_point(), buffer.dtype == torch.bool
+        return buffer.dim() > 1 and not is_mask and (not is_float or buffer.element_size() == 1)
+
+    has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    is_matrix = has_matrix or any(map(is_quantized, module.buffers(recurse=False)))
     if (is_matrix and not isinstance(module, nn.Embedding)) or "Expert" in type(module).__name__:
         raise ValueError(
             f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it has "

@@ -1,26 +1,26 @@
-"""Callbacks that stop a run before a NaN reaches the weights, and the recorder's interface."""
+"""Stop a run before a NaN reaches the weights, and write the step's batch aside."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from safetensors.torch import save
+from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerState
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.training import bad_batch
-from vocagnolm.training.bad_batch import StepBatches
+from vocagnolm.host.files import write_file, write_json
 from vocagnolm.training.resumable import ResumableTrainer
 
 logger = logging.getLogger(__name__)
 
 
 class Recorder(TrainerCallback):
-    """What keeps the teacher's losses of a run."""
+    """Interface of a callback that keeps the teacher's losses of a run."""
 
     def add(self, block_B: Tensor, loss_BT: Tensor) -> None:
         """Take the losses of a micro-batch of a kept step, in nats, and its blocks' numbers."""
@@ -31,8 +31,53 @@ class Recorder(TrainerCallback):
         raise NotImplementedError
 
 
+class StepBatches:
+    """Micro-batches of the optimizer step in progress, and the losses found in them."""
+
+    def __init__(self) -> None:
+        self._batches: Sequence[Mapping[str, object]] = ()
+        self._losses: list[dict[str, Tensor]] = []
+
+    def begin(self, batches: Sequence[Mapping[str, object]]) -> None:
+        """Forget the last step's, and keep those of the next one."""
+        self._batches, self._losses = batches, []
+
+    def add_losses(self, student_loss: Tensor, teacher_loss: Tensor | None = None) -> None:
+        """Keep the losses of the next micro-batch, without a gradient."""
+        found = {"student_loss": student_loss.detach()}
+        if teacher_loss is not None:
+            found["teacher_loss"] = teacher_loss
+        self._losses.append(found)
+
+    def teacher_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The blocks [B] and the teacher's losses [B, T] of every micro-batch, if there are any."""
+        for batch, found in zip(self._batches, self._losses, strict=True):
+            if "teacher_loss" in found:
+                yield _blocks(batch), found["teacher_loss"]
+
+    def write(self, path: Path, description: Mapping[str, object]) -> None:
+        """Write all tensors of all micro-batches to `path`.safetensors, with a `path`.json.
+
+        The name of a tensor is the number of its micro-batch, a dot, and its key in the batch or
+        `student_loss` or `teacher_loss`.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The step may have ended before the losses of its last micro-batches were computed.
+        missing: list[dict[str, Tensor]] = [{}] * (len(self._batches) - len(self._losses))
+        tensors = {
+            f"{number}.{name}": value.cpu().contiguous()
+            for number, found in enumerate(self._losses + missing)
+            for name, value in {**self._batches[number], **found}.items()
+            if isinstance(value, Tensor)
+        }
+        content = save(tensors)
+        blocks = [_blocks(batch).tolist() for batch in self._batches]
+        write_file(path.with_suffix(".safetensors"), lambda file: file.write(content))
+        write_json(path.with_suffix(".json"), {**description, "blocks": blocks})
+
+
 class StepGuard(TrainerCallback):
-    """Starts the step's clock, and lets no update be made that rests on a NaN.
+    """Let no update be made that rests on a NaN.
 
     A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
     on training on the wrong ones, silently. One in the gradient would be saved with the student.
@@ -40,10 +85,10 @@ class StepGuard(TrainerCallback):
     reduction the processes learn whether one of them was asked to stop.
 
     Args:
-        trainer: whose steps are watched.
-        step_batches: the micro-batches of the step and their losses.
-        recorder: keeps the teacher's losses of steps that made an update.
-        max_bad_steps: how many steps in a row are skipped; one more stops the run, after the
+        trainer: its steps are watched.
+        step_batches: filled by the trainer.
+        recorder: gets the teacher's losses of steps that made an update.
+        max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
             student's last good state is saved.
     """
 
@@ -57,18 +102,18 @@ class StepGuard(TrainerCallback):
         self._trainer, self._max_bad_steps = trainer, max_bad_steps
         self._step_batches, self._recorder = step_batches, recorder
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, *args: object, **kwargs: object) -> None:
         """Start the clock of the metrics."""
         self._trainer.metrics.start()
 
     def on_pre_optimizer_step(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: object, state: TrainerState, *rest: object, **kwargs: object
     ) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
         trainer = self._trainer
         trainer.phases.begin("agreement")
+        # One maximum over processes of four numbers, each -1 or 0 where all is well:
+        #     block of a bad student loss | of a bad teacher loss | gradient is bad | asked to stop
         mine = torch.cat([trainer.metrics.bad_blocks, self._gradient_fault()[None]])
         asked = torch.full((1,), int(trainer.preemption.is_asked), device=mine.device)
         *worst, is_asked = trainer.reduce_max(torch.cat([mine, asked])).tolist()
@@ -88,8 +133,8 @@ class StepGuard(TrainerCallback):
 
     def _gradient_fault(self) -> Tensor:
         """0 if this process's gradients are not finite, else -1; waits for nothing."""
-        parameters = _student(self._trainer).parameters()
-        gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+        gradients = [p.grad for p in self._trainer.student.parameters() if p.grad is not None]
+        gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         if not gradients or self._trainer.accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
             return torch.full((), -1, device=self._trainer.args.device)
@@ -97,47 +142,46 @@ class StepGuard(TrainerCallback):
         return is_finite.long().neg().to(self._trainer.args.device)  # offloaded gradients are not
 
     def _skip_or_stop(self, step: int, worst: list[int], mine: list[int]) -> None:
-        """Make no update, with all processes alike; `worst` is what the worst of them found."""
+        """Make no update, on all processes alike; `worst` is their maximum of `mine`."""
         trainer = self._trainer
-        what, advice = _diagnosis(worst)
-        path = self._write_aside(step, worst, mine, what)
+        fault, advice = _diagnosis(worst)
+        path = self._write_aside(step, worst, mine, fault)
         if trainer.metrics.bad_steps >= self._max_bad_steps:
             saved = trainer.save_progress()
             state = f"the state before it is in {saved}" if saved else "and none before"
             raise NonFiniteLoss(
-                f"step {step}: {what}; no update was made, {state}; {advice}; "
+                f"step {step}: {fault}; no update was made, {state}; {advice}; "
                 f"the batch is in {path}"
             )
         trainer.metrics.drop_step()
-        for parameter in _student(trainer).parameters():
-            parameter.grad = None  # which an optimizer passes over, its own state too
+        # An optimizer passes over parameters without a gradient, and leaves their state alone.
+        for parameter in trainer.student.parameters():
+            parameter.grad = None
         if trainer.is_world_process_zero():
             logger.warning(
                 "step %d: %s; no update was made (%d in a row, --max_bad_steps %d); the batch is "
                 "in %s",
-                *(step, what, trainer.metrics.bad_steps, self._max_bad_steps, path),
+                *(step, fault, trainer.metrics.bad_steps, self._max_bad_steps, path),
             )
 
-    def _write_aside(self, step: int, worst: list[int], mine: list[int], what: str) -> Path:
-        """Write the batch of each process that met the fault; returns one of the files.
-
-        A gradient is that of all processes: if losses are bad somewhere, theirs are to blame.
-        """
+    def _write_aside(self, step: int, worst: list[int], mine: list[int], fault: str) -> Path:
+        """Write the batch of each process that met the fault; return one of the files."""
         trainer, rank = self._trainer, self._trainer.args.process_index
-        has_fault = max(mine[:2] if max(worst[:2]) >= 0 else mine) >= 0
-        directory = Path(str(trainer.args.output_dir)) / bad_batch.DIRECTORY
-        name = f"step-{step:06}-rank-{{}}"
-        if has_fault:
+        # A gradient is that of all processes: if losses are bad somewhere, theirs are to blame.
+        is_ours = max(mine[:2] if max(worst[:2]) >= 0 else mine) >= 0
+        directory = Path(str(trainer.args.output_dir)) / "bad_steps"
+        if is_ours:
             student, teacher, _ = mine
-            description = {"step": step, "rank": rank, "fault": what}
+            description = {"step": step, "rank": rank, "fault": fault}
             description |= {"student_block": student, "teacher_block": teacher}
-            self._step_batches.write(directory / name.format(rank), description)
-        which = torch.full((1,), rank if has_fault else -1, device=trainer.args.device)
-        return directory / (name.format(trainer.reduce_max(which).item()) + ".safetensors")
+            self._step_batches.write(directory / f"step-{step:06}-rank-{rank}", description)
+        written = torch.full((1,), rank if is_ours else -1, device=trainer.args.device)
+        last = trainer.reduce_max(written).item()
+        return directory / f"step-{step:06}-rank-{last}.safetensors"
 
 
 def _diagnosis(worst: list[int]) -> tuple[str, str]:
-    """What is wrong, and what to do: from a bad block of the student's, the teacher's, or -1."""
+    """The fault and some advice, by a bad block of the student and of the teacher, or -1."""
     student, teacher, _ = worst
     if teacher >= 0:
         return (
@@ -155,10 +199,7 @@ def _diagnosis(worst: list[int]) -> tuple[str, str]:
     )
 
 
-def _student(trainer: ResumableTrainer) -> nn.Module:
-    assert isinstance(trainer.model, nn.Module)
-    return trainer.model
-
-
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def _blocks(batch: Mapping[str, object]) -> Tensor:
+    block_B = batch["block"]
+    assert isinstance(block_B, Tensor)
+    return block_B

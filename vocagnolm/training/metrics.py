@@ -1,4 +1,4 @@
-"""What a run reports about its loss and guidance, summed on the device and read once per log."""
+"""Report a run's loss and guidance: sums on the device, read once per log."""
 
 from __future__ import annotations
 
@@ -10,51 +10,38 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-# The entries of a log that tell of the clock, and differ from run to run.
-TIMING_KEYS = (
-    "tokens_per_s",
-    *("train_runtime", "train_samples_per_second", "train_steps_per_second"),
-    *("eval_runtime", "eval_samples_per_second", "eval_steps_per_second"),
-    "eval_model_preparation_time",
-)
-
+# One tensor holds all sums, so that a log costs one reduction over the processes and one wait:
+#     [ loss | label_tokens | ... | distance | 4,001 bins of the excess, from -20 to 20 nats ]
+# Excess losses beyond count in the outermost bins.
+_SUMS = (
+    "loss label_tokens student_loss selected_tokens selected_loss teacher_tokens teacher_loss "
+    "mapped_tokens distances distance"
+).split()
 _BIN_NATS = 0.01
-_BINS = 4001  # excess losses from -20 to 20 nats; those beyond count in the outermost bins
+_BINS = 4001
 _QUANTILES = (0.1, 0.5, 0.9)
 _NONE = -1
-_SUMS = (
-    "loss",
-    "label_tokens",
-    "student_loss",
-    "selected_tokens",
-    "selected_loss",
-    "teacher_tokens",
-    "teacher_loss",
-    "mapped_tokens",
-    "distances",
-    "distance",
-)
 
 
 class GuidanceMetrics:
-    """Sums over the steps since the last `read`. Adding waits for nothing; reading waits once.
+    """Sums over the steps since the last `read`. Adding waits for nothing.
 
-    What is added belongs to the step that is being made, until it is kept or dropped.
-
-    Args:
-        device: where the losses live.
+    Additions belong to the step in progress until it is kept or dropped.
 
     Attributes:
         bad_blocks: int64 [2], on the device: a block of this step on which the student's, and the
             teacher's, losses were not finite; -1 while there is none.
-        bad_steps: how many of the last steps were dropped, one after the other.
+        bad_steps: how many of the last steps were dropped in a row.
     """
 
     def __init__(self, device: torch.device):
         # MPS has no float64.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._device = device
-        self.bad_blocks = torch.full((2,), _NONE, device=device)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.bad_blocks = torch.full((2,), _NONE, device=self._device)
         self.bad_steps = 0
         self._clear()
 
@@ -66,30 +53,27 @@ class GuidanceMetrics:
         self._elapsed_before_s = 0.0
 
     def start(self) -> None:
-        """Mark the beginning of an optimizer step; the first one after a log starts the clock.
-
-        So evaluation and saving count where they fall between two logs, and not where they follow
-        one.
-        """
+        """Mark the beginning of an optimizer step; the first one after a log starts the clock."""
+        # So evaluation and saving count between two logs, and not right after one.
         if self._since is None:
             self._since = time.perf_counter()
 
     def keep_step(self) -> None:
-        """Count what was added since the last step."""
+        """Count all additions since the last step."""
         self._kept += self._added
         self._added.zero_()
         self._kept_steps += 1
         self.bad_steps = 0
 
     def drop_step(self) -> None:
-        """Forget what was added since the last step: it made no update."""
+        """Forget all additions since the last step, which made no update."""
         self._added.zero_()
         self.bad_blocks.fill_(_NONE)
         self._dropped_steps += 1
         self.bad_steps += 1
 
     def add_loss(self, loss: Tensor) -> None:
-        """Count what a micro-batch adds to the loss that is trained on."""
+        """Count a micro-batch's part of the loss that is trained on."""
         self._add(loss=loss.detach())
 
     def add_student(
@@ -98,12 +82,8 @@ class GuidanceMetrics:
         """Count the student's losses [B, S], which tokens have one, and their weights."""
         loss_BS = loss_BS.detach()
         self._note_bad(0, loss_BS, block_B)
-        self._add(
-            label_tokens=valid_BS,
-            student_loss=loss_BS * valid_BS,
-            selected_tokens=weight_BS,
-            selected_loss=loss_BS * weight_BS,
-        )
+        self._add(label_tokens=valid_BS, student_loss=loss_BS * valid_BS)
+        self._add(selected_tokens=weight_BS, selected_loss=loss_BS * weight_BS)
 
     def add_teacher(self, loss_BT: Tensor, valid_BT: Tensor, block_B: Tensor) -> None:
         """Count the teacher's own losses [B, T]."""
@@ -137,22 +117,20 @@ class GuidanceMetrics:
             self._added[_SUMS.index(name)] += value.sum(dtype=self._dtype)
 
     def read(self, reduce: Callable[[Tensor], Tensor], world_size: int) -> dict[str, float]:
-        """Average over all processes and forget.
+        """Average over all processes and forget; every process must call it.
 
         Args:
-            reduce: sums a tensor over the processes; every process must call `read`.
-            world_size: how many they are.
+            reduce: sums a tensor over the processes.
+            world_size: number of processes.
 
         Returns:
-            Losses in nats per token, shares in [0, 1], quantiles to within 0.005 nats; the mean
-            distance in nats for KL. Teacher entries only where a teacher was counted;
-            several teachers' tokens are counted together. `loss` is
-            the mean over the steps that made an update, if any did.
+            Losses in nats per token, shares in [0, 1], quantiles to within 0.005 nats, the mean
+            distance in nats for KL. Teacher entries only where a teacher was counted, several
+            together. `loss` is the mean over the steps that made an update, if any did.
         """
         elapsed_s = self._elapsed_s()
         both = reduce(self._kept + self._added).cpu()
         sums = dict(zip(_SUMS, both[: len(_SUMS)].tolist(), strict=True))
-        histogram = both[len(_SUMS) :]
         report = {}
         if self._kept_steps:
             report["loss"] = sums["loss"] / world_size / self._kept_steps
@@ -160,11 +138,9 @@ class GuidanceMetrics:
             report["skipped_steps"] = float(self._dropped_steps)
         self._clear()
         tokens = max(sums["label_tokens"], 1.0)
-        report |= {
-            "student_loss_nats": sums["student_loss"] / tokens,
-            "selected_loss_nats": sums["selected_loss"] / max(sums["selected_tokens"], 1.0),
-            "selected_fraction": sums["selected_tokens"] / tokens,
-        }
+        report["student_loss_nats"] = sums["student_loss"] / tokens
+        report["selected_loss_nats"] = sums["selected_loss"] / max(sums["selected_tokens"], 1.0)
+        report["selected_fraction"] = sums["selected_tokens"] / tokens
         if elapsed_s:
             report["tokens_per_s"] = sums["label_tokens"] / elapsed_s
         if sums["distances"]:
@@ -174,7 +150,7 @@ class GuidanceMetrics:
             report["teacher_loss_nats"] = sums["teacher_loss"] / sums["teacher_tokens"]
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
-            report |= _quantiles(histogram)
+            report |= _quantiles(both[len(_SUMS) :])
         return report
 
     def _elapsed_s(self) -> float:
@@ -187,12 +163,9 @@ class GuidanceMetrics:
         reduce: Callable[[Tensor], Tensor],
         world_size: int,
     ) -> float:
-        """The mean loss of a run's steps: of those in its log, and of those since; NaN of none.
+        """Average the loss of all steps of a run, those in its log and those since; NaN of none.
 
-        Args:
-            history: the run's log; an entry with a `loss` is the mean since the one before.
-            reduce: sums a tensor over the processes; every process must call it.
-            world_size: how many they are.
+        Other arguments as for `read`. A `loss` in the log is the mean since the entry before.
         """
         total = reduce(self._kept[_SUMS.index("loss")]).item() / world_size
         steps, before = float(self._kept_steps), 0.0
@@ -203,8 +176,6 @@ class GuidanceMetrics:
                 before = entry["step"]
         return total / steps if steps else float("nan")
 
-    # -- In a checkpoint ---------------------------------------------------------------------
-
     def save(self, directory: Path, process: int) -> None:
         """Write the sums of this process; its steps have all been kept or dropped."""
         totals = self._kept.cpu()
@@ -214,22 +185,17 @@ class GuidanceMetrics:
             "steps": torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps]),
             "elapsed_s": torch.tensor(self._elapsed_s(), dtype=torch.float64),
         }
-        save_file(state, directory / file_name(process))
+        save_file(state, directory / _file_name(process))
 
     def restore(self, directory: Path | None, process: int, world_size: int) -> None:
-        """Begin anew, or go on with what was saved.
-
-        Of another number of processes, the first takes up the sums of all.
-        """
-        self._clear()
-        self.bad_blocks.fill_(_NONE)
-        self.bad_steps = 0
-        saved = sorted(directory.glob(file_name("*"))) if directory is not None else []
-        if not saved:
+        """Start from a checkpoint's sums, if it has any, or from none."""
+        self._forget()
+        saved = sorted(directory.glob(_file_name("*"))) if directory is not None else []
+        if directory is None or not saved:
             return
-        assert directory is not None
+        # After a change of the number of processes, the first one takes up the sums of all.
         is_same = len(saved) == world_size
-        states = [load_file(directory / file_name(process))] if is_same else map(load_file, saved)
+        states = map(load_file, [directory / _file_name(process)] if is_same else saved)
         for state in states:
             if is_same or process == 0:
                 sums = torch.stack([state[name] for name in _SUMS])
@@ -240,8 +206,7 @@ class GuidanceMetrics:
         self._kept[_SUMS.index("loss")] *= world_size / len(saved)
 
 
-def file_name(process: int | str) -> str:
-    """The name of a process's file in a checkpoint."""
+def _file_name(process: int | str) -> str:
     return f"metrics_{process}.safetensors"
 
 

@@ -1,4 +1,4 @@
-"""The phase that a run is in: words for its error line, and the clock of its throughput."""
+"""Name the phase that a run is in: words for its error line, and the clock of its throughput."""
 
 from __future__ import annotations
 
@@ -6,32 +6,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 
 SHARES = ("teacher", "student", "optimizer", "data", "other")  # of the time of training
-
-
-class _Phase(NamedTuple):
-    """The share that its time counts for, None where it is no training; and its words."""
-
-    share: str | None
-    doing: str
-
-
-_PHASES: dict[str, _Phase] = {
-    "preparation": _Phase(None, "the preparation"),
-    "data": _Phase("data", "the reading of the data"),
-    "teacher": _Phase("teacher", "the teacher's forward"),
-    "student": _Phase("student", "the student's forward"),
-    "backward": _Phase("student", "the student's backward, where gradients are exchanged"),
-    "agreement": _Phase("student", "the agreement of the processes on the update"),
-    "update": _Phase("optimizer", "the update"),
-    "other": _Phase("other", "the end of a step"),
-    "evaluation": _Phase(None, "an evaluation"),
-    "checkpoint": _Phase(None, "the saving of a checkpoint"),
-    "model": _Phase(None, "the saving of the model"),
+# The share that a phase's time counts for, None where it is no training; and its words.
+_PHASES: dict[str, tuple[str | None, str]] = {
+    "preparation": (None, "the preparation"),
+    "data": ("data", "the reading of the data"),
+    "teacher": ("teacher", "the teacher's forward"),
+    "student": ("student", "the student's forward"),
+    "backward": ("student", "the student's backward, where gradients are exchanged"),
+    "agreement": ("student", "the agreement of the processes on the update"),
+    "update": ("optimizer", "the update"),
+    "other": ("other", "the end of a step"),
+    "evaluation": (None, "an evaluation"),
+    "checkpoint": (None, "the saving of a checkpoint"),
+    "model": (None, "the saving of the model"),
 }
 
 
@@ -55,12 +46,12 @@ class Phases:
     @property
     def doing(self) -> str:
         """Words for the message of an error that ends the run here."""
-        return _PHASES[self._name].doing
+        return _PHASES[self._name][1]
 
     def begin(self, name: str) -> None:
         """Leave the phase for another one."""
-        before, self._name = _PHASES[self._name].share, name
-        if self.is_timed and _PHASES[name].share != before:
+        before, self._name = _PHASES[self._name][0], name
+        if self.is_timed and _PHASES[name][0] != before:
             self._mark()
 
     @contextmanager
@@ -88,13 +79,17 @@ class Phases:
             last.synchronize()
         seconds = dict.fromkeys(SHARES, 0.0)
         for (share, start), (_, stop) in pairwise(self._marks):
-            if share is not None:
-                seconds[share] += _seconds_between(start, stop)
+            if share is None:
+                continue
+            if isinstance(start, float) and isinstance(stop, float):
+                seconds[share] += stop - start
+            elif not isinstance(start, float) and not isinstance(stop, float):
+                seconds[share] += start.elapsed_time(stop) / 1000
         del self._marks[:-1]
         return seconds
 
     def _mark(self) -> None:
-        self._marks.append((_PHASES[self._name].share, self._now()))
+        self._marks.append((_PHASES[self._name][0], self._now()))
 
     def _now(self) -> float | torch.cuda.Event:
         if not self._cuda:
@@ -102,12 +97,3 @@ class Phases:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _seconds_between(start: float | torch.cuda.Event, stop: float | torch.cuda.Event) -> float:
-    if isinstance(start, float) and isinstance(stop, float):
-        return stop - start
-    assert not isinstance(start, float)
-    assert not isinstance(stop, float)
-    milliseconds: float = start.elapsed_time(stop)
-    return milliseconds / 1000

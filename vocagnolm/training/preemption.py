@@ -1,4 +1,4 @@
-"""Signals: a run that is asked to stop saves a checkpoint first, in all processes at one step."""
+"""Save a checkpoint when a signal asks the run to stop, in all processes at one step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from vocagnolm.host.command import Exit
 
@@ -25,9 +23,9 @@ class Preemption(TrainerCallback):
     before every update, so they stop at one step.
 
     Attributes:
-        is_asked: whether this process was asked to stop.
-        is_agreed: whether all processes know.
-        must_save: whether the run is about to end with something that no checkpoint holds.
+        is_asked: this process was asked to stop.
+        is_agreed: all processes know.
+        must_save: the run is about to end with something that no checkpoint holds.
     """
 
     def __init__(self) -> None:
@@ -36,45 +34,39 @@ class Preemption(TrainerCallback):
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the signals inside; in another thread than the main one, where nobody can, none."""
+        """Take the signals inside; outside of the main thread, where nobody can, none."""
         self.is_asked = self.is_agreed = self.must_save = False
-        with (
-            handling(SCHEDULERS, lambda name: self._ask(name)),
-            handling((signal.SIGINT,), lambda name: self._ask(name, last=True)),
-        ):
+        with handling(SCHEDULERS, self._ask), handling((signal.SIGINT,), self._interrupt):
             yield
 
-    def _ask(self, name: str, *, last: bool = False) -> None:
-        if last and self.is_asked:
-            raise KeyboardInterrupt
+    def _ask(self, name: str, more: str = "") -> None:
         if not self.is_asked:
-            again = "; once more stops at once, without saving" if last else ""
-            warn(f"{name}: the run stops when this step is done and saved{again}")
+            _warn(f"{name}: the run stops when this step is done and saved{more}")
         self.is_asked = True
 
-    def on_save(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Remember what is saved already."""
+    def _interrupt(self, name: str) -> None:
+        if self.is_asked:
+            raise KeyboardInterrupt
+        self._ask(name, "; once more stops at once, without saving")
+
+    def on_save(self, args: object, state: TrainerState, *rest: object, **kwargs: object) -> None:
+        """Remember the saved step."""
         self._saved_step, self.must_save = state.global_step, False
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: object, state: object, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Stop, after what is due at this step."""
+        """Stop, after all that is due at this step."""
         if self.is_agreed:
             control.should_training_stop = True
 
     def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Ask for a checkpoint, if there is none of this state; this event follows every stop.
-
-        What is due at the end of an epoch is done before, and only if this is one: the run that
-        goes on does everything once.
-        """
+        """Ask for a checkpoint, if there is none of this state; this event follows every stop."""
         if not self.is_agreed:
             return
+        # A stop inside an epoch leaves its end's log and evaluation to the run that resumes.
         if state.epoch is None or not float(state.epoch).is_integer():
             control.should_log = control.should_evaluate = control.should_save = False
         is_saved = self._saved_step == state.global_step
@@ -94,7 +86,7 @@ def handling(signals: Sequence[signal.Signals], handle: Callable[[str], object])
         return
     process = os.getpid()
 
-    def receive(number: int, frame: FrameType | None) -> None:
+    def receive(number: int, frame: object) -> None:
         if os.getpid() == process:
             handle(signal.Signals(number).name)
         elif number == signal.SIGTERM:
@@ -111,16 +103,16 @@ def handling(signals: Sequence[signal.Signals], handle: Callable[[str], object])
 
 
 def leave_at_once(name: str) -> None:
-    """What a signal does where there is nothing to save."""
-    warn(f"{name}: stopped where nothing had to be saved; the same command starts again")
+    """Handle a signal while there is nothing to save."""
+    _warn(f"{name}: stopped where nothing had to be saved; the same command starts again")
     raise SystemExit(Exit.STOPPED)
 
 
 def finish_first(name: str) -> None:
-    """What a signal does after the last step: a run that is cut off here is done again from it."""
-    warn(f"{name}: the last step is done; finishing the run")
+    """Handle a signal after the last step: a run cut off here would be done again from it."""
+    _warn(f"{name}: the last step is done; finishing the run")
 
 
-def warn(text: str) -> None:
-    """Write a line to stderr; safe inside a signal handler, where a buffered stream is not."""
+def _warn(text: str) -> None:
+    # Safe inside a signal handler, where a buffered stream is not.
     os.write(2, f"{text}\n".encode())

@@ -1,61 +1,78 @@
-"""A checkpoint that goes on under another layout than it was saved under.
+"""Read a checkpoint under another layout than it was saved under, without a change to a number.
 
 Under one process or DDP every process holds the whole student, and a checkpoint is whole files;
-under FSDP2 each holds a part of every tensor, and a checkpoint is pieces. transformers reads either
-kind under its own layout only. Here one is read under the other, without a change to a number: the
-weights in place, tensor by tensor, and the optimizer's state by the order of its parameters, which
-Trainer makes alike under both.
+under FSDP2 each holds a part of every tensor, and a checkpoint is PyTorch's, in shards with an
+index. transformers reads either kind under its own layout only.
+
+    saved        read into     weights                      optimizer
+    whole        sharded       this process's part of each  parameters matched by their order,
+    in shards    whole         in place, shard by shard     which Trainer makes alike under both
+
+The index of a sharded checkpoint is a pickle, and is read as one: read only your own checkpoints.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from pickle import UnpicklingError
+from typing import Any, NoReturn, cast
 
 import torch
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import is_peft_model
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
-from vocagnolm.training import pieces
-
+# Accelerate's names for the directories in a sharded checkpoint, and the key of all inside.
+MODEL, OPTIMIZER = "model", "optimizer"
+_DIRECTORIES = {MODEL: "pytorch_model_fsdp_0", OPTIMIZER: "optimizer_0"}
 _OPTIMIZER_FILE = "optimizer.pt"
 _GATHERED_FILE = "pytorch_model_fsdp.bin"  # of FULL_STATE_DICT
 _WEIGHT_FILES = "*model*.safetensors"  # of a student, in one file or several, or of adapters
 
+# State dicts nest tensors, numbers and lists, as an optimizer or a model likes.
+StateDict = dict[Any, Any]
+
 
 class LayoutError(ValueError):
-    """A checkpoint cannot go on under this layout."""
+    """A checkpoint cannot be resumed under this layout."""
+
+
+def is_sharded(checkpoint: Path) -> bool:
+    """Test whether a checkpoint holds shards, and not whole files."""
+    return (checkpoint / _DIRECTORIES[MODEL]).is_dir()
 
 
 def is_of_another_layout(checkpoint: Path, sharded: bool) -> bool:
-    """Whether a checkpoint was saved whole and goes on sharded, or the other way round.
-
-    Args:
-        checkpoint: where it lies.
-        sharded: whether FSDP shards the student now.
+    """Test whether a checkpoint's layout differs from the student's, which FSDP shards or not.
 
     Raises:
-        LayoutError: FSDP has saved it in a third way, and does not go on with it.
+        LayoutError: FSDP has saved it in a third way, and no longer shards the student.
     """
-    if (checkpoint / _GATHERED_FILE).exists():
-        if sharded:
-            return False
-        raise LayoutError(
-            f"{checkpoint} was saved by FSDP with fsdp_state_dict_type FULL_STATE_DICT and can go "
-            "on only so: expected SHARDED_STATE_DICT, as in accelerate_configs"
-        )
-    return pieces.is_sharded(checkpoint) != sharded
+    if not (checkpoint / _GATHERED_FILE).exists():
+        return is_sharded(checkpoint) != sharded
+    if sharded:
+        return False
+    raise LayoutError(
+        f"{checkpoint} was saved by FSDP with fsdp_state_dict_type FULL_STATE_DICT and can go "
+        "on only so: expected SHARDED_STATE_DICT, as in accelerate_configs"
+    )
 
 
 def change_of_layout(checkpoint: Path, sharded: bool) -> str | None:
-    """What it changes that a checkpoint goes on under another layout, if it does.
+    """Describe the effects of a change of layout, if there is one.
 
     Raises:
-        LayoutError: it cannot.
+        LayoutError: the checkpoint cannot be resumed under the new one.
     """
     if not is_of_another_layout(checkpoint, sharded):
         return None
@@ -66,22 +83,28 @@ def change_of_layout(checkpoint: Path, sharded: bool) -> str | None:
     )
 
 
+# -- Weights -----------------------------------------------------------------------------------
+
+
 @torch.no_grad()
 def load_weights(checkpoint: Path, model: nn.Module) -> None:
-    """Read the student's weights, or those of its adapters, from a checkpoint of another layout.
-
-    Args:
-        checkpoint: that holds them.
-        model: changed in place; sharded by FSDP2 already, or not at all.
+    """Read the student's weights, or its adapters', in place, from a checkpoint of another layout.
 
     Raises:
         LayoutError: the names or shapes in the checkpoint are not the model's, or FSDP1 shards it.
+        OSError: a shard is missing or damaged.
     """
     weights = _weights(model)
-    if pieces.is_sharded(checkpoint):
-        shapes = pieces.shapes_of_weights(checkpoint)
+    if is_sharded(checkpoint):
+        directory = checkpoint / _DIRECTORIES[MODEL]
+        shapes = {
+            name.removeprefix(f"{MODEL}."): shard.size
+            for name, shard in _index(directory).state_dict_metadata.items()
+            if isinstance(shard, TensorStorageMetadata)
+        }
         _check(checkpoint, shapes, weights)
-        pieces.read_weights_into(checkpoint, {name: weights[name] for name in shapes})
+        # Straight into the weights' own memory: no second copy of the model.
+        _load(directory, {f"{MODEL}.{name}": weights[name].detach() for name in shapes})
         return
     if not any(isinstance(weight, DTensor) for weight in weights.values()):
         raise LayoutError(
@@ -100,7 +123,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds, under its names there; a tied weight is one object of two names."""
+    """Weights by their names in a checkpoint; a tied weight is one object of two names."""
     state = model.state_dict(keep_vars=True)
     if not is_peft_model(model):
         return state
@@ -129,51 +152,50 @@ def _check(
         )
 
 
-def load_optimizer(checkpoint: Path, optimizer: Any) -> None:
-    """Read the optimizer's state from a checkpoint of another layout.
+# -- The optimizer -----------------------------------------------------------------------------
 
-    Args:
-        checkpoint: that holds it.
-        optimizer: with the parameters of the model as it is laid out now; may be Accelerate's.
+
+def load_optimizer(checkpoint: Path, optimizer: Optimizer) -> None:
+    """Read the optimizer's state, laid out as its parameters are now.
 
     Raises:
         LayoutError: it is no optimizer of PyTorch's, or one whose state is not per element.
+        OSError: a shard is missing or damaged.
     """
-    kind = type(getattr(optimizer, "optimizer", optimizer))
-    refusal = LayoutError(
-        f"{checkpoint} cannot go on under another layout with the state of {kind.__name__}: go on "
-        "under the layout that it was saved under"
-    )
-    if not kind.__module__.startswith("torch.optim"):  # tensors may be more than they look like
-        raise refusal
+    own = optimizer.optimizer if isinstance(optimizer, AcceleratedOptimizer) else optimizer
+
+    def refuse() -> NoReturn:
+        raise LayoutError(
+            f"{checkpoint} cannot go on under another layout with the state of "
+            f"{type(own).__name__}: go on under the layout that it was saved under"
+        )
+
+    if not type(own).__module__.startswith("torch.optim"):  # its tensors may mean something else
+        refuse()
     saved = _optimizer_state(checkpoint)
-    sizes, expected = (
-        [len(group["params"]) for group in groups]
-        for groups in (saved["param_groups"], optimizer.param_groups)
-    )
-    if sizes != expected:
-        raise refusal
-    names = [name for group in saved["param_groups"] for name in group["params"]]
-    parameters = [weight for group in optimizer.param_groups for weight in group["params"]]
+    groups, own_groups = saved["param_groups"], optimizer.param_groups
+    if [len(group["params"]) for group in groups] != [len(g["params"]) for g in own_groups]:
+        refuse()
+    names = [name for group in groups for name in group["params"]]
+    parameters = [parameter for group in own_groups for parameter in group["params"]]
     for name, parameter in zip(names, parameters, strict=True):
         state = saved["state"].get(name, {})
         for key, value in state.items():
             if not isinstance(value, Tensor):
                 continue
             if value.ndim and value.shape != parameter.shape:
-                raise refusal
+                refuse()
             # A count of steps is copied too, or the whole file would stay open for it.
             state[key] = _laid_out(value, parameter) if value.ndim else value.clone()
     optimizer.load_state_dict(saved)
 
 
-def _optimizer_state(checkpoint: Path) -> dict[str, Any]:
+def _optimizer_state(checkpoint: Path) -> StateDict:
     """As the optimizer's own `state_dict()`, but parameters may have names instead of numbers."""
-    if not pieces.is_sharded(checkpoint):
+    if not is_sharded(checkpoint):
         path = checkpoint / _OPTIMIZER_FILE
-        found: dict[str, Any] = torch.load(path, "cpu", weights_only=True, mmap=True)
-        return found
-    found = pieces.read_sharded(checkpoint, pieces.OPTIMIZER)
+        return cast(StateDict, torch.load(path, "cpu", weights_only=True, mmap=True))
+    found = read_sharded(checkpoint, OPTIMIZER)
     groups = found["param_groups"]  # without `state`, if the optimizer keeps none
     return {"state": found.get("state", {}), "param_groups": [groups[i] for i in sorted(groups)]}
 
@@ -182,5 +204,56 @@ def _laid_out(whole: Tensor, like: Tensor) -> Tensor:
     """A tensor, or this process's part of it, as another of the same shape is laid out."""
     if not isinstance(like, DTensor):
         return whole
-    # every process has read the same: nothing need be sent
+    # Every process has read the same: nothing need be sent.
     return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+
+
+# -- PyTorch's distributed checkpoints, read by one process alone --------------------------------
+
+
+def read_sharded(checkpoint: Path, which: str) -> StateDict:
+    """Read all that was saved of `MODEL` or `OPTIMIZER`, nested as it was, with whole tensors.
+
+    Lists come as dictionaries of their indices.
+
+    Raises:
+        OSError: a shard is missing or damaged.
+    """
+    directory = checkpoint / _DIRECTORIES[which]
+    index = _index(directory)
+    state = {
+        name: torch.empty(shard.size, dtype=shard.properties.dtype)
+        if isinstance(shard, TensorStorageMetadata)
+        else None
+        for name, shard in index.state_dict_metadata.items()
+    }
+    _load(directory, state)
+    # The flat "optimizer.state.w.step" lies at the path ("optimizer", "state", "w", "step").
+    nested: StateDict = {}
+    for name, value in state.items():
+        *path, last = index.planner_data[name]
+        place = nested
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return cast(StateDict, nested[which])
+
+
+def _index(directory: Path) -> Metadata:
+    try:
+        return FileSystemReader(directory).read_metadata()
+    except (UnpicklingError, EOFError, OSError) as error:
+        raise _damaged(directory) from error
+
+
+def _load(directory: Path, state: StateDict) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
+            load(state, storage_reader=FileSystemReader(directory), no_dist=True)
+    except (CheckpointException, UnpicklingError, EOFError, OSError) as error:
+        raise _damaged(directory) from error
+
+
+def _damaged(directory: Path) -> OSError:
+    return OSError(f"{directory} is damaged: take another checkpoint")

@@ -1,10 +1,14 @@
-"""The part of the Trainer that survives: checkpoints, signals, and a log that goes on with them."""
+"""Resume a Trainer's runs: checkpoints, signals, and a log without a gap.
+
+The loop is transformers'. Overridden, without the public `train`, `evaluate` and `log`: the private
+methods in which the loop saves and loads.
+"""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
@@ -22,28 +26,22 @@ from vocagnolm.training.phases import Phases
 from vocagnolm.training.preemption import Preemption
 
 _OVERRIDDEN = (
-    *("_save_checkpoint", "_maybe_log_save_evaluate", "_load_from_checkpoint"),
-    *("_load_optimizer_and_scheduler", "_load_best_model"),
-)
+    "_save_checkpoint _maybe_log_save_evaluate _load_from_checkpoint "
+    "_load_optimizer_and_scheduler _load_best_model"
+).split()
 
 
 class ResumableTrainer(Trainer):
     """A Trainer whose runs end alike however often they are cut off and resumed.
 
-    A checkpoint counts when its manifest is written, after everything else. It holds the sums of
-    the log too, so that the log of a resumed run is that of an uninterrupted one, but for the
-    entries `vocagnolm.training.metrics.TIMING_KEYS`.
-
-    Attributes:
-        metrics: what the log tells; a subclass adds to it.
-        preemption: who listens to signals while the run trains.
-        phases: the phase that the run is in, for the message if it ends there.
+    Checkpoints hold the sums of the log too, so that the log of a resumed run is that of an
+    uninterrupted one, but for the entries `vocagnolm.training.throughput.TIMING_KEYS`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         for name in _OVERRIDDEN:
-            if not hasattr(Trainer, name):
+            if name not in dir(Trainer):
                 raise ImportError(
                     f"this transformers has no Trainer.{name}, within which checkpoints are made "
                     "complete or read: install transformers<6"
@@ -57,7 +55,7 @@ class ResumableTrainer(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
     ) -> TrainOutput:
-        """Train, from the beginning or from a checkpoint; True is the newest good one.
+        """Train, from the beginning or from a checkpoint, of which True is the newest good one.
 
         After a signal it returns early, with everything saved and `preemption.is_agreed`.
 
@@ -73,7 +71,8 @@ class ResumableTrainer(Trainer):
         self.metrics.restore(path, self.args.process_index, self.args.world_size)
         kept, evaluates = self.args.save_total_limit, self.args.eval_on_start
         self._checkpoints_kept = kept
-        self.args.save_total_limit = None  # transformers would rotate before the newest is complete
+        # transformers would rotate before the newest is complete; `_save_checkpoint` does it after.
+        self.args.save_total_limit = None
         self.args.eval_on_start = evaluates and path is None  # the log has it already
         try:
             with self.preemption.listening():
@@ -87,8 +86,9 @@ class ResumableTrainer(Trainer):
     ) -> None:
         """Load the weights of a checkpoint, whatever layout it was saved under."""
         if self._is_of_another_layout(resume_from_checkpoint):
-            student: Any = self.model if model is None else model
-            relayout.load_weights(Path(resume_from_checkpoint), student)
+            relayout.load_weights(
+                Path(resume_from_checkpoint), self.student if model is None else model
+            )
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -97,18 +97,25 @@ class ResumableTrainer(Trainer):
         if checkpoint is None or not self._is_of_another_layout(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        relayout.load_optimizer(Path(checkpoint), self.optimizer)
+        assert self.optimizer is not None
         assert self.lr_scheduler is not None
+        relayout.load_optimizer(Path(checkpoint), self.optimizer)
         schedule = torch.load(Path(checkpoint, SCHEDULER_NAME), weights_only=True)
         self.lr_scheduler.load_state_dict(schedule)
 
     def _load_best_model(self) -> None:
-        """Load the best checkpoint's weights, which may be of before the layout changed."""
-        best, student = str(self.state.best_model_checkpoint), cast(Any, self.model)
+        """Load the best checkpoint's weights, perhaps of before a change of layout."""
+        best = str(self.state.best_model_checkpoint)
         if self._is_of_another_layout(best):
-            relayout.load_weights(Path(best), student)
+            relayout.load_weights(Path(best), self.student)
         else:
             super()._load_best_model()
+
+    @property
+    def student(self) -> nn.Module:
+        """The model, as it was given."""
+        assert isinstance(self.model, nn.Module)
+        return self.model
 
     def _is_of_another_layout(self, checkpoint: str) -> bool:
         return relayout.is_of_another_layout(Path(checkpoint), self.is_fsdp_enabled)
@@ -122,14 +129,14 @@ class ResumableTrainer(Trainer):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        """Do what is due; a run that was asked to stop saves last, whatever it saves otherwise."""
+        """Log, evaluate and save as is due; save a run that was asked to stop in any case."""
         super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
         if self.preemption.must_save:
             self._save_checkpoint(model, trial)
             self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save what makes the run go on: completely, or not at all."""
+        """Save a whole checkpoint, or none."""
         with self.phases.within("checkpoint"):
             self._save_whole(model, trial)
 
@@ -142,7 +149,7 @@ class ResumableTrainer(Trainer):
         super()._save_checkpoint(model, trial)
         self.metrics.save(path, self.args.process_index)
         self.accelerator.wait_for_everyone()
-        # What this process has written it sees itself, even on a network file system.
+        # Every process sees its own files, even on a network file system.
         seen = set().union(*gather_object([written_files(path)]))
         if self.is_world_process_zero():
             checkpoints.finish(path, step, world_size, sorted(seen))
@@ -150,29 +157,23 @@ class ResumableTrainer(Trainer):
         self.accelerator.wait_for_everyone()  # one that left now would take the first with it
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate, which is a phase of its own."""
+        """Evaluate, in a phase of its own."""
         with self.phases.within("evaluation"):
             return super().evaluate(*args, **kwargs)
 
     def save_progress(self) -> str | None:
-        """Save a checkpoint of the last completed step, if it has none, and return its path.
-
-        Before the first step there is nothing to save, and None is returned.
-        """
+        """Save a checkpoint of the last completed step, if it has none; None before the first."""
         if not self.state.global_step:
             return None
         path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         exists = torch.full((1,), int(checkpoints.is_complete(path)), device=self.args.device)
         if not self.reduce_max(exists).item():  # all processes save, or none
-            assert self.model is not None
-            self._save_checkpoint(self.model, trial=None)
+            self._save_checkpoint(self.student, trial=None)
         return str(path)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what was measured since the last log, and tell the losses of the whole run.
-
-        Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
-        """
+        """Add the metrics since the last log, and at the end the mean loss of the whole run."""
+        # Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
         processes = self.accelerator.num_processes
         if "loss" in logs:
             logs |= {"loss": math.nan} | self.metrics.read(self._sum, processes)

@@ -1,15 +1,15 @@
-"""How fast a run is and where its time goes: tokens, MFU, phases and memory, once per log."""
+"""Report tokens per second, MFU, the shares of the phases and memory, once per log."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import cast
 
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
-from torch import Tensor, nn
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from torch import Tensor
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from vocagnolm.conventions import IGNORED_LABEL
@@ -18,57 +18,55 @@ from vocagnolm.training.phases import SHARES, Phases
 
 logger = logging.getLogger(__name__)
 
-# All that a log may get from here; none of it is the same in another run.
+# Entries of a log that depend on the clock and the machine, and differ from run to run.
 TIMING_KEYS = (
-    *(f"{role}_{what}" for role in SHARES[:2] for what in ("tokens_per_s_per_device", "mfu")),
-    *(f"{share}_time_fraction" for share in SHARES),
-    *(f"memory_{kind}_gib" for kind in ("allocated", "reserved", "resident")),
-)
+    "student_tokens_per_s_per_device student_mfu teacher_tokens_per_s_per_device teacher_mfu "
+    "memory_allocated_gib memory_reserved_gib memory_resident_gib tokens_per_s "
+    "train_runtime train_samples_per_second train_steps_per_second "
+    "eval_runtime eval_samples_per_second eval_steps_per_second eval_model_preparation_time"
+).split() + [f"{share}_time_fraction" for share in SHARES]
 _GIB = 2**30
 
 
 class _Counter:
-    """What passed through a model: tokens with a loss, their keys, and those that the head cost."""
+    """Counts of a model's tokens with a loss, of their keys, and of the tokens its head reads."""
 
-    def __init__(self, model: nn.Module, device: torch.device):
+    def __init__(self, model: PreTrainedModel, device: torch.device):
         self._counts = torch.zeros(3, dtype=torch.int64, device=device)
+        self.work: ModelWork | None = None
         try:
-            self.work: ModelWork | None = model_work(model)
+            self.work = model_work(model)
         except ValueError as error:
             logger.warning("no MFU is reported: %s", error)
-            self.work = None
 
     def add(self, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None) -> None:
-        """Count a forward pass, on the device.
-
-        A label token at position p of its document takes the p tokens before it to predict. The
-        head counts for `head_tokens`, or for all of them.
-        """
+        """Count a forward pass, on the device; its head reads all tokens by default."""
         valid_BT = label_BT != IGNORED_LABEL
+        # A label token at position p of its document is predicted from the p tokens before it.
         tokens, keys = valid_BT.sum(), (position_BT * valid_BT).sum()
         head = tokens if head_tokens is None else torch.full_like(tokens, head_tokens)
         self._counts += torch.stack([tokens, keys, head])
 
     def read(self) -> list[int]:
-        """The three counts since the last read."""
+        """Return the three counts since the last read."""
         counts: list[int] = self._counts.tolist()
         self._counts.zero_()
         return counts
 
 
 class Throughput(TrainerCallback):
-    """Measures training without waiting for the device before `read`, which waits once.
+    """Measure training without waiting for the device before `read`, which waits once.
 
-    The phases are the trainer's (`vocagnolm.training.phases`). `teacher` is its forward pass alone;
-    `student` is forward, backward, and all between them and the optimizer, such as the guidance,
-    clipping, and gradients reduced over processes (for `kld` and `uld` also the teacher's head).
+    `teacher` is its forward pass alone; `student` is forward, backward, and all between them and
+    the optimizer, such as the guidance, clipping, and gradients reduced over processes (for `kld`
+    and `uld` also the teacher's head).
 
     Args:
         phases: clock of the run, started and stopped here.
         device: device of this process.
         teachers: resident teachers.
         gather: stacks the rows of all processes.
-        peak: peak of one device in dense bfloat16, in TFLOP/s; by default that of `peak_tflops`.
+        peak: of one device in dense bfloat16, in TFLOP/s; by default that of `peak_tflops`.
             Without it there is no MFU.
     """
 
@@ -76,20 +74,19 @@ class Throughput(TrainerCallback):
         self,
         phases: Phases,
         device: torch.device,
-        teachers: Sequence[nn.Module],
+        teachers: Sequence[PreTrainedModel],
         gather: Callable[[Tensor], Tensor],
         peak: float | None = None,
     ):
         self._phases, self._device, self._models, self._gather = phases, device, teachers, gather
         self._peak_flops = _peak_flops(device, peak)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, *rest: object, **kwargs: object) -> None:
         """Start the clock, unless nothing is ever logged."""
         if args.logging_strategy == IntervalStrategy.NO:
             return
-        self._student = _Counter(kwargs["model"], self._device)
+        student = cast(PreTrainedModel, kwargs["model"])
+        self._student = _Counter(student, self._device)
         self._teachers = [_Counter(teacher, self._device) for teacher in self._models]
         self._phases.begin("other")
         self._phases.start()
@@ -106,18 +103,17 @@ class Throughput(TrainerCallback):
     def count_teacher(
         self, number: int, position_BT: Tensor, label_BT: Tensor, with_head: bool
     ) -> None:
-        """Count what one of the teachers reads of a micro-batch."""
+        """Count one teacher's part of a micro-batch."""
         if self._phases.is_timed:
             self._teachers[number].add(position_BT, label_BT, None if with_head else 0)
 
     def read(self) -> dict[str, float]:
-        """Return what was measured since the last read; every process must call it.
+        """Return all measures since the last read, {} outside of `train`; every process calls it.
 
-        Empty outside of `train`. Tokens with a loss per second and device, of the student and, if
-        it is resident, of the teacher; `student_mfu` of all but the teacher, the data and `other`,
-        and `teacher_mfu` of the teacher's forward passes, where they are known; shares of the time,
-        which sum to 1; the most memory of any process, in GiB: allocated and reserved on a GPU
-        since the last read, or held now on the host.
+        Tokens with a loss per second and device, of the student and of resident teachers;
+        `student_mfu` of all but the teacher, the data and `other`, and `teacher_mfu` of the
+        teacher's forward passes, where they are known; shares of the time, which sum to 1; the most
+        memory of any process in GiB, on a GPU since the last read, on the host now.
         """
         if not self._phases.is_timed:
             return {}
@@ -133,16 +129,17 @@ class Throughput(TrainerCallback):
             pairs = zip(works, theirs, strict=True)
             sums["teacher_flops"] = sum(work.forward_flops(*counts) for work, counts in pairs)
         memory = _memory_gib(self._device)
+        # One row of each process: [ sums ... | memory ... ], added up and maximised.
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        values = torch.tensor([[*sums.values(), *memory.values()]], dtype=dtype)
-        rows = self._gather(values.to(self._device)).cpu()
+        row = torch.tensor([[*sums.values(), *memory.values()]], dtype=dtype)
+        rows = self._gather(row.to(self._device)).cpu()
         totals = dict(zip(sums, rows.sum(0).tolist(), strict=False))
         largest = dict(zip(memory, rows.amax(0)[len(sums) :].tolist(), strict=True))
         return _rates(totals, self._peak_flops) | largest
 
 
 def _peak_flops(device: torch.device, peak: float | None) -> float | None:
-    """The peak that is given, or else that of a GPU which is known, in FLOP/s."""
+    """The given peak, or that of a known GPU, in FLOP/s."""
     if peak is None and device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         peak = peak_tflops(name)
@@ -155,7 +152,6 @@ def _peak_flops(device: torch.device, peak: float | None) -> float | None:
 
 
 def _memory_gib(device: torch.device) -> dict[str, float]:
-    """Memory of this process, in GiB."""
     if device.type != "cuda":
         return {"memory_resident_gib": psutil.Process().memory_info().rss / _GIB}
     memory = {
@@ -170,16 +166,17 @@ def _rates(totals: Mapping[str, float], peak: float | None) -> dict[str, float]:
     """Rates and shares from sums over the processes, in tokens, FLOPs and seconds."""
     by_phase = {share: totals[f"{share}_s"] for share in SHARES}
     elapsed_s = sum(by_phase.values())
+    busy_s = {
+        "student": by_phase["student"] + by_phase["optimizer"],
+        "teacher": by_phase["teacher"],
+    }
     report = {}
-    for role, busy_s in (
-        ("student", by_phase["student"] + by_phase["optimizer"]),
-        ("teacher", by_phase["teacher"]),
-    ):
+    for role in busy_s:
         tokens, flops = totals[f"{role}_tokens"], totals.get(f"{role}_flops")
         if tokens:
             report[f"{role}_tokens_per_s_per_device"] = tokens / elapsed_s
         if tokens and flops and peak:
-            report[f"{role}_mfu"] = flops / (busy_s * peak)
+            report[f"{role}_mfu"] = flops / (busy_s[role] * peak)
     if not totals["teacher_tokens"]:
         del by_phase["teacher"]
     return report | {f"{phase}_time_fraction": s / elapsed_s for phase, s in by_phase.items()}
