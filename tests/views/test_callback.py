@@ -16,12 +16,13 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.tokenizers import student_reader, teacher_reader
 from vocagnolm.views.callback import GuidanceTable
 from vocagnolm.views.view import Sample, ViewSettings, read_views, sample_blocks, view_rows
 
-SETTINGS = ViewSettings("s", "t", "vocagnolm", 0.4, "max", "include", "each block")
+SETTINGS = ViewSettings("s", "t", Method(), "each block")
 
 
 @pytest.fixture(scope="module")

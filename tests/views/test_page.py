@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
+from vocagnolm.objective import Method
 from vocagnolm.views.page import (
     invisible_name,
     label,
+    labelled_tokens,
     reasons,
     render_html,
     render_table,
     render_text,
-    token_labels,
     write_view,
 )
 from vocagnolm.views.view import (
@@ -36,7 +37,7 @@ from vocagnolm.views.view import (
     read_views,
 )
 
-SETTINGS = ViewSettings("stu<dent>", "teach&er", "vocagnolm", 0.4, "max", "include", "each text")
+SETTINGS = ViewSettings("stu<dent>", "teach&er", Method(), "each text")
 HOSTILE = (
     "<script>alert('1')</script>\"&amp;' \x1b[31m\x00\r\n\u05e9\u05dc\u05d5\u05dd \u202eabc\u200b\t"
     "</script><!-- {{facts}} \u2028 🧮 é"
@@ -160,8 +161,10 @@ def test_labels_number_the_parts() -> None:
         TokenView("🧮" * (not number), 0, 1, "kept", True, 1.0, 1.0) for number in range(4)
     )
     text = TextView("🧮", 0, 0, 0, tokens)
-    assert token_labels(text) == [f"🧮 ({number} of 4)" for number in range(1, 5)]
-    page = Page(render_html(GuidanceView(SETTINGS, (text,))))
+    view = GuidanceView(SETTINGS, (text,))
+    names = [name for name, *_ in labelled_tokens(view)]
+    assert names == [f"🧮 ({number} of 4)" for number in range(1, 5)]
+    page = Page(render_html(view))
     assert "".join(token["text"] for token in page.tokens) == "🧮"
     assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
 
@@ -176,14 +179,13 @@ def test_labels_number_the_parts() -> None:
     ],
 )
 def test_reasons_say_what_decided_when_settings_differ(
-    method: str, unmapped: str, key: str, expected: str
+    method: Any, unmapped: Any, key: str, expected: str
 ) -> None:
-    settings = ViewSettings("s", "t", method, 0.4, "max", unmapped, "each text")
-    assert reasons(settings)[key].startswith(expected)
+    assert reasons(Method(method, unmapped=unmapped))[key].startswith(expected)
 
 
 def test_page_says_what_is_compared_when_chunks_are() -> None:
-    settings = ViewSettings("s", "t", "chunk", 0.4, "max", "include", "each text", step=100)
+    settings = ViewSettings("s", "t", Method("chunk"), "each text", step=100)
     html = render_html(make_view("x", settings=settings))
     assert "max over the teacher tokens of the same chunk" in html
     assert "step 100 · method chunk" in html
@@ -245,6 +247,18 @@ def test_summary_counts_by_status_when_all_occur() -> None:
     row = next(line for line in out.splitlines() if line.startswith("kept"))
     assert row.split() == ["kept", "2", "(50%)", "2", "1.50", "3.00", "\u22121.50"]
     assert any(re.match(r"all +4 \(100%\) +3 ", line) for line in out.splitlines())
+
+
+def test_summary_averages_known_losses() -> None:
+    tokens = (
+        TokenView("a", 0, 1, "kept", True, 3.0, 1.0),
+        TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
+        TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
+    )
+    out = render_text(GuidanceView(SETTINGS, (TextView("ab", 0, 0, 0, tokens),)), color=False)
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if "%)" in line}
+    assert rows["all"] == ["all", "3", "(100%)", "2", "3.00", "1.50", "+0.50"]
+    assert rows["unmapped"][3:] == ["1", "5.00", "\u2013", "\u2013"]
 
 
 # In a browser.

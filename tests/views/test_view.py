@@ -21,6 +21,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Teachers, align_corpus
 from vocagnolm.guidance import TokenGuidance
+from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
 from vocagnolm.tokenizers import Reader, load_tokenizer, student_reader, teacher_reader
@@ -28,16 +29,14 @@ from vocagnolm.views.view import (
     GuidanceView,
     Sample,
     TextView,
-    TokenView,
     ViewSettings,
     read_views,
     sample_blocks,
-    summarize_tokens,
     to_json,
     view_rows,
 )
 
-SETTINGS = ViewSettings("s", "t", "vocagnolm", 0.4, "max", "include", "each text", step=7)
+SETTINGS = ViewSettings("s", "t", Method(), "each text", step=7)
 
 
 @pytest.fixture
@@ -213,18 +212,6 @@ def test_read_views_names_the_file(content: str, tmp_path: Path) -> None:
         read_views(path)
 
 
-def test_summary_counts_and_averages() -> None:
-    tokens = [
-        TokenView("a", 0, 1, "kept", True, 3.0, 1.0),
-        TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
-        TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
-    ]
-    found = summarize_tokens(tokens)
-    assert (found.tokens, found.trained) == (3, 2)
-    assert (found.student_nats, found.teacher_nats, found.excess_nats) == (3.0, 1.5, 0.5)
-    assert summarize_tokens([]).student_nats is None
-
-
 # The command.
 
 
@@ -311,7 +298,7 @@ def test_command_obeys_settings_when_they_are_given(models: dict[str, str], tmp_
         losses = [piece.loss_nats for piece in token.pieces]
         assert token.teacher_loss_nats == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert not view.tokens[-1].is_trained
-    assert (view.settings.top_k, view.settings.aggregation) == (0.2, "mean")
+    assert (view.settings.method.top_k, view.settings.method.aggregation) == (0.2, "mean")
 
 
 def test_command_cuts_a_text(models: dict[str, str], tmp_path: Path) -> None:

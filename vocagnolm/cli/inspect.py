@@ -97,15 +97,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     pair = _load(arguments, guidance)
     corpus, first = _load_documents(arguments)
     length = pair.student_reader.limit
-    settings = ViewSettings(
-        student=arguments.student,
-        teacher=arguments.teacher,
-        method="vocagnolm",
-        top_k=guidance.top_k,
-        aggregation=guidance.aggregation,
-        unmapped=guidance.unmapped,
-        competition=f"the mapped tokens of each text of up to {length:,} tokens",
-    )
+    competition = f"the mapped tokens of each text of up to {length:,} tokens"
+    settings = ViewSettings(arguments.student, arguments.teacher, guidance, competition)
     view = GuidanceView(settings, tuple(view_documents(corpus, pair, guidance, first)))
     if arguments.output_dir:
         write_view(view, arguments.output_dir, FILE_NAME)

@@ -90,10 +90,7 @@ def load_guidance_table(
     settings = ViewSettings(
         model.student,
         " and ".join(map(str, model.teacher or model.teacher_losses or ())),
-        method.method,
-        method.top_k,
-        method.aggregation,
-        method.unmapped,
+        method,
         f"the mapped tokens of {scope}",
     )
     return GuidanceTable(

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.collator import Batch
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.views.page import token_cells, token_labels, write_view
-from vocagnolm.views.view import GuidanceView, Sample, ViewSettings, view_rows
+from vocagnolm.views.page import labelled_tokens, token_cells, write_view
+from vocagnolm.views.view import GuidanceView, Sample, TokenView, ViewSettings, view_rows
 
-DIRECTORY = "guidance"  # of the views, in the run's
 _COLUMNS = ("token", "status", "student loss", "teacher loss", "excess", "teacher pieces")
 
 
@@ -43,17 +41,17 @@ class GuidanceTable(TrainerCallback):
         if steps < 1:
             raise ValueError(f"--guidance_table_steps must be at least 1, got {steps}")
         self._guide, self._sample, self._steps = guide, sample, steps
-        self._directory, self._settings = Path(output_dir) / DIRECTORY, settings
+        self._directory, self._settings = Path(output_dir) / "guidance", settings
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Show the student as it comes; a resumed run has done so."""
         if state.global_step == 0:
             self._show(args, state)
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Show it after every so many steps, and after the last one."""
         if state.global_step % self._steps == 0 or state.global_step >= state.max_steps:
@@ -71,20 +69,10 @@ class GuidanceTable(TrainerCallback):
             _log_table(view, state.global_step)
 
 
-def table_rows(view: GuidanceView) -> list[list[Any]]:
-    """A row for each token, as `_COLUMNS` name them; losses in nats."""
-    return [
-        [
-            label,
-            token.status,
-            token.student_loss_nats,
-            token.teacher_loss_nats,
-            token.excess_nats,
-            token_cells(token, text.text)[-1],
-        ]
-        for text in view.texts
-        for label, token in zip(token_labels(text), text.tokens, strict=True)
-    ]
+def _table_row(label: str, token: TokenView, text: str) -> list[str | float | None]:
+    """List a token as `_COLUMNS` name it; losses in nats."""
+    losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
+    return [label, token.status, *losses, token_cells(token, text)[-1]]
 
 
 def _log_table(view: GuidanceView, step: int) -> None:
@@ -93,6 +81,7 @@ def _log_table(view: GuidanceView, step: int) -> None:
 
     if wandb.run is None:
         return
-    table = wandb.Table(columns=list(_COLUMNS), data=table_rows(view))
+    rows = [_table_row(*labelled) for labelled in labelled_tokens(view)]
+    table = wandb.Table(columns=list(_COLUMNS), data=rows)
     # That callback makes train/global_step the axis, and never names wandb's own step.
     wandb.log({"guidance": table, "train/global_step": step})

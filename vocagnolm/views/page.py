@@ -10,12 +10,14 @@ import itertools
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import jinja2
 
-from vocagnolm.host.files import write_file, write_json
+from vocagnolm.host.files import write_json, write_text
 from vocagnolm.views.view import (
     STATUSES,
     GuidanceView,
@@ -24,9 +26,11 @@ from vocagnolm.views.view import (
     TextView,
     TokenView,
     ViewSettings,
-    summarize_tokens,
     to_json,
 )
+
+if TYPE_CHECKING:
+    from vocagnolm.objective import Method
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("vocagnolm", "assets"),
@@ -34,21 +38,15 @@ _TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
-_BY_EXCESS = ("vocagnolm", "chunk")  # rho1 may add entropies to the losses
-_INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}  # categories of Unicode
+# Categories of Unicode.
+_INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _COLORS: dict[Status, str] = {
     "kept": "1;30;43",  # bold, black on yellow
     "dropped": "2",  # dim
     "unmapped": "4;35",  # underlined, magenta
     "unlabelled": "2;3",  # dim, italic
 }
-_MARKS: dict[Status, tuple[str, str]] = {
-    "kept": ("[", "]"),
-    "dropped": ("", ""),
-    "unmapped": ("{", "}"),
-    "unlabelled": ("(", ")"),
-}
-_LONGEST_WORD = 40  # characters that a line may not break, where they begin with a space
+_MARKS: dict[Status, str] = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 _SUMMARY_HEAD = ("", "tokens", "trained", "student", "teacher", "excess")
 
 
@@ -56,8 +54,7 @@ def write_view(view: GuidanceView, directory: Path, name: str) -> None:
     """Write `NAME.json`, which `view.read_views` reads, and `NAME.html`, each atomically."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / f"{name}.json", to_json(view))
-    page = render_html(view).encode()
-    write_file(directory / f"{name}.html", lambda file: file.write(page))
+    write_text(directory / f"{name}.html", render_html(view))
 
 
 # -- Words and characters --------------------------------------------------------------------
@@ -87,10 +84,15 @@ def label(text: str) -> str:
     return "".join(shown).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
 
 
-def token_labels(text: TextView) -> list[str]:
-    """Label all tokens; those that share a character say which part of it they are."""
-    names = iter(_labels(text.text, [token for token in text.tokens if not token.is_special]))
-    return [token.text if token.is_special else next(names) for token in text.tokens]
+def labelled_tokens(view: GuidanceView) -> list[tuple[str, TokenView, str]]:
+    """List all tokens: label, token and its text; parts of one character are numbered."""
+    found = []
+    for text in view.texts:
+        names = iter(_labels(text.text, [token for token in text.tokens if not token.is_special]))
+        for token in text.tokens:
+            name = token.text if token.is_special else next(names)
+            found.append((name, token, text.text))
+    return found
 
 
 def _labels(text: str, tokens: Sequence[TokenView] | Sequence[PieceView]) -> list[str]:
@@ -105,12 +107,13 @@ def _labels(text: str, tokens: Sequence[TokenView] | Sequence[PieceView]) -> lis
     return labels
 
 
-def reasons(settings: ViewSettings) -> dict[str, str]:
+def reasons(method: Method) -> dict[str, str]:
     """Explain each status; unmapped tokens have two, trained and not."""
-    score = "excess" if settings.method in _BY_EXCESS else "score"
-    among = f"among the largest {settings.top_k * 100:.6g} %"
+    # rho1 may add entropies to the losses.
+    score = "excess" if method.method in ("vocagnolm", "chunk") else "score"
+    among = f"among the largest {method.top_k * 100:.6g} %"
     alone = "no teacher loss to compare with"
-    if settings.unmapped == "mean":
+    if method.unmapped == "mean":
         alone = "it competed with the mean teacher loss, as it has none"
     return {
         "kept": f"Trained: its {score} is {among}.",
@@ -121,23 +124,17 @@ def reasons(settings: ViewSettings) -> dict[str, str]:
     }
 
 
-def definition(settings: ViewSettings) -> str:
-    """Define the teacher's loss on a student token."""
-    if settings.method == "chunk":
-        return f"the {settings.aggregation} over the teacher tokens of the same chunk"
-    return f"the {settings.aggregation} over all teacher tokens that cover any of its characters"
-
-
-def settings_line(settings: ViewSettings) -> str:
-    """Write the settings in one line."""
-    step = [] if settings.step is None else [f"step {settings.step:,}"]
+def _settings_line(settings: ViewSettings) -> str:
+    method = settings.method
     parts = [
-        f"method {settings.method}",
-        f"top_k {settings.top_k:g} of {settings.competition}",
-        f"aggregation {settings.aggregation}",
-        f"unmapped {settings.unmapped}",
+        f"method {method.method}",
+        f"top_k {method.top_k:g} of {settings.competition}",
+        f"aggregation {method.aggregation}",
+        f"unmapped {method.unmapped}",
     ]
-    return " · ".join([*step, *parts])
+    if settings.step is not None:
+        parts.insert(0, f"step {settings.step:,}")
+    return " · ".join(parts)
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
@@ -146,34 +143,30 @@ def _number(value: float | None, *, signed: bool = False) -> str:
     return f"{value:{'+' if signed else ''}.2f}".replace("-", "\u2212")  # a minus sign
 
 
-def _status_key(token: TokenView) -> str:
-    trained = token.status == "unmapped" and token.is_trained
-    return "unmapped trained" if trained else token.status
-
-
-def _summary_rows(view: GuidanceView) -> list[tuple[str, ...]]:
-    """Summarise each status, and all tokens with a label."""
+def _summary_rows(view: GuidanceView) -> list[list[str]]:
+    """Count the tokens of each status, and all with a label, and average their losses."""
     labelled = [token for token in view.tokens if token.status != "unlabelled"]
-    groups: dict[str, list[TokenView]] = {
-        status: [token for token in labelled if token.status == status]
-        for status in STATUSES
-        if status != "unlabelled"
-    }
-    rows: list[tuple[str, ...]] = []
-    for name, tokens in (groups | {"all": labelled}).items():
-        found = summarize_tokens(tokens)
-        share = found.tokens / max(len(labelled), 1)
+    rows = []
+    for name in (*STATUSES[:-1], "all"):
+        tokens = [token for token in labelled if name in (token.status, "all")]
+        share = len(tokens) / max(len(labelled), 1)
+        trained = sum(token.is_trained for token in tokens)
         rows.append(
-            (
+            [
                 name,
-                f"{found.tokens:,} ({share:.0%})",
-                f"{found.trained:,}",
-                _number(found.student_nats),
-                _number(found.teacher_nats),
-                _number(found.excess_nats, signed=True),
-            )
+                f"{len(tokens):,} ({share:.0%})",
+                f"{trained:,}",
+                _number(_mean(token.student_loss_nats for token in tokens)),
+                _number(_mean(token.teacher_loss_nats for token in tokens)),
+                _number(_mean(token.excess_nats for token in tokens), signed=True),
+            ]
         )
     return rows
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 # -- The terminal ----------------------------------------------------------------------------
@@ -183,7 +176,7 @@ def render_text(view: GuidanceView, *, color: bool) -> str:
     """Render texts, a legend and the summary for a terminal, tokens in colour or in brackets."""
     settings = view.settings
     legend = " ".join(_paint(status, status, color) for status in STATUSES)
-    lines = [f"{settings.student} \u2190 {settings.teacher}", settings_line(settings), legend]
+    lines = [f"{settings.student} \u2190 {settings.teacher}", _settings_line(settings), legend]
     for text in view.texts:
         lines += ["", _heading(text)]
         lines.append("".join(_paint(_token_text(t), t.status, color) for t in text.tokens))
@@ -194,10 +187,9 @@ def render_text(view: GuidanceView, *, color: bool) -> str:
 def render_table(view: GuidanceView) -> str:
     """List all tokens for a terminal, with losses in nats and the teacher's pieces."""
     head = ("#", "token", "status", "student", "teacher", "excess", "teacher pieces")
-    rows: list[tuple[str, ...]] = [head]
-    for text in view.texts:
-        for name, token in zip(token_labels(text), text.tokens, strict=True):
-            rows.append((str(len(rows) - 1), name, *token_cells(token, text.text)))
+    rows: list[Sequence[str]] = [head]
+    for number, (name, token, text) in enumerate(labelled_tokens(view)):
+        rows.append((str(number), name, *token_cells(token, text)))
     return _table(rows, right=(0, 3, 4, 5)) + "\n"
 
 
@@ -209,7 +201,7 @@ def token_cells(token: TokenView, text: str) -> tuple[str, str, str, str, str]:
         for name, piece in zip(names, token.pieces, strict=True)
     )
     return (
-        _status_key(token),
+        token.status_key,
         _number(token.student_loss_nats),
         _number(token.teacher_loss_nats),
         _number(token.excess_nats, signed=True),
@@ -229,24 +221,21 @@ def _token_text(token: TokenView) -> str:
 
 
 def _paint(text: str, status: Status, color: bool) -> str:
-    before, after = _MARKS[status]
+    before, _, after = _MARKS[status].partition(" ")
     if color:
         before, after = f"\x1b[{_COLORS[status]}m", "\x1b[0m"
     # A line end stays outside: a background would run to the edge of the terminal.
     return "\n".join(f"{before}{line}{after}" if line else "" for line in text.split("\n"))
 
 
-def _table(rows: Sequence[Sequence[str]], right: Iterable[int]) -> str:
+def _table(rows: Sequence[Sequence[str]], right: Container[int]) -> str:
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    right = set(right)
-    lines = []
-    for row in rows:
-        cells = []
-        for column, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            space = " " * (width - _width(cell))
-            cells.append(space + cell if column in right else cell + space)
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+
+    def pad(place: int, cell: str) -> str:
+        space = " " * (widths[place] - _width(cell))
+        return space + cell if place in right else cell + space
+
+    return "\n".join("  ".join(itertools.starmap(pad, enumerate(row))).rstrip() for row in rows)
 
 
 def _width(text: str) -> int:
@@ -260,70 +249,42 @@ def _width(text: str) -> int:
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    settings = view.settings
+    settings, method = view.settings, view.settings.method
     losses = (loss for t in view.tokens for loss in (t.student_loss_nats, t.teacher_loss_nats))
-    numbers = itertools.count()
     # Tokens are numbered through the page: #t12 in its address chooses one.
-    texts, facts = [], []
-    for text in view.texts:
-        tokens = []
-        for name, token in zip(token_labels(text), text.tokens, strict=True):
-            tokens.append(_token_parts(next(numbers), name, token))
-            facts.append(_token_facts(name, token, text.text))
-        texts.append({"heading": _heading(text), "tokens": tokens})
+    tokens = labelled_tokens(view)
+    numbered = ((number, name, token) for number, (name, token, _) in enumerate(tokens))
+    cover = "all teacher tokens that cover any of its characters"
+    if method.method == "chunk":
+        cover = "the teacher tokens of the same chunk"
     return _TEMPLATES.get_template("guidance.html").render(
         student=settings.student,
         teacher=settings.teacher,
-        settings=settings_line(settings),
-        definition=definition(settings),
+        settings=_settings_line(settings),
+        definition=f"the {method.aggregation} over {cover}",
         summary=_summary_rows(view),
         statuses=STATUSES,
-        texts=texts,
+        texts=[(_heading(text), [next(numbered) for _ in text.tokens]) for text in view.texts],
         invisible_name=invisible_name,
+        number=_number,
         facts={
-            "tokens": facts,
-            "reasons": reasons(settings),
-            "aggregation": "" if settings.method == "chunk" else settings.aggregation,
+            "tokens": list(itertools.starmap(_facts, tokens)),
+            "reasons": reasons(method),
+            "aggregation": "" if method.method == "chunk" else method.aggregation,
             "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
         },
     )
 
 
-def _token_parts(number: int, name: str, token: TokenView) -> dict[str, object]:
-    """Prepare a token for the template."""
-    is_word = token.text.startswith(" ") and len(token.text) <= _LONGEST_WORD
-    classes = {
-        "token": True,
-        token.status: True,
-        "special": token.is_special,
-        "part": not token.text,
-        "word": is_word,
-        "untrained": token.status == "unmapped" and not token.is_trained,
-    }
-    losses = {"student": token.student_loss_nats, "teacher": token.teacher_loss_nats}
-    spoken = [f"{role} {_number(x)} nats" for role, x in losses.items() if x is not None]
-    return {
-        "number": number,
-        "classes": " ".join(name for name, is_one in classes.items() if is_one),
-        "is_word": is_word,
-        "spoken": ", ".join([name, _status_key(token), *spoken]),
-        "text": token.text,
-    }
-
-
-def _token_facts(name: str, token: TokenView, text: str) -> list[object]:
+def _facts(name: str, token: TokenView, text: str) -> list[object]:
     """List what the script shows of a token: label, status, losses, then its pieces."""
     names = _labels(text, token.pieces)
-    return [
-        name,
-        _status_key(token),
-        _finite(token.student_loss_nats),
-        _finite(token.teacher_loss_nats),
-        [
-            [piece_name, piece.start, piece.end, _finite(piece.loss_nats)]
-            for piece_name, piece in zip(names, token.pieces, strict=True)
-        ],
+    pieces = [
+        [piece_name, piece.start, piece.end, _finite(piece.loss_nats)]
+        for piece_name, piece in zip(names, token.pieces, strict=True)
     ]
+    losses = (_finite(token.student_loss_nats), _finite(token.teacher_loss_nats))
+    return [name, token.status_key, *losses, pieces]
 
 
 def _finite(value: float | None) -> float | None:

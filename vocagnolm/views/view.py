@@ -7,16 +7,17 @@ torch at run time.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
 from vocagnolm.conventions import UNMAPPED
+from vocagnolm.host.files import JsonObject
 from vocagnolm.spans import Spans, encode
 
 if TYPE_CHECKING:
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
 
     from vocagnolm.collator import Batch
     from vocagnolm.guidance import TokenGuidance
+    from vocagnolm.objective import Method
     from vocagnolm.packing import Block, Blocks
     from vocagnolm.tokenizers import Reader
 
-VIEW_FORMAT = 1
+_FORMAT = 1
+# The settings of a method that a view tells.
+_OF_METHOD = ("method", "top_k", "aggregation", "unmapped")
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -35,13 +39,9 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 @dataclass(frozen=True)
 class PieceView:
-    """A teacher token behind a student token.
+    """A teacher token behind a student token, its characters in the text, and the teacher's loss.
 
-    Attributes:
-        text: its characters; tokens that hold parts of one character all have that character.
-        start: begin of its characters in the text.
-        end: end of them.
-        loss_nats: the teacher's.
+    Tokens that hold parts of one character all have that character.
     """
 
     text: str
@@ -61,8 +61,7 @@ class TokenView:
         start: begin of its characters in the text, shared ones included.
         end: end of them; `start` for a special token.
         status: "kept" or "dropped" where both losses were compared, "unmapped" where there is no
-            teacher loss to compare with, "unlabelled" where there is nothing to learn, as nothing
-            predicts a start token.
+            teacher loss to compare with, "unlabelled" where nothing predicts it, as a start token.
         is_trained: True if its weight in the loss is not 0.
         student_loss_nats: None where unlabelled.
         teacher_loss_nats: aggregated over its pieces, Eq. (2); None where there is none.
@@ -82,6 +81,12 @@ class TokenView:
     def is_special(self) -> bool:
         """True if it stands for no characters."""
         return self.start == self.end
+
+    @property
+    def status_key(self) -> str:
+        """The status, which for unmapped tokens says whether they are trained."""
+        trained = self.status == "unmapped" and self.is_trained
+        return "unmapped trained" if trained else self.status
 
     @property
     def excess_nats(self) -> float | None:
@@ -104,19 +109,19 @@ class TextView:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """Settings under which the tokens were chosen, named as the options of `train.py`.
+    """Who is guided by whom, and how.
 
     Attributes:
+        student: name of the model.
+        teacher: name of the model, or of several.
+        method: settings by which the tokens were chosen.
         competition: tokens among which the share is taken, in words.
         step: optimizer steps of the student, where a training run shows itself.
     """
 
     student: str
     teacher: str
-    method: str
-    top_k: float
-    aggregation: str
-    unmapped: str
+    method: Method
     competition: str
     step: int | None = None
 
@@ -132,33 +137,6 @@ class GuidanceView:
     def tokens(self) -> list[TokenView]:
         """The tokens of all texts."""
         return [token for text in self.texts for token in text.tokens]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Counts of some tokens, and means of their losses; None where none of them has one."""
-
-    tokens: int
-    trained: int
-    student_nats: float | None
-    teacher_nats: float | None
-    excess_nats: float | None
-
-
-def summarize_tokens(tokens: Sequence[TokenView]) -> Summary:
-    """Count tokens and average their losses."""
-
-    def mean(value: Callable[[TokenView], float | None]) -> float | None:
-        known = [x for token in tokens if (x := value(token)) is not None]
-        return fmean(known) if known else None
-
-    return Summary(
-        tokens=len(tokens),
-        trained=sum(token.is_trained for token in tokens),
-        student_nats=mean(lambda token: token.student_loss_nats),
-        teacher_nats=mean(lambda token: token.teacher_loss_nats),
-        excess_nats=mean(lambda token: token.excess_nats),
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,25 +187,26 @@ def sample_blocks(
         readers: the student's, and the (first) teacher's; None, as with a store, shows losses
             without pieces.
     """
-    rows = []
-    for number in numbers:
-        found = (segments[int(segment)] for segment in blocks.segments(number))
-        rows.append(
-            tuple(read_segment(row, corpus[row["document"]]["text"], *readers) for row in found)
+    rows = tuple(
+        tuple(
+            read_segment(row, corpus[row["document"]]["text"], *readers)
+            for row in (segments[int(segment)] for segment in blocks.segments(number))
         )
-    return Sample(collate([blocks[number] for number in numbers]), tuple(rows))
+        for number in numbers
+    )
+    return Sample(collate([blocks[number] for number in numbers]), rows)
 
 
 def read_segment(
-    row: Mapping[str, Any], document: str, student: Reader, teacher: Reader | None
+    row: JsonObject, document: str, student: Reader, teacher: Reader | None
 ) -> SegmentText:
     """Encode a segment again, which gives the characters of the tokens in its row.
 
     Args:
         row: one of `data.Segments.rows`.
         document: the text that the segment is cut from.
-        student: the student's reader.
-        teacher: the (first) teacher's reader, or None: then no token has pieces.
+        student: how the student reads.
+        teacher: how the (first) teacher reads, or None: then no token has pieces.
     """
     text, ids = document[row["start"] : row["end"]], row["student_ids"]
     ours = encode(student.tokenizer, text).spans
@@ -254,35 +233,12 @@ def read_segment(
     )
 
 
-class _Verdict(NamedTuple):
-    """One token as the tensors have it."""
-
-    student_nats: float
-    teacher_nats: float
-    has_label: bool
-    is_mapped: bool
-    is_trained: bool
-
-    @property
-    def status(self) -> Status:
-        if not self.has_label:
-            return "unlabelled"
-        if not self.is_mapped:
-            return "unmapped"
-        return "kept" if self.is_trained else "dropped"
-
-
 def view_rows(
     batch: Batch, guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
 ) -> tuple[TextView, ...]:
-    """Make the views of all segments of a batch.
+    """Make the views of all segments of a batch, which lists them by row, in order.
 
     With several teachers the pieces are the first one's, and the loss is that of all.
-
-    Args:
-        batch: as a `PackedCollator` makes it.
-        guidance: losses and weights of its tokens.
-        rows: for each row the segments packed into it, in order.
     """
     columns = (
         guidance.student_loss_BS,
@@ -293,40 +249,46 @@ def view_rows(
     )
     views = []
     for row, segments in enumerate(rows):
-        verdicts = map(_Verdict, *(column[row].tolist() for column in columns))
-        # The first teacher's losses come first; those of others are left over.
-        piece_losses = iter(guidance.teacher_loss_BT[row].tolist())
+        # Each segment of the row takes its part of both iterators:
+        #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | of other teachers
+        tokens = zip(*(column[row].tolist() for column in columns), strict=True)
+        losses = iter(guidance.teacher_loss_BT[row].tolist())
         block = int(batch["block"][row])
-        views += [_view(segment, block, verdicts, piece_losses) for segment in segments]
+        for segment in segments:
+            found = itertools.islice(tokens, len(segment.spans))
+            views += [_view(segment, block, found, losses)]
     return tuple(views)
 
 
 def _view(
-    segment: SegmentText, block: int, verdicts: Iterator[_Verdict], piece_losses: Iterator[float]
+    segment: SegmentText,
+    block: int,
+    found: Iterable[tuple[float, float, bool, bool, bool]],
+    piece_losses: Iterator[float],
 ) -> TextView:
-    """Make the view of the segment that comes next in a row."""
-    # Both iterators are where the segment before in the row has ended.
     text, pieces = segment.text, []
     if len(segment.teacher_spans):
-        next(piece_losses)  # of its start token
+        # The loss of its start token, which no piece shows.
+        next(piece_losses)
         for start, end in segment.teacher_spans.tolist():
             pieces.append(PieceView(text[start:end], start, end, next(piece_losses)))
     tokens: list[TokenView] = []
     shown = 0
-    for position, ((start, end), (first, last)) in enumerate(
-        zip(segment.spans.tolist(), segment.ranges.tolist(), strict=True)
-    ):
-        verdict = next(verdicts)
-        is_compared = verdict.has_label and verdict.is_mapped
+    places = enumerate(zip(segment.spans.tolist(), segment.ranges.tolist(), strict=True))
+    for (position, ((start, end), (first, last))), numbers in zip(places, found, strict=True):
+        student_loss, teacher_loss, has_label, is_mapped, is_trained = numbers
+        status: Status = "kept" if is_trained else "dropped"
+        if not (has_label and is_mapped):
+            status = "unmapped" if has_label else "unlabelled"
         tokens.append(
             TokenView(
                 text=segment.specials.get(position, text[max(start, shown) : end]),
                 start=start,
                 end=end,
-                status=verdict.status,
-                is_trained=verdict.is_trained,
-                student_loss_nats=verdict.student_nats if verdict.has_label else None,
-                teacher_loss_nats=verdict.teacher_nats if is_compared else None,
+                status=status,
+                is_trained=is_trained,
+                student_loss_nats=student_loss if has_label else None,
+                teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
                 pieces=() if first == UNMAPPED else tuple(pieces[first:last]),
             )
         )
@@ -334,9 +296,11 @@ def _view(
     return TextView(text, segment.document, segment.start, block, tuple(tokens))
 
 
-def to_json(view: GuidanceView) -> dict[str, Any]:
+def to_json(view: GuidanceView) -> JsonObject:
     """Return the content of `guidance.json`, which `read_views` reads."""
-    return {"format": VIEW_FORMAT, **asdict(view)}
+    method = {name: vars(view.settings.method)[name] for name in _OF_METHOD}
+    settings = vars(view.settings) | method
+    return {"format": _FORMAT, "settings": settings, "texts": [asdict(x) for x in view.texts]}
 
 
 def read_views(path: Path) -> GuidanceView:
@@ -345,22 +309,23 @@ def read_views(path: Path) -> GuidanceView:
     Raises:
         ValueError: it is no such file.
     """
+    # Torch comes with it, which nothing else here needs at run time.
+    from vocagnolm.objective import Method
+
     try:
         content = json.loads(path.read_bytes())
-        if content["format"] != VIEW_FORMAT:
-            raise ValueError(f"its format is {content['format']}, expected {VIEW_FORMAT}")
-        texts = tuple(_text_from_json(text) for text in content["texts"])
-        return GuidanceView(ViewSettings(**content["settings"]), texts)
+        if content["format"] != _FORMAT:
+            raise ValueError(f"its format is {content['format']}, expected {_FORMAT}")
+        settings = dict(content["settings"])
+        method = Method(**{name: settings.pop(name) for name in _OF_METHOD})
+        for text in content["texts"]:
+            for token in text["tokens"]:
+                token["pieces"] = tuple(PieceView(**piece) for piece in token["pieces"])
+            text["tokens"] = tuple(TokenView(**token) for token in text["tokens"])
+        texts = tuple(TextView(**text) for text in content["texts"])
+        return GuidanceView(ViewSettings(method=method, **settings), texts)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{path} is no guidance view ({type(error).__name__}: {error}): write it with "
             "vocagnolm inspect --output_dir, or train.py --guidance_table_steps"
         ) from error
-
-
-def _text_from_json(text: dict[str, Any]) -> TextView:
-    tokens = (
-        TokenView(**token | {"pieces": tuple(PieceView(**piece) for piece in token["pieces"])})
-        for token in text["tokens"]
-    )
-    return TextView(**text | {"tokens": tuple(tokens)})
