@@ -21,7 +21,7 @@ from vocagnolm.analysis.runs import PAPER_FILE, REPORTED_FILE, teacher_name
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
 from vocagnolm.run import parse as config
 from vocagnolm.run.arguments import GuidanceArguments
-from vocagnolm.views.view import VIEW_FORMAT, read_views
+from vocagnolm.views.view import read_views
 
 MISTRAL, QWEN = "gair-prox/Mistral-7B-ProXMath", "Qwen/Qwen2.5-Math-7B-Instruct"
 NAMES = ["Mistral-ProXMath", "Qwen2.5-Math-Instruct"]
@@ -348,7 +348,7 @@ def write_view(path: Path, text: str) -> Path:
     token = {"text": text, "start": 0, "end": len(text), "status": "kept", "is_trained": True}
     token |= {"student_loss_nats": 2.0, "teacher_loss_nats": 1.0, "pieces": []}
     shown = {"text": text, "document": 0, "start": 0, "block": 0, "tokens": [token]}
-    return write_json(path, {"format": VIEW_FORMAT, "settings": settings, "texts": [shown]})
+    return write_json(path, {"format": 1, "settings": settings, "texts": [shown]})
 
 
 def test_guidance_figure_is_the_page_of_each_source(house: House) -> None:
