@@ -10,9 +10,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import field
 from enum import IntEnum
-from typing import NoReturn, TypedDict
+from typing import NoReturn, TypedDict, TypeVar
 
 import torch
 from torch import distributed
@@ -22,6 +23,7 @@ from vocagnolm.host.processes import SharedError
 
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 DATASET_OPTIONS = ("dataset", "dataset_config", "dataset_split", "text_column")
+_T = TypeVar("_T")
 _MAIN_FIRST_S = 1  # head start of the first process in telling an error that all have met
 
 
@@ -113,6 +115,17 @@ def json_object(text: str) -> dict[str, object]:
     if not (isinstance(content, dict) and content):
         raise argparse.ArgumentTypeError(f"{text} is not a JSON object of settings")
     return content
+
+
+def option(default: _T, help: str) -> _T:
+    """Return the field of a dataclass of options: its default, and its line in `--help`."""
+    return field(default=default, metadata={"help": help})
+
+
+def reject(faults: Iterable[str]) -> None:
+    """Raise a ValueError with the first of the messages, if there is one."""
+    for message in faults:
+        raise ValueError(message)
 
 
 def refuse_idle(given: Collection[str], idle: Collection[str], condition: str) -> None:

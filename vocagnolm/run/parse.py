@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
+from vocagnolm.host.command import refuse_idle, reject
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
@@ -19,12 +20,6 @@ from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArgum
 from vocagnolm.run.job import Job
 from vocagnolm.run.training_arguments import RunArguments
 
-_OF_A_TEACHER = (
-    "teacher_tokenizer",
-    "teacher_revision",
-    "teacher_quantization",
-    "teacher_sharding",
-)
 # As argparse reads them: of any type.
 _Options = dict[str, Any]
 
@@ -63,11 +58,8 @@ def parse(argv: Sequence[str]) -> Job:
         job = Job(*parser.parse_dict(values))
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
-    _check_together(job.model, job.data, job.method)
-    _check_teachers_weights(job)
-    _check_precision(job.model, job.run)
-    if job.model.use_peft:
-        _check_recomputation(job.run)
+    _check_idle(job)
+    reject(_faults(job))
     job.run.set_batch(job.data.max_length)
     return job
 
@@ -111,123 +103,112 @@ def _set_evaluation(values: _Options) -> None:
         values["eval_steps"] = values["eval_steps"] or values["save_steps"]
 
 
-def _check_together(
-    model: ModelArguments, data: DataArguments, guidance: GuidanceArguments
-) -> None:
-    if not guidance.needs_teacher:
-        why = f"with {guidance.as_typed}"
-        _refuse(model, why, *_OF_A_TEACHER, "teacher", "teacher_losses", "teacher_dtype")
-    elif model.teacher_losses:
-        why = "with --teacher_losses, which no teacher is loaded for"
-        _refuse(model, why, *_OF_A_TEACHER, "teacher", "teacher_dtype")
-    elif not model.teacher:
+def _check_idle(job: Job) -> None:
+    """Reject options that have no effect beside the others."""
+    model, method = job.model, job.method
+    teachers = model.teacher or model.teacher_losses or []
+    if method.needs_teacher and not teachers:
         raise ValueError(
             "--teacher is required: name the causal LM that guides the student, or a store of its "
             "losses with --teacher_losses"
         )
-    _check_teachers(model, guidance)
-    if not model.teacher:
-        _refuse(model, "without --teacher", "save_store")
-    elif model.save_store and data.attend_across_documents:
-        raise ValueError(
-            "--save_store keeps losses of documents alone: leave --attend_across_documents out"
-        )
-    if not model.save_store:
-        _refuse(model, "without --save_store", "store_dtype")
-    if not model.teacher_losses:
-        _refuse(data, "without --teacher_losses", "missing_losses")
-
-
-def _check_precision(model: ModelArguments, run: RunArguments) -> None:
-    """Reject 32 bits where the attention has 16 only."""
-    if run.device.type != "cuda" or not needs_segments(model.attn_implementation):
-        return
-    for is_wide, found, instead in (
-        (not run.is_mixed, "the student computes in float32", "--bf16 true"),
-        (model.teacher_dtype == "float32", "--teacher_dtype is float32", "--teacher_dtype auto"),
+    of_a_teacher = (
+        "teacher teacher_tokenizer teacher_revision teacher_dtype teacher_quantization "
+        "teacher_sharding"
+    )
+    stored = "with --teacher_losses, which no teacher is loaded for"
+    # From the general to the particular: the first row that holds tells why.
+    for is_idle, part, names, condition in (
+        (not method.needs_teacher, model, of_a_teacher, f"with {method.as_typed}"),
+        (not method.needs_teacher, model, "teacher_losses", f"with {method.as_typed}"),
+        (model.teacher_losses, model, of_a_teacher, stored),
+        (
+            len(teachers) < 2,
+            method,
+            "teacher_reduction teacher_weights",
+            "without several teachers",
+        ),
+        (not model.teacher, model, "save_store", "without --teacher"),
+        (not model.save_store, model, "store_dtype", "without --save_store"),
+        (not model.teacher_losses, job.data, "missing_losses", "without --teacher_losses"),
     ):
-        if is_wide:
-            raise ValueError(
-                f"--attn_implementation {model.attn_implementation} computes in 16 bits on a GPU, "
-                f"but {found}: use {instead}, or --attn_implementation sdpa"
-            )
+        if is_idle:
+            given = [
+                field.name for field in fields(part) if vars(part)[field.name] != field.default
+            ]
+            refuse_idle(given, names.split(), condition)
+    method.check_teachers(max(len(teachers), 1))
 
 
-def _check_recomputation(run: RunArguments) -> None:
-    """Reject ways of recomputing layers that leave adapters untrained or unsaved."""
-    # Transformers is about to rename the option.
-    for name in ("gradient", "activation"):
-        kwargs = getattr(run, f"{name}_checkpointing_kwargs", None)
-        if not isinstance(kwargs, dict) or not kwargs.get("use_reentrant"):
-            continue
-        raise ValueError(
-            f"--{name}_checkpointing_kwargs: use_reentrant does not go with --use_peft, because "
-            "what enters the first layer has no gradient: leave it out"
-        )
-    plugin = run.fsdp_config if isinstance(run.fsdp_config, dict) else {}
-    in_environment = os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true"
-    if plugin.get("activation_checkpointing") or in_environment:
-        raise ValueError(
-            "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
-            "adapters: set it to false and use --gradient_checkpointing"
-        )
-
-
-def _check_teachers(model: ModelArguments, guidance: GuidanceArguments) -> None:
-    """Reject a wrong number of teachers, and teachers of the wrong kind."""
+def _faults(job: Job) -> Iterator[str]:
+    """Yield a message for options that do not go together, or cannot be met here."""
+    model, run, guided_by = job.model, job.run, f"--method {job.method.method}"
     teachers = model.teacher or model.teacher_losses or []
-    if len(teachers) < 2:
-        _refuse(guidance, "without several teachers", "teacher_reduction", "teacher_weights")
-    guidance.check_teachers(max(len(teachers), 1))
+    is_distilled = job.method.method in ("kld", "uld")
+    compares = job.method.compares_distributions
     for name in ("teacher_tokenizer", "teacher_revision"):
-        given = vars(model)[name]
-        if given and len(given) != len(teachers):
-            raise ValueError(
-                f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
-            )
-    if guidance.compares_distributions and model.teacher_losses:
-        raise ValueError(
-            f"--method {guidance.method} compares distributions over words, which a store of "
-            "losses does not hold: give the model itself with --teacher"
+        if (given := vars(model)[name]) and len(given) != len(teachers):
+            yield f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
+    if compares and model.teacher_losses:
+        yield (
+            f"{guided_by} compares distributions over words, which a store of losses does not "
+            "hold: give the model itself with --teacher"
         )
-    if len(teachers) > 1 and (guidance.compares_distributions or model.save_store):
-        what = "--save_store" if model.save_store else f"--method {guidance.method}"
-        raise ValueError(f"{what} takes one teacher, got {len(teachers)}: name one with --teacher")
-    if model.save_store and guidance.method in ("kld", "uld"):
-        raise ValueError(
-            f"--save_store keeps token losses, which --method {guidance.method} does not compute: "
-            "leave it out"
-        )
+    if len(teachers) > 1 and (compares or model.save_store):
+        what = "--save_store" if model.save_store else guided_by
+        yield f"{what} takes one teacher, got {len(teachers)}: name one with --teacher"
+    if model.save_store and is_distilled:
+        yield f"--save_store keeps token losses, which {guided_by} does not compute: leave it out"
+    if model.save_store and job.data.attend_across_documents:
+        yield "--save_store keeps losses of documents alone: leave --attend_across_documents out"
+    yield from _faults_of_weights(job)
+    if model.use_peft:
+        yield from _faults_of_recomputation(run)
 
 
-def _check_teachers_weights(job: Job) -> None:
-    """Reject ways to hold the teachers' weights that are not there, or do not go together."""
-    model, run = job.model, job.run
+def _faults_of_weights(job: Job) -> Iterator[str]:
+    """Yield a message for ways to hold weights that are not there, or do not go together."""
+    model, run, guided_by = job.model, job.run, f"--method {job.method.method}"
     # A plan may be made on a smaller machine than the job will run on.
     is_planned = run.dry_run and model.teacher_quantization in QUANTIZATIONS
     if model.teacher_quantization and not is_planned:
         # Raises for a quantization that cannot be made here.
         quantization(model.teacher_quantization)
-    for name in ("teacher_quantization", "compile_layers"):
-        if vars(model)[name] and model.teacher_sharding != "none":
-            raise ValueError(
-                f"--{name} does not go with --teacher_sharding {model.teacher_sharding}: leave one "
-                "of them out"
+    if model.teacher_sharding != "none":
+        sharded = f"--teacher_sharding {model.teacher_sharding}"
+        for name in ("teacher_quantization", "compile_layers"):
+            if vars(model)[name]:
+                yield f"--{name} does not go with {sharded}: leave one of them out"
+        if job.method.method in ("kld", "uld"):
+            yield (
+                f"{sharded} does not go with {guided_by}, which needs the teacher's whole output "
+                "head: leave it out"
             )
-    if job.method.method in ("kld", "uld") and model.teacher_sharding != "none":
-        raise ValueError(
-            f"--teacher_sharding {model.teacher_sharding} does not go with --method "
-            f"{job.method.method}, which needs the teacher's whole output head: leave it out"
+        if not run.dry_run:
+            require_several_devices()
+    # 32 bits where the attention has 16 only.
+    if run.device.type == "cuda" and needs_segments(model.attn_implementation):
+        narrow = f"--attn_implementation {model.attn_implementation} computes in 16 bits on a GPU"
+        instead = "or --attn_implementation sdpa"
+        if not run.is_mixed:
+            yield f"{narrow}, but the student computes in float32: use --bf16 true, {instead}"
+        if model.teacher_dtype == "float32":
+            yield f"{narrow}, but --teacher_dtype is float32: use --teacher_dtype auto, {instead}"
+
+
+def _faults_of_recomputation(run: RunArguments) -> Iterator[str]:
+    """Yield a message for ways of recomputing layers that leave adapters untrained or unsaved."""
+    # Transformers is about to rename the option: one of the two may be absent.
+    for name in ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):
+        if (vars(run).get(name) or {}).get("use_reentrant"):
+            yield (
+                f"--{name}: use_reentrant does not go with --use_peft, because what enters the "
+                "first layer has no gradient: leave it out"
+            )
+    plugin = run.fsdp_config if isinstance(run.fsdp_config, dict) else {}
+    in_environment = os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "").lower() == "true"
+    if plugin.get("activation_checkpointing") or in_environment:
+        yield (
+            "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
+            "adapters: set it to false and use --gradient_checkpointing"
         )
-    if model.teacher_sharding == "node" and not run.dry_run:
-        require_several_devices()
-
-
-def _refuse(
-    arguments: ModelArguments | DataArguments | GuidanceArguments, why: str, *names: str
-) -> None:
-    """Reject options that have no effect."""
-    defaults = {option.name: option.default for option in fields(arguments)}
-    for name in names:
-        if vars(arguments)[name] != defaults[name]:
-            raise ValueError(f"--{name} has no effect {why}: leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
+from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
+from vocagnolm.host.command import option, reject
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.training.checkpoints import AUTO
@@ -31,6 +34,7 @@ _REFUSED = {
     "save_on_each_node": "is not supported (all machines share --output_dir)",
     "enable_jit_checkpoint": "is not needed (signals save a checkpoint in all processes at once)",
 }
+_NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "max_bad_steps")
 
 
 @dataclass
@@ -40,32 +44,30 @@ class RunArguments(TrainingArguments):
     AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
     """
 
-    output_dir: str = field(default="", metadata={"help": "runs/STUDENT__TEACHER if not given."})
-    global_batch_tokens: int = field(
-        default=2**21, metadata={"help": "Tokens of an optimizer step, over all devices."}
+    output_dir: str = option("", "runs/STUDENT__TEACHER if not given.")
+    global_batch_tokens: int = option(2**21, "Tokens of an optimizer step, over all devices.")
+    # Where the type of the parent is ignored, None is derived from other options.
+    per_device_train_batch_size: int | None = option(  # type: ignore[assignment]
+        None, "Sequences per device; derived from the world size."
     )
-    per_device_train_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
-        default=None, metadata={"help": "Sequences per device; derived from the world size."}
+    per_device_eval_batch_size: int | None = option(  # type: ignore[assignment]
+        None, "Sequences per device; as in training if not given."
     )
-    per_device_eval_batch_size: int | None = field(  # type: ignore[assignment]  # None: derived
-        default=None, metadata={"help": "Sequences per device; as in training if not given."}
-    )
-    gradient_accumulation_steps: int | None = field(  # type: ignore[assignment]  # None: derived
-        default=None, metadata={"help": "Micro-batches of a step; derived from the world size."}
+    gradient_accumulation_steps: int | None = option(  # type: ignore[assignment]
+        None, "Micro-batches of a step; derived from the world size."
     )
     learning_rate: float = 8e-5
     lr_scheduler_type: str = "cosine_with_min_lr"
-    lr_scheduler_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={"help": "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."},
+    lr_scheduler_kwargs: dict[str, Any] | str | None = option(
+        None, "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."
     )
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
     num_train_epochs: float = 1.0
-    bf16: bool | None = field(  # type: ignore[assignment]  # None: wherever there is a GPU for it
-        default=None, metadata={"help": "bfloat16 compute; by default on GPUs that have it."}
+    bf16: bool | None = option(  # type: ignore[assignment]
+        None, "bfloat16 compute; by default on GPUs that have it."
     )
-    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]  # None: derived
+    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]
         default=None,
         metadata={
             "help": "By default steps if there are documents to evaluate on, and no if not.",
@@ -80,30 +82,28 @@ class RunArguments(TrainingArguments):
     logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
-    max_bad_steps: int = field(
-        default=0,
-        metadata={"help": "Steps in a row that may be skipped as a loss or gradient is NaN."},
+    max_bad_steps: int = option(
+        0, "Steps in a row that may be skipped as a loss or gradient is NaN."
     )
-    resume_from_checkpoint: str | None = field(
-        default=AUTO,
-        metadata={"help": "auto (the newest good checkpoint of --output_dir) or a path."},
+    resume_from_checkpoint: str | None = option(
+        AUTO, "auto (the newest good checkpoint of --output_dir) or a path."
     )
-    liger_kernel_config: dict[str, Any] | str | None = field(  # type: ignore[assignment]  # JSON
-        default=None, metadata={"help": "JSON; the kernels of --use_liger_kernel, without losses."}
+    liger_kernel_config: dict[str, Any] | str | None = option(  # type: ignore[assignment]
+        None, "JSON; the kernels of --use_liger_kernel, without losses."
     )
-    device_peak_tflops: float | None = field(
-        default=None,
-        metadata={"help": "Peak of a device for the MFU in the logs; by its name if not given."},
+    device_peak_tflops: float | None = option(
+        None, "Peak of a device for the MFU in the logs; by its name if not given."
     )
-    dry_run: bool = field(default=False, metadata={"help": "Print the plan and exit."})
+    dry_run: bool = option(False, "Print the plan and exit.")
 
     def __post_init__(self) -> None:
-        self._refuse()
+        reject(self._faults())
+        reject(self._faults_of_numbers())
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        _check_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
-        if isinstance(self.lr_scheduler_kwargs, str):
-            self.lr_scheduler_kwargs = self.lr_scheduler_kwargs.strip()
+        self.lr_scheduler_kwargs = _checked_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
+        if self.use_liger_kernel:
+            self.liger_kernel_config = liger_settings(self.liger_kernel_config)
         if self.disable_tqdm is None:
             # A log file wants no progress bar.
             self.disable_tqdm = not sys.stderr.isatty()
@@ -114,9 +114,7 @@ class RunArguments(TrainingArguments):
                 and not (self.use_cpu or self.fp16)
             )
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        if self.eval_strategy is None:
-            self.eval_strategy = IntervalStrategy.NO
-        self._set_speed()
+        self.eval_strategy = self.eval_strategy or IntervalStrategy.NO
         # Placeholders that the parent class can work with, until the block length is known.
         self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
         self._given_eval = self.per_device_eval_batch_size
@@ -127,68 +125,56 @@ class RunArguments(TrainingArguments):
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
-        self._check_loading()
+        reject(self._faults_of_loading())
         self._check_schedule()
         self._check_optimizer()
 
-    def _set_speed(self) -> None:
-        if self.use_liger_kernel:
-            self.liger_kernel_config = liger_settings(self.liger_kernel_config)
-        elif self.liger_kernel_config is not None:
-            raise ValueError(
-                "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
-            )
-        if self.device_peak_tflops is not None and not self.device_peak_tflops > 0:
-            raise ValueError(
-                f"--device_peak_tflops must be positive, got {self.device_peak_tflops}"
-            )
-
-    def _refuse(self) -> None:
+    def _faults(self) -> Iterator[str]:
+        # Options of newer transformers may be absent.
+        given = vars(self)
         for name, reason in _REFUSED.items():
-            # An option of newer transformers may be absent.
-            if vars(self).get(name):
-                raise ValueError(f"--{name} {reason}: leave it out")
+            if given.get(name):
+                yield f"--{name} {reason}: leave it out"
         if not self.eval_do_concat_batches:
-            raise ValueError("--eval_do_concat_batches false is not supported: leave it out")
-        # Newer transformers have it.
-        sampling = vars(self).get("train_sampling_strategy", "random")
-        if sampling != "random":
-            raise ValueError(
+            yield "--eval_do_concat_batches false is not supported: leave it out"
+        if (sampling := given.get("train_sampling_strategy", "random")) != "random":
+            yield (
                 f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
                 "and packing has put similar ones side by side): leave it out"
             )
-        if self.per_device_eval_batch_size is not None and self.per_device_eval_batch_size < 1:
-            raise ValueError(
-                "--per_device_eval_batch_size must be at least 1, got "
-                f"{self.per_device_eval_batch_size}"
-            )
         if self.deepspeed:
-            raise ValueError("--deepspeed is not supported: shard with FSDP2 (accelerate_configs)")
-        not_negative = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
-        for name in (*not_negative, "max_bad_steps"):
-            if not vars(self)[name] >= 0:
-                raise ValueError(f"--{name} must not be negative, got {vars(self)[name]}")
-        if not self.num_train_epochs > 0:
-            raise ValueError(f"--num_train_epochs must be positive, got {self.num_train_epochs}")
+            yield "--deepspeed is not supported: shard with FSDP2 (accelerate_configs)"
+        if self.liger_kernel_config is not None and not self.use_liger_kernel:
+            yield "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
 
-    def _check_loading(self) -> None:
-        """Reject ways of reading the data that make other batches than planned."""
+    def _faults_of_numbers(self) -> Iterator[str]:
+        if (rows := self.per_device_eval_batch_size) is not None and rows < 1:
+            yield f"--per_device_eval_batch_size must be at least 1, got {rows}"
+        # Written so that NaN is rejected, too.
+        for name in _NOT_NEGATIVE:
+            if not (value := vars(self)[name]) >= 0:
+                yield f"--{name} must not be negative, got {value}"
+        if not self.num_train_epochs > 0:
+            yield f"--num_train_epochs must be positive, got {self.num_train_epochs}"
+        if (peak := self.device_peak_tflops) is not None and not peak > 0:
+            yield f"--device_peak_tflops must be positive, got {peak}"
+
+    def _faults_of_loading(self) -> Iterator[str]:
+        """Yield a message for ways of reading the data that make other batches than planned."""
         for name, expected, reason in (
             ("use_seedable_sampler", True, "makes resuming inexact"),
             ("split_batches", False, "divides the global batch by the number of processes"),
             ("dispatch_batches", None, "is not supported (batches hold more than tensors)"),
         ):
-            found = getattr(self.accelerator_config, name, expected)
+            found = vars(self.accelerator_config or AcceleratorConfig())[name]
             if found not in (expected, None):
-                raise ValueError(f"--accelerator_config: {name} {found} {reason}: leave it out")
-        if self.dataloader_num_workers < 0:
-            raise ValueError(
-                f"--dataloader_num_workers must not be negative, got {self.dataloader_num_workers}"
-            )
-        if self.metric_for_best_model not in (None, "loss", "eval_loss"):
-            raise ValueError(
-                f"--metric_for_best_model {self.metric_for_best_model} is not measured: expected "
-                "loss, the plain loss per token of the evaluation"
+                yield f"--accelerator_config: {name} {found} {reason}: leave it out"
+        if (workers := self.dataloader_num_workers) < 0:
+            yield f"--dataloader_num_workers must not be negative, got {workers}"
+        if (metric := self.metric_for_best_model) not in (None, "loss", "eval_loss"):
+            yield (
+                f"--metric_for_best_model {metric} is not measured: expected loss, the plain loss "
+                "per token of the evaluation"
             )
 
     def _check_schedule(self) -> None:
@@ -200,7 +186,7 @@ class RunArguments(TrainingArguments):
         # Making the schedule takes its first step, of warm-up; the last one decays.
         try:
             schedule = get_scheduler(self.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
-            for factor in getattr(schedule, "lr_lambdas", ()):
+            for factor in vars(schedule).get("lr_lambdas", ()):
                 factor(_CHECK_STEPS - 1)
         except (TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(
@@ -239,10 +225,14 @@ class RunArguments(TrainingArguments):
         )
 
 
-def _check_json(option: str, value: object) -> None:
+def _checked_json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any] | str | None:
+    """Return an option that is a JSON object, without the spaces around it."""
+    if not isinstance(value, str):
+        return value
     try:
-        mapping = json.loads(value) if isinstance(value, str) else value
+        mapping = json.loads(value)
     except ValueError as error:
-        raise ValueError(f"--{option} {value} is not JSON: {error}") from error
-    if value is not None and not isinstance(mapping, dict):
-        raise ValueError(f"--{option} {value} must be a JSON object")
+        raise ValueError(f"--{name} {value} is not JSON: {error}") from error
+    if not isinstance(mapping, dict):
+        raise ValueError(f"--{name} {value} must be a JSON object")
+    return value.strip()
