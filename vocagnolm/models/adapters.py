@@ -48,12 +48,11 @@ class AdapterArguments:
     def __post_init__(self) -> None:
         if not self.use_peft:
             for option in fields(AdapterArguments):
-                if getattr(self, option.name) != option.default:
+                if vars(self)[option.name] != option.default:
                     raise ValueError(f"--{option.name} has no effect without --use_peft")
-        if self.lora_r < 1:
-            raise ValueError(f"--lora_r must be at least 1, got {self.lora_r}")
-        if self.lora_alpha < 1:
-            raise ValueError(f"--lora_alpha must be at least 1, got {self.lora_alpha}")
+        for name, number in (("lora_r", self.lora_r), ("lora_alpha", self.lora_alpha)):
+            if number < 1:
+                raise ValueError(f"--{name} must be at least 1, got {number}")
         if not 0.0 <= self.lora_dropout < 1.0:
             raise ValueError(f"--lora_dropout must be in [0, 1), got {self.lora_dropout}")
         if self.use_peft and not is_peft_available():
@@ -66,14 +65,8 @@ def add_adapters(
     """Freeze a model and give its layers trainable adapters, in the model's own dtype.
 
     Every process draws the same initial adapters from the seed, whatever was drawn before. Saved
-    adapters name the model and its revision on the hub.
-
-    Returns:
-        The `peft.PeftModel` around the model, which is changed in place and may be on the meta
-        device.
-
-    Raises:
-        ValueError: a named layer is not there, or may not have an adapter.
+    adapters name the model and its revision on the hub. The model is changed in place, and may be
+    on the meta device. A ValueError where a named layer is not there, or may not have an adapter.
     """
     _check_names(model, arguments)
     config = lora_config(model, arguments, revision)
@@ -93,13 +86,10 @@ def add_adapters(
 def lora_config(
     model: nn.Module, arguments: AdapterArguments, revision: str | None = None
 ) -> LoraConfig:
-    """Make the `peft.LoraConfig` of the options.
-
-    PEFT would train every layer whose name ends as one of `modules_to_save` does, `k_norm` with
-    `norm`, and so is given whole names.
-    """
+    """Make the `peft.LoraConfig` of the options."""
     from peft import LoraConfig
 
+    # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
     whole = [n for name in arguments.lora_modules_to_save or () for n in _named(model, name)]
     return LoraConfig(
         task_type="CAUSAL_LM",
@@ -113,11 +103,7 @@ def lora_config(
 
 
 def read_adapter_config(directory: Path) -> LoraConfig:
-    """Read the `peft.LoraConfig` that lies with saved adapters.
-
-    Raises:
-        ValueError: something else is there.
-    """
+    """Read the configuration that lies with saved adapters; a ValueError if it is another one."""
     from peft import LoraConfig, PeftConfig
 
     found: object = None
@@ -155,29 +141,25 @@ def _check_names(model: PreTrainedModel, arguments: AdapterArguments) -> None:
     embeddings = model.get_input_embeddings()
     # Tied embeddings are the head's weight under another name.
     is_tied = head.weight is embeddings.weight
-    for option, names in (
-        ("lora_target_modules", targets),
-        ("lora_modules_to_save", arguments.lora_modules_to_save or ()),
-    ):
-        for name in names:
-            named = _named(model, name)
-            if not named:
-                # The last part of a name; numbers are those of repeated layers.
-                parts = {key.rpartition(".")[2] for key, _ in model.named_modules()}
-                layers = sorted(part for part in parts if part and not part[-1].isdigit())
-                raise ValueError(
-                    f"--{option}: {type(model).__name__} has no layer {name}: expected some of "
-                    f"{', '.join(layers)}"
-                )
-            adapted = {inner for module in named.values() for inner in module.modules()}
-            if head in adapted or (is_tied and embeddings in adapted):
-                weight = "the output head's own weight"
-                if head not in adapted:
-                    weight += ", which it shares"
-                raise ValueError(
-                    f"--{option}: {name} cannot be adapted, because losses are computed from "
-                    f"{weight}: leave it out"
-                )
+    options = [("lora_target_modules", name) for name in targets]
+    options += [("lora_modules_to_save", name) for name in arguments.lora_modules_to_save or ()]
+    for option, name in options:
+        named = _named(model, name)
+        if not named:
+            # The last part of a name; numbers are those of repeated layers.
+            parts = {key.rpartition(".")[2] for key, _ in model.named_modules()}
+            layers = sorted(part for part in parts if part and not part[-1].isdigit())
+            raise ValueError(
+                f"--{option}: {type(model).__name__} has no layer {name}: expected some of "
+                f"{', '.join(layers)}"
+            )
+        adapted = {inner for module in named.values() for inner in module.modules()}
+        if head in adapted or (is_tied and embeddings in adapted):
+            shared = "" if head in adapted else ", which it shares"
+            raise ValueError(
+                f"--{option}: {name} cannot be adapted, because losses are computed from the "
+                f"output head's own weight{shared}: leave it out"
+            )
 
 
 def _named(model: nn.Module, name: str) -> dict[str, nn.Module]:
@@ -191,11 +173,8 @@ def merge_adapters(
 ) -> PreTrainedModel:
     """Add trained adapters, named as in `adapter_model.safetensors`, to their model's own weights.
 
-    Returns:
-        The model, changed in place, without adapters, in its own dtype.
-
-    Raises:
-        ValueError: the adapters belong to another model, or are not complete.
+    The model is changed in place, and keeps its dtype. A ValueError where the adapters belong to
+    another one, or are not complete.
     """
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 

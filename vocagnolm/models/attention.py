@@ -9,8 +9,7 @@ Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -19,23 +18,20 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from vocagnolm.row_segments import TORCH_VARLEN, USE_SDPA, RowSegments
 
+_ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
+_MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+
 
 class _DeferredMask:
     """The mask of `sdpa`, made on demand: with segments there is none."""
 
-    def __init__(self, **arguments: Any):
+    def __init__(self, **arguments: object):
         self._arguments = arguments
 
     @cached_property
     def mask(self) -> Tensor | None:
-        mask: Tensor | None = _interface("sdpa", AttentionMaskInterface)(**self._arguments)
-        return mask
-
-
-def _interface(name: str, interface: Any) -> Callable[..., Any]:
-    """Return the function that `transformers` registered under a name."""
-    function: Callable[..., Any] = interface()[name]
-    return function
+        make: Callable[..., Tensor | None] = _MASKS["sdpa"]
+        return make(**self._arguments)
 
 
 def _attend(
@@ -48,17 +44,13 @@ def _attend(
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
-    """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights.
-
-    Raises:
-        ValueError: the model asks for something that the kernel cannot do.
-    """
+    """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights."""
     _refuse(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
         mask = None if attention_mask is None else attention_mask.mask
-        sdpa: Callable[..., tuple[Tensor, None]] = _interface("sdpa", AttentionInterface)
+        sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
         return sdpa(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling, **options)
     # All rows are laid out as one: B is 1.
     kind = query_BHTD.device.type
@@ -70,13 +62,13 @@ def _attend(
     return attend(query, key, value, segments, scaling)[None], None
 
 
-def _refuse(module: torch.nn.Module, options: Mapping[str, Any], longest: int) -> None:
+def _refuse(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
     """Reject a model whose attention is more than the kernel's: causal, without extras."""
     window = options.get("sliding_window")
+    is_short = isinstance(window, int) and window != 0 and window < longest
     # By name, true where the model asks for it.
     asked = {
-        f"a sliding window of {window} tokens, shorter than a segment of {longest}": window
-        and window < longest,
+        f"a sliding window of {window} tokens, shorter than a segment of {longest}": is_short,
         "a soft cap of attention scores": options.get("softcap"),
         "attention sinks": options.get("s_aux") is not None,
         "a bias of positions": options.get("position_bias") is not None,
@@ -98,13 +90,13 @@ def _reference(
     key_NHD: Tensor,
     value_NHD: Tensor,
     segments: RowSegments,
-    scaling: float | None,
+    scale: float | None,
 ) -> Tensor:
     """Segment by segment, for devices without the kernel."""
     # Each segment is a batch of one row, [1, H, n, D].
     lengths = segments.edges.diff().tolist()
     rows = [x.transpose(0, 1)[None] for x in (query_NHD, key_NHD, value_NHD)]
-    options = {"is_causal": True, "scale": scaling, "enable_gqa": True}
+    options = {"is_causal": True, "scale": scale, "enable_gqa": True}
     attend: Callable[..., Tensor] = F.scaled_dot_product_attention
     segments_of_rows = zip(*(row.split_with_sizes(lengths, 2) for row in rows), strict=True)
     parts = [attend(*segment, **options) for segment in segments_of_rows]
@@ -116,7 +108,7 @@ def _on_gpu(
     key_NHD: Tensor,
     value_NHD: Tensor,
     segments: RowSegments,
-    scaling: float | None,
+    scale: float | None,
 ) -> Tensor:
     if query_NHD.dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(
@@ -126,10 +118,10 @@ def _on_gpu(
     from torch.nn.attention.varlen import varlen_attn
 
     edges, longest = segments
-    kernel: Callable[..., Any] = varlen_attn
     # The window: all positions before, none behind.
-    options = {"scale": scaling, "window_size": (-1, 0), "enable_gqa": True}
-    out: Tensor = kernel(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest, **options)
+    attend = partial(varlen_attn, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    out = attend(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest)
+    assert isinstance(out, Tensor)
     return out
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from vocagnolm.models.quantization import json_settings
@@ -19,13 +20,9 @@ _GRAPHS_OF_A_LAYER = 32
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
-def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that repeat: those of the classes that a model says must not be split.
-
-    Raises:
-        ValueError: it names none.
-    """
-    names = set(getattr(model, "_no_split_modules", None) or ())
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers that repeat, as a model names those that must not be split."""
+    names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
         raise ValueError(
@@ -35,19 +32,16 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def compile_layers(model: nn.Module, backend: str = "inductor", dynamic: bool | None = None) -> int:
+def compile_layers(
+    model: PreTrainedModel, backend: str = "inductor", dynamic: bool | None = None
+) -> int:
     """Compile every decoder layer of a causal language model, in place, when it first runs.
 
     Never the whole model: `transformers` would then build a mask for every batch, and the losses
     choose rows at run time. Layers of a kind share their graphs. Parameters keep their names.
     Call it behind `add_token_losses` and `check_packing`, whose probes would be compiled too, and
-    before DDP or FSDP2 wrap the model. By default a second shape makes all later ones free.
-
-    Returns:
-        The number of layers.
-
-    Raises:
-        ValueError: the model names no decoder layers.
+    before DDP or FSDP2 wrap the model. By default a second shape makes all later ones free. Returns
+    the number of layers.
     """
     layers = decoder_layers(model)
     limit = torch._dynamo.config.recompile_limit
@@ -62,15 +56,14 @@ def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object
 
     Trainer applies Liger's kernels as training begins, behind `add_token_losses`. Its fused loss
     would put another forward in the place of the one that gives token losses; its other loss would
-    replace `torch.nn.functional.cross_entropy` for the whole process.
-
-    Raises:
-        ValueError: the option is no JSON object or asks for a loss, or the package is missing.
+    replace `torch.nn.functional.cross_entropy` for the whole process. An option that is no JSON
+    object, or asks for a loss, is a ValueError, as is a missing package.
     """
     settings = json_settings("--liger_kernel_config", given) if isinstance(given, str) else given
+    settings = settings or {}
     # Off below; asking for one is an error rather than silently ignored.
     for name in _LIGER_LOSSES:
-        if settings and settings.get(name):
+        if settings.get(name):
             raise ValueError(
                 f"--liger_kernel_config: {name} would replace the weighted loss: leave it out"
             )
@@ -78,4 +71,4 @@ def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object
         raise ValueError(
             "--use_liger_kernel needs a package that is not there: pip install liger-kernel"
         )
-    return {**(settings or {}), **dict.fromkeys(_LIGER_LOSSES, False)}
+    return {**settings, **dict.fromkeys(_LIGER_LOSSES, False)}

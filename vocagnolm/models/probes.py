@@ -3,8 +3,7 @@
 A few random tokens, in the model's own dtype and attention, through the path of training.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -28,19 +27,16 @@ def check_longest(
 ) -> None:
     """Reject attention that needs segments and cannot serve one of so many tokens.
 
-    A few tokens are read, under the claim that they are so many. Calls `add_token_losses` first.
-    `device` is where the model will run, if it is not there yet.
-
-    Raises:
-        ValueError: the longest segment exceeds the attention, such as its sliding window.
+    Such as one with a sliding window. A few tokens are read, under the claim that they are so many.
+    Calls `add_token_losses` first. `device` is where the model will run, if it is not there yet.
     """
-    call: Any = add_token_losses(model, device)
+    call: Callable[..., Tensor] = add_token_losses(model, device)
     if not takes_segments(inner_model(model)):
         return
     with probing(model, device):
         ids = probe_ids(model, (1, 4))
-        positions = torch.arange(ids.shape[1], device=ids.device)[None]
-        segments = segments_of([ids.shape[1]])._replace(longest=longest)
+        positions = torch.arange(4, device=ids.device)[None]
+        segments = segments_of([4])._replace(longest=longest)
         rows = {"input_ids": ids, "position_ids": positions, "labels": ids}
         call(**rows, segments=segments, token_losses=True)
 
@@ -57,13 +53,12 @@ def check_packing(model: PreTrainedModel, device: torch.device | None = None) ->
         ValueError: the losses of packed documents depend on their neighbours.
         NonFiniteLoss: losses are NaN or infinite.
     """
-    call: Any = add_token_losses(model, device)
+    call: Callable[..., Tensor] = add_token_losses(model, device)
 
     def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
         """Take the same path as training."""
         rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
-        result: Tensor = call(**rows, segments=segments_of(lengths), token_losses=True)
-        return result
+        return call(**rows, segments=segments_of(lengths), token_losses=True)
 
     # Tokens by row; other borders in the second row, since masks may differ by row.
     documents = ((5, 11), (9, 7))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from typing import Any
 
 import torch
 from transformers import TorchAoConfig
@@ -19,17 +18,12 @@ QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"
 _FP8_CAPABILITY = (8, 9)
 
 
-def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """Make the quantization config that an option stands for.
+def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, object]:
+    """Make the quantization config that an option stands for; all else is in `dtype`.
 
-    Args:
-        text: a key of `QUANTIZATIONS`, or a config as JSON. `fp8`: weights and activations, scaled
-            by row. `nf4`: weights, 4 bits each, in blocks of 64. `int8`: LLM.int8(), weights and
-            activations except outliers.
-        dtype: everything else is in it.
-
-    Raises:
-        ValueError: it is neither, or a package or a GPU is missing.
+    The option is a config as JSON, or a name. `fp8`: weights and activations, scaled by row.
+    `nf4`: weights, 4 bits each, in blocks of 64. `int8`: LLM.int8(), weights and activations except
+    outliers. A ValueError where it is neither, or a package or a GPU is missing.
     """
     if text not in QUANTIZATIONS:
         return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
@@ -44,17 +38,12 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, An
             "bnb_4bit_quant_type": "nf4",
             "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
         }
-    config: Any = TorchAoConfig(fp8_products())
-    content: dict[str, Any] = config.to_dict()
+    content: dict[str, object] = TorchAoConfig(fp8_products()).to_dict()  # type: ignore[no-untyped-call]
     return content
 
 
-def fp8_products() -> Any:
-    """Make the config of `torchao` that `fp8` stands for.
-
-    Raises:
-        ValueError: the package or a GPU is missing.
-    """
+def fp8_products() -> object:
+    """Make the config of `torchao` that `fp8` stands for."""
     _check_package("fp8")
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < _FP8_CAPABILITY:
         raise ValueError(
@@ -63,15 +52,12 @@ def fp8_products() -> Any:
         )
     # Imported by name: the package is optional, and has no types.
     torchao = importlib.import_module("torchao.quantization")
-    return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+    config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+    return config
 
 
-def json_settings(option: str, text: str) -> dict[str, Any]:
-    """Read an option that is a JSON object of settings.
-
-    Raises:
-        ValueError: it is not.
-    """
+def json_settings(option: str, text: str) -> dict[str, object]:
+    """Read an option that is a JSON object of settings, a ValueError where it is not."""
     try:
         content = json.loads(text)
     except ValueError as error:

@@ -36,9 +36,6 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     Every process must then call the model equally often, each with rows of its own. The losses are
     those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
     CPU, the same in all processes, and leaves frozen, each shard on its process's device.
-
-    Raises:
-        ValueError: the processes are not as many on every machine, or the model has no layers.
     """
     mesh = _mesh(device)
     model.train(False).requires_grad_(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ _CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json",
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 _MODEL_FILES = _CONFIG_FILES + _WEIGHT_FILES + _TOKENIZER_FILES + ("merges.txt", "*.model")
+# Options of a source as `from_pretrained` takes them, if they are given.
+_OPTIONS = ("revision", "attn_implementation", "trust_remote_code")
 
 
 @dataclass(frozen=True)
@@ -50,29 +52,22 @@ class ModelSource:
     def _option(self) -> str:
         return self.role if self.role == "checkpoint" else f"--{self.role}"
 
-    def _options(self) -> dict[str, Any]:
-        options = {
-            "revision": self.revision,
-            "attn_implementation": self.attn_implementation,
-            "trust_remote_code": self.trust_remote_code,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+    def _options(self, *names: str) -> dict[str, str | bool]:
+        """Return the options of these names that are given."""
+        return {name: value for name in names if (value := vars(self)[name]) is not None}
 
     def config(self) -> PreTrainedConfig:
-        """Read its configuration only.
-
-        Raises:
-            ValueError: there is none, or no causal language model goes with it.
-        """
+        """Read its configuration only, which must be that of a causal language model."""
         if is_adapter(self.name):
             raise ValueError(
                 f"{self._option} {self.name} holds adapters, which need the model that they were "
                 f"trained around: merge them with vocagnolm export {self.name} --merge"
             )
         with self._readable_errors():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options())
+            options = self._options(*_OPTIONS)
+            config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **options)
         # A class of its own comes with the checkpoint.
-        is_remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+        is_remote = "AutoModelForCausalLM" in (vars(config).get("auto_map") or {})
         if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not is_remote:
             raise ValueError(
                 f"{self._option} {self.name} is a {config.model_type} model, which is no causal "
@@ -81,11 +76,7 @@ class ModelSource:
         return config
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Load its tokenizer, slow or fast, untested.
-
-        Raises:
-            ValueError: it cannot be read.
-        """
+        """Load its tokenizer, slow or fast, untested."""
         with self._readable_errors("the tokenizer of "):
             loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.name, revision=self.revision, trust_remote_code=self.trust_remote_code
@@ -95,34 +86,24 @@ class ModelSource:
     def load(
         self,
         dtype: torch.dtype,
-        quantization: dict[str, Any] | None = None,
+        quantization: dict[str, object] | None = None,
         device: torch.device | None = None,
     ) -> PreTrainedModel:
         """Load its weights in `dtype`, or quantized, by a config of transformers, on a device.
 
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
-        are lost on bfloat16 weights.
-
-        Raises:
-            ValueError: it cannot be read, or weights are missing from the checkpoint.
+        are lost on bfloat16 weights. Weights that the checkpoint lacks are a ValueError.
         """
         logging.getLogger("transformers.modeling_utils").addFilter(_is_no_load_report)
+        options: dict[str, object] = {**self._options(*_OPTIONS), "dtype": dtype}
         # Quantized weights cannot be moved once they are loaded.
-        placed: dict[str, Any] = {}
         if quantization:
-            placed = {"quantization_config": quantization, "device_map": {"": device}}
+            options |= {"quantization_config": quantization, "device_map": {"": device}}
+        # Sizes that differ are rejected below, by name.
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with self._readable_errors():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                self.name,
-                dtype=dtype,
-                output_loading_info=True,
-                # They are rejected below, by name.
-                ignore_mismatched_sizes=True,
-                **placed,
-                **self._options(),
-            )
+            loaded: Any = AutoModelForCausalLM.from_pretrained(self.name, **options)
         model: PreTrainedModel
-        report: dict[str, Any]
         model, report = loaded
         absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
         if absent:
@@ -137,11 +118,7 @@ class ModelSource:
     def checked_tokenizer(
         self, config: PreTrainedConfig, role: Role, elsewhere: str | None = None
     ) -> PreTrainedTokenizerBase:
-        """Load the tokenizer that goes with it, or one from elsewhere, fast and tested.
-
-        Raises:
-            ValueError: it fails a test of `load_tokenizer`, or belongs to another model.
-        """
+        """Load the tokenizer that goes with it, or one from elsewhere, fast and tested."""
         tokenizer = load_tokenizer(
             elsewhere or self.name,
             role,
@@ -152,16 +129,12 @@ class ModelSource:
         return tokenizer
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
-        """Make the model that `load` will give on the meta device: shapes without weights.
-
-        Raises:
-            ValueError: the model cannot be made, such as for a package that its attention needs.
-        """
+        """Make the model that `load` will give on the meta device: shapes without weights."""
         # `from_config` takes no revision.
-        options = {name: value for name, value in self._options().items() if name != "revision"}
+        options = self._options("attn_implementation", "trust_remote_code")
+        make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
         with self._readable_errors(), torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)  # type: ignore[no-untyped-call]
-        return model
+            return make(config, **options)
 
     @contextmanager
     def _readable_errors(self, part: str = "") -> Iterator[None]:
@@ -181,15 +154,14 @@ def is_adapter(name: str | Path) -> bool:
 
 
 def revision_of(model: str, config: PreTrainedConfig | None) -> str:
-    """Name what changes when a model does.
+    """Name what changes when a model does: "sha256:..." over the files of a directory.
 
-    Returns:
-        "sha256:..." over the files of a directory; for a name on the hub the commit that its
-        configuration was loaded from, "unknown" where transformers does not say it.
+    For a name on the hub it is the commit that its configuration was loaded from, "unknown" where
+    transformers does not say it.
     """
     directory = Path(model)
     if not directory.is_dir():
-        return str(getattr(config, "_commit_hash", None) or "unknown")
+        return str((vars(config) if config else {}).get("_commit_hash") or "unknown")
     digest = hashlib.sha256()
     paths = {path for pattern in _MODEL_FILES for path in directory.glob(pattern) if path.is_file()}
     for path in sorted(paths):
@@ -209,8 +181,9 @@ def context_length(config: PreTrainedConfig) -> int:
     for a whole batch as soon as one of its rows is longer: its context ends there.
     """
     text_config = config.get_text_config()
+    # Under another name in some families, which the configuration translates.
     length = getattr(text_config, "max_position_embeddings", None) or NO_LIMIT
-    rope = getattr(text_config, "rope_parameters", None) or {}
+    rope = vars(text_config).get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         length = min(length, rope.get("original_max_position_embeddings", length))
     return int(length)
