@@ -50,7 +50,7 @@ class Held(TrainerCallback):
 
 def measure_runs() -> None:
     """Let every run of `train.py` in this process write `held-RANK.json` into its directory."""
-    own = train.train
+    own = train.train_and_save
 
     def measured(trainer: Any, checkpoint: Any, job: Job) -> int:
         run = job.run
@@ -61,7 +61,7 @@ def measure_runs() -> None:
         trainer.add_callback(Held(trainer, path, planned))
         return own(trainer, checkpoint, job)
 
-    train.train = measured
+    train.train_and_save = measured
 
 
 def held_of(run: Path, rank: int = 0) -> tuple[dict[str, float], dict[str, float]]:

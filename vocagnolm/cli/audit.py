@@ -20,17 +20,17 @@ from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_c
 from vocagnolm.host.files import JsonObject, check_writable
 from vocagnolm.tokenizers import load_tokenizer
 
-NAME = "vocagnolm audit"
+_NAME = "vocagnolm audit"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Audit, and return the exit status."""
-    return run_command(NAME, lambda: _audit(_parse(argv)))
+    return run_command(_NAME, lambda: _audit(_parse(argv)))
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser, defaults = Parser(NAME, __doc__), AuditSettings()
+    parser, defaults = Parser(_NAME, __doc__), AuditSettings()
     add = parser.add_argument
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")

@@ -26,12 +26,12 @@ from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.host.command import Parser, run_command, say
 from vocagnolm.host.files import check_writable
 
-NAME = "vocagnolm compare"
+_NAME = "vocagnolm compare"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, and return the exit status."""
-    return run_command(NAME, lambda: _compare(argv))
+    return run_command(_NAME, lambda: _compare(argv))
 
 
 def _compare(argv: Sequence[str] | None) -> None:
@@ -73,7 +73,7 @@ def _draw(arguments: argparse.Namespace, idle: set[str]) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(NAME, __doc__)
+    parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add(
         "runs",

@@ -37,7 +37,7 @@ def _demo(argv: Sequence[str] | None) -> int:
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
     add("--methods", nargs="+", choices=METHODS, default=METHODS)
     for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
-        add(name, nargs="+", default=(), metavar="_NAME=VALUE", help=f"For train.py: {runs}.")
+        add(name, nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)
     plan = Plan(
         arguments.output_dir.resolve(),

@@ -15,38 +15,29 @@ from vocagnolm.packing import Blocks
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
 
-DRY_RUN_DOCUMENTS = 1000
+_DRY_RUN_DOCUMENTS = 1000
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a job, read, aligned and packed; in a dry run only the first ones.
+    """Documents of a job, read, aligned and packed; in a dry run only the first ones."""
 
-    Attributes:
-        corpus: the documents, with those that are held out.
-        segments: aligned segments to train on.
-        blocks: the same, packed.
-        total: documents of the whole dataset; None if the hub does not say.
-        held_out: aligned segments to evaluate on, if any.
-        eval_blocks: the same, packed.
-    """
-
+    # With the documents that are held out.
     corpus: datasets.Dataset
+    # To train on: aligned, and packed.
     segments: Segments
     blocks: Blocks
+    # Documents of the whole dataset; None if the hub does not say.
     total: int | None
+    # To evaluate on, if there is something.
     held_out: Segments | None = None
     eval_blocks: Blocks | None = None
 
     def settings(self, pair: Pair) -> dict[str, object]:
         """Return what the corpus adds to the settings of a run: progress is counted in blocks."""
-        read: dict[str, object] = {
-            "corpus_digest": self.segments.digest(),
-            "blocks": len(self.blocks),
-        }
-        if pair.is_stored:
-            assert pair.guide
-            read["teacher_losses_sha256"] = pair.guide.fingerprint()
+        read = {"corpus_digest": self.segments.digest(), "blocks": len(self.blocks)}
+        if pair.is_stored and pair.guide:
+            return read | {"teacher_losses_sha256": pair.guide.fingerprint()}
         return read
 
     def write_skipped(self, output_dir: str | Path) -> None:
@@ -88,13 +79,12 @@ def _align(job: Job, pair: Pair) -> tuple[datasets.Dataset, Segments, int | None
     with first_of_machine_first():
         total: int | None
         if job.run.dry_run:
-            corpus, total = load_sample(data.dataset, DRY_RUN_DOCUMENTS, **data.corpus_options())
+            corpus, total = load_sample(data.dataset, _DRY_RUN_DOCUMENTS, **data.corpus_options())
         else:
             corpus = load_corpus(data.dataset, **data.corpus_options())
             total = len(corpus)
-        segments = align_corpus(
-            corpus, pair.student_reader, pair.guide, num_proc=data.processes(len(corpus))
-        )
+        processes = data.processes(len(corpus))
+        segments = align_corpus(corpus, pair.student_reader, pair.guide, num_proc=processes)
     missing = sum(reason == MISSING for _, reason in segments.skipped)
     if missing and data.missing_losses == "error":
         raise ValueError(
@@ -114,15 +104,13 @@ def _hold_out(job: Job, pair: Pair, segments: Segments) -> tuple[Segments, Segme
     """Return the segments to train on, and those to evaluate on, if any."""
     data, run = job.data, job.run
     if data.eval_dataset:
+        # A store knows other documents only, and evaluation needs no teacher.
+        guide = None if pair.is_stored else pair.guide
+        named = {"text_column": data.text_column, "option": "--eval_dataset"}
         with first_of_machine_first():
-            corpus = load_corpus(
-                data.eval_dataset, text_column=data.text_column, option="--eval_dataset"
-            )
-            # A store knows other documents only, and evaluation needs no teacher.
-            guide = None if pair.is_stored else pair.guide
-            held_out = align_corpus(
-                corpus, pair.student_reader, guide, num_proc=data.processes(len(corpus))
-            )
+            corpus = load_corpus(data.eval_dataset, **named)
+            processes = data.processes(len(corpus))
+            held_out = align_corpus(corpus, pair.student_reader, guide, num_proc=processes)
         if not len(held_out.rows):
             raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
         return segments, held_out

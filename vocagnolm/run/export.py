@@ -1,22 +1,24 @@
 """Write the student of a checkpoint whole, for `from_pretrained`.
 
-What FSDP has saved in pieces is put together by one process, without a GPU. Its index, a pickle, is
-read as PyTorch's distributed checkpoints always are: export checkpoints of your own only.
+What FSDP has saved in pieces is put together by one process, without a GPU. Its index is a pickle:
+export checkpoints of your own only.
 """
 
 from __future__ import annotations
 
 import shutil
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm.host.command import note
 from vocagnolm.host.files import ASIDE, read_json
@@ -56,21 +58,16 @@ def export(
 ) -> Exported:
     """Write the whole model of a checkpoint, with its configuration and tokenizer, or nothing.
 
-    Args:
-        checkpoint: `checkpoint-N` of a run, from one process or from many, or the directory of a
-            finished run; what it does not hold itself comes from the student that `run.json` names.
-        output_dir: must be empty, or not be there.
-        merge: add adapters to the student's weights; only for adapters, and needed for them.
-        dtype: of the weights, which training keeps in float32.
-        trust_remote_code: run code of the student.
+    The checkpoint may be `checkpoint-N` of a run, from one process or from many, or the directory
+    of a finished run. Lacking parts come from the student that `run.json` names. With `merge`
+    adapters are added to the student's weights; nothing else can be done with them.
 
     Raises:
         ValueError: the checkpoint is damaged, or the options do not suit it.
     """
     checkpoint = checkpoint.resolve()
-    target = output_dir or checkpoint.with_name(
-        f"export-{checkpoint.name.removeprefix('checkpoint-')}"
-    )
+    step = checkpoint.name.removeprefix("checkpoint-")
+    target = output_dir or checkpoint.with_name(f"export-{step}")
     source = _Source(checkpoint, trust_remote_code)
     source.check(merge)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -78,7 +75,8 @@ def export(
     tokenizer = source.tokenizer()
     note(f"reading {checkpoint}")
     # One weight is converted after the other, so that the model is in memory once.
-    model = source.model().to(getattr(torch, dtype))
+    model: Any = source.model()
+    model.to({"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
     # Training turned the cache off; generation needs it.
     model.config.use_cache = True
     note(f"writing {target}")
@@ -116,8 +114,8 @@ class _Source:
         if merge and not self.is_adapted:
             raise ValueError(f"--merge has no effect: {self.checkpoint} holds no adapters")
 
-    @property
-    def settings(self) -> dict[str, Any]:
+    @cached_property
+    def settings(self) -> Mapping[str, Any]:
         """Settings of the run; empty if it has written none."""
         if found := run_of(self.checkpoint):
             return found
@@ -128,37 +126,31 @@ class _Source:
 
     @property
     def is_sharded(self) -> bool:
+        """True if FSDP has saved the weights in pieces."""
         return relayout.is_sharded(self.checkpoint)
 
     @property
     def is_adapted(self) -> bool:
-        return is_adapter(self.checkpoint) or bool(
-            self.is_sharded and self.settings.get("use_peft", False)
-        )
+        """True if it holds adapters instead of a model."""
+        sharded_adapters = self.is_sharded and self.settings.get("use_peft", False)
+        return bool(is_adapter(self.checkpoint) or sharded_adapters)
 
-    @property
+    @cached_property
     def student(self) -> ModelSource:
         """Student that the run began with."""
-        settings = self.settings
-        if not settings and is_adapter(self.checkpoint):
+        name, revision = self.settings.get("student"), self.settings.get("student_revision")
+        if not self.settings and is_adapter(self.checkpoint):
             adapters = read_adapter_config(self.checkpoint)
-            settings = {
-                "student": adapters.base_model_name_or_path,
-                "student_revision": adapters.revision,
-            }
-        if not settings.get("student"):
+            name, revision = adapters.base_model_name_or_path, adapters.revision
+        if not name:
             raise ValueError(
                 f"{self.checkpoint} does not say which student it is of: expected "
                 f"{RUN_FILE} in it or beside it, as train.py writes it"
             )
-        return ModelSource(
-            settings["student"],
-            "student",
-            settings.get("student_revision"),
-            trust_remote_code=self.trust_remote_code,
-        )
+        trust = self.trust_remote_code
+        return ModelSource(name, "student", revision, trust_remote_code=trust)
 
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the checkpoint's own tokenizer, or the one that the run has used."""
         place, revision = str(self.checkpoint), None
         if not (self.checkpoint / "tokenizer_config.json").exists():
@@ -168,34 +160,32 @@ class _Source:
         trust = self.trust_remote_code
         return load_tokenizer(place, "student", revision=revision, trust_remote_code=trust)
 
-    def model(self) -> Any:
+    def model(self) -> PreTrainedModel:
         """Load the trained model in float32."""
         if self.is_adapted:
             model = self.student.load(torch.float32)
-            return merge_adapters(model, self._adapter_config(model), self._adapters())
+            if is_adapter(self.checkpoint):
+                config = read_adapter_config(self.checkpoint)
+            else:
+                names = (option.name for option in fields(AdapterArguments))
+                arguments = AdapterArguments(**{name: self.settings[name] for name in names})
+                config = lora_config(model, arguments)
+            return merge_adapters(model, config, self._adapters())
         if self.is_sharded:
             return self._put_together()
-        whole = ModelSource(
-            str(self.checkpoint), "checkpoint", trust_remote_code=self.trust_remote_code
-        )
+        trust = self.trust_remote_code
+        whole = ModelSource(str(self.checkpoint), "checkpoint", trust_remote_code=trust)
         return whole.load(torch.float32)
-
-    def _adapter_config(self, model: Any) -> Any:
-        if is_adapter(self.checkpoint):
-            return read_adapter_config(self.checkpoint)
-        named = {option.name: self.settings[option.name] for option in fields(AdapterArguments)}
-        return lora_config(model, AdapterArguments(**named))
 
     def _adapters(self) -> dict[str, Tensor]:
         if self.is_sharded:
             return relayout.read_sharded(self.checkpoint, relayout.MODEL)
         return load_file(self.checkpoint / "adapter_model.safetensors")
 
-    def _put_together(self) -> Any:
-        model: Any = self.student.skeleton(self.student.config())
-        found = model.load_state_dict(
-            relayout.read_sharded(self.checkpoint, relayout.MODEL), assign=True, strict=False
-        )
+    def _put_together(self) -> PreTrainedModel:
+        model = self.student.skeleton(self.student.config())
+        weights = relayout.read_sharded(self.checkpoint, relayout.MODEL)
+        found = model.load_state_dict(weights, assign=True, strict=False)
         # A shared weight may have been saved once.
         model.tie_weights()
         absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
@@ -204,8 +194,9 @@ class _Source:
                 f"{self.checkpoint} is no checkpoint of {self.student.name}: {len(wrong)} weights "
                 f"are missing or too many, such as {wrong[0]}"
             )
-        with suppress(OSError):  # it has none
-            model.generation_config = GenerationConfig.from_pretrained(
-                self.student.name, revision=self.student.revision or "main"
-            )
+        # The student may have none.
+        with suppress(OSError):
+            revision = self.student.revision or "main"
+            config = GenerationConfig.from_pretrained(self.student.name, revision=revision)
+            model.generation_config = config
         return model

@@ -21,12 +21,7 @@ _KNOBS = (
 
 
 def explain(error: BaseException, doing: str) -> str | None:
-    """Say the cause, the place and the remedy; None for an error of another kind.
-
-    Args:
-        error: ended the run.
-        doing: the place, such as "the student's forward of step 3".
-    """
+    """Say cause, place ("the student's forward of step 3") and remedy of an error that is known."""
     reason = _reason(error)
     if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY in str(error):
         return f"out of memory in {doing}: try, in order of what it costs, {_KNOBS}"

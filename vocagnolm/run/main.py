@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return Exit.DONE
         trainer, checkpoint = built
         try:
-            return train(trainer, checkpoint, job)
+            return train_and_save(trainer, checkpoint, job)
         except NonFiniteLoss as error:
             return stop(_NAME, error, Exit.BAD_NUMBERS)
         except LayoutError as error:
@@ -71,11 +71,10 @@ def _stop_if_known(error: BaseException, doing: str) -> int:
 
 
 def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
-    """Do all that can go wrong before the first step.
+    """Do all that can go wrong before the first step; None after a dry run and a finished run.
 
     Returns:
-        The trainer, and the checkpoint that it resumes from, if any. None after a dry run, and
-        where the run is finished.
+        The trainer, and the checkpoint that it resumes from, if any.
     """
     run, defaults = job.run, default_settings()
     check_settings(run.output_dir, job.settings, defaults)
@@ -116,6 +115,8 @@ def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
     # Before the models are loaded: a directory may hold another store.
     recorder = load_recorder(job, pair, documents)
     student, teacher = load_models(pair, seed=run.seed)
+    chunks = method.chunks if method.method == "chunk" else None
+    crosses = data.attend_across_documents
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
@@ -126,12 +127,7 @@ def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
         device_peak_tflops=run.device_peak_tflops,
         train_dataset=documents.blocks,
         eval_dataset=documents.eval_blocks,
-        data_collator=PackedCollator(
-            data.max_length,
-            data.attend_across_documents,
-            teacher_max_length=pair.teacher_rows,
-            chunks=method.chunks if method.method == "chunk" else None,
-        ),
+        data_collator=PackedCollator(data.max_length, crosses, pair.teacher_rows, chunks=chunks),
         processing_class=pair.student_reader.tokenizer,
     )
     if table := load_guidance_table(job, pair, documents, trainer):
@@ -159,7 +155,7 @@ def _check_and_compile(trainer: VocAgnoTrainer, job: Job, documents: Documents) 
             compile_layers(reader)
 
 
-def train(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) -> int:
+def train_and_save(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) -> int:
     """Train, evaluate, save a model that `from_pretrained` loads, and return the exit status."""
     run = job.run
     if checkpoint:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, cast
 
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm.models.layers import decoder_layers
 
@@ -33,67 +34,70 @@ _QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Counts that a model's memory follows from.
-
-    Attributes:
-        trained: those with a gradient.
-        linear: weights of linear layers other than the output head.
-        layer: parameters of the largest decoder layer.
-        layers: decoder layers.
-        rest: parameters outside of them: embeddings, head, norm.
-        hidden: width of the residuals.
-        inner: width within the MLP.
-    """
+    """Counts that a model's memory follows from."""
 
     parameters: int
+    # Those with a gradient, and the weights of linear layers other than the output head.
     trained: int
     linear: int
+    # Parameters of the largest decoder layer, the number of layers, and parameters outside of them.
     layer: int
     layers: int
     rest: int
+    # Widths of the residuals, and within the MLP.
     hidden: int
     inner: int
 
 
-def sizes_of(model: Any) -> Sizes:
+def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     """Count a causal language model, with adapters or without; it may be on the meta device."""
-    text, head = model.config.get_text_config(), model.get_output_embeddings()
-    counts = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-    total = sum(count for count, _ in counts)
-    linear = (m for m in model.modules() if isinstance(m, nn.Linear) and m is not head)
-    layers = []
+    whole = cast(PreTrainedModel, model)
+    text = whole.config.get_text_config()
+    head = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layers: list[int] = []
     # Some models name no decoder layers.
     with suppress(ValueError):
-        layers = [sum(p.numel() for p in layer.parameters()) for layer in decoder_layers(model)]
-    hidden = getattr(text, "hidden_size", 0)
+        layers = [_parameters(layer) for layer in decoder_layers(model)]
+    total = _parameters(model)
+    hidden = _number(text, "hidden_size")
     return Sizes(
         parameters=total,
-        trained=sum(count for count, is_trained in counts if is_trained),
-        linear=sum(module.weight.numel() for module in linear),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        linear=sum(
+            module.weight.numel()
+            for module in model.modules()
+            if isinstance(module, nn.Linear) and module is not head
+        ),
         layer=max(layers, default=0),
-        layers=getattr(text, "num_hidden_layers", 0),
+        layers=_number(text, "num_hidden_layers"),
         rest=total - sum(layers),
         hidden=hidden,
-        inner=getattr(text, "intermediate_size", None) or 4 * hidden,
+        inner=_number(text, "intermediate_size") or 4 * hidden,
     )
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _number(config: PreTrainedConfig, name: str) -> int:
+    # By attribute, because a configuration may map the name to one of its own.
+    return getattr(config, name, None) or 0
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Distribution and precision of a student in training.
-
-    Attributes:
-        shards: devices that FSDP2 spreads its weights over; None under DDP, and on one device.
-        recomputes: layers keep their inputs only, and are run again.
-        accumulates: several micro-batches make a step.
-        reshards: gathered weights are dropped between a forward and its backward pass.
-    """
+    """Distribution and precision of a student in training."""
 
     devices: int = 1
+    # Devices that FSDP2 spreads its weights over; None under DDP, and on one device.
     shards: int | None = None
     precision: Precision = "float32"
+    # Layers keep their inputs only, and are run again.
     recomputes: bool = False
+    # Several micro-batches make a step.
     accumulates: bool = False
+    # Gathered weights are dropped between a forward and its backward pass.
     reshards: bool = False
 
 
@@ -107,9 +111,8 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
     parts: dict[str, float] = {"student with AdamW": state_bytes(student) / (layout.shards or 1)}
     if layout.shards is not None:
         width = 4 if layout.precision == "float32" else 2
-        parts["gathered weights"] = width * (
-            _gathered(student) if layout.reshards else student.parameters
-        )
+        gathered = _gathered(student) if layout.reshards else student.parameters
+        parts["gathered weights"] = width * gathered
         # They are reduced with the last micro-batch only.
         if layout.accumulates:
             parts["whole gradients"] = _GRADIENT * student.trained
@@ -132,18 +135,15 @@ def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, f
 def teacher_memory(
     teacher: Sizes, width: int, quantization: str | None = None, devices: int = 1
 ) -> dict[str, float]:
-    """Estimate the bytes of a device by part.
+    """Estimate the bytes of a device by part, with the weights spread over so many devices.
 
-    Args:
-        teacher: the model.
-        width: bytes of a parameter that is not quantized.
-        quantization: a name of `--teacher_quantization`, or JSON, which tells no bytes.
-        devices: share its weights; with several, some are gathered in a forward pass.
+    The width is that of a parameter that is not quantized; JSON for a quantization tells no bytes.
     """
     narrower = width - _QUANTIZED.get(quantization or "", float(width))
     size = width * teacher.parameters - narrower * teacher.linear
     is_known = quantization is None or quantization in _QUANTIZED
     parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
+    # A forward pass gathers some.
     if devices > 1:
         parts["teacher's gathered weights"] = width * _gathered(teacher)
     return parts

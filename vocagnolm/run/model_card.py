@@ -27,41 +27,39 @@ def write_model_card(
     output_dir: str | Path, settings: Mapping[str, Any], state: TrainerState
 ) -> None:
     """Write `README.md` beside the weights."""
-    name = Path(output_dir).name
+    name, guided = Path(output_dir).name, _guided_by(settings)
     measured = {"steps": float(state.global_step)}
     for key in ("student_loss_nats", "eval_loss"):
         if values := [entry[key] for entry in state.log_history if key in entry]:
             measured |= {f"first {key}": values[0], f"last {key}": values[-1]}
+    numbers = "\n".join(f"- {key}: {value:.6g}" for key, value in measured.items())
     software = versions(f"python {_PACKAGES}")
-    lines = [
-        "---",
-        "library_name: transformers",
-        *_hub_entries(settings),
-        "---",
-        "",
-        f"# {name}",
-        "",
-        f"{settings['student']} after {_TITLES[settings['method']]} on {settings['dataset']}"
-        + f"{_guided_by(settings)}.",
-        "",
-        "## Result",
-        "",
-        *(f"- {key}: {value:.6g}" for key, value in measured.items()),
-        "",
-        "## Settings",
-        "",
-        "```json",
-        json.dumps(dict(settings), indent=2),
-        "```",
-        "",
-        "## Software",
-        "",
-        f"Python {software.pop('python')}; "
-        + ", ".join(f"{package} {version}" for package, version in software.items())
-        + ".",
-        "",
-    ]
-    (Path(output_dir) / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    python = software.pop("python")
+    packages = ", ".join(f"{package} {version}" for package, version in software.items())
+    text = f"""\
+---
+library_name: transformers
+{_hub_entries(settings)}---
+
+# {name}
+
+{settings["student"]} after {_TITLES[settings["method"]]} on {settings["dataset"]}{guided}.
+
+## Result
+
+{numbers}
+
+## Settings
+
+```json
+{json.dumps(dict(settings), indent=2)}
+```
+
+## Software
+
+Python {python}; {packages}.
+"""
+    (Path(output_dir) / "README.md").write_text(text, encoding="utf-8")
 
 
 def _guided_by(settings: Mapping[str, Any]) -> str:
@@ -73,12 +71,12 @@ def _guided_by(settings: Mapping[str, Any]) -> str:
     return f", guided by {' and '.join(names)}" if names else ""
 
 
-def _hub_entries(settings: Mapping[str, Any]) -> list[str]:
+def _hub_entries(settings: Mapping[str, Any]) -> str:
     """Link the student and the corpus, unless they are directories, which no hub has."""
-    entries = {"base_model": "{}", "datasets": "[{}]"}
-    names = {"base_model": settings["student"], "datasets": settings["dataset"]}
-    return [
-        f"{key}: {form.format(json.dumps(names[key]))}"
-        for key, form in entries.items()
-        if not Path(names[key]).exists()
-    ]
+    student, dataset = settings["student"], settings["dataset"]
+    lines = ""
+    if not Path(student).exists():
+        lines += f"base_model: {json.dumps(student)}\n"
+    if not Path(dataset).exists():
+        lines += f"datasets: [{json.dumps(dataset)}]\n"
+    return lines

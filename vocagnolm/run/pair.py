@@ -11,32 +11,21 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from vocagnolm import tokenizers
 from vocagnolm.data import Guide, Teachers
 from vocagnolm.host.command import resolve_dtype
 from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization
-from vocagnolm.models.source import (
-    ModelSource,
-    check_distinct,
-    context_length,
-)
+from vocagnolm.models.source import ModelSource, check_distinct, context_length
 from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
 from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.tokenizers import (
-    Reader,
-    Role,
-    check_same_tokens,
-    student_reader,
-    teacher_reader,
-    tokenizer_sha256,
-)
 
 # The paper's length of a sequence.
-DEFAULT_LENGTH = 2048
+_DEFAULT_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -58,16 +47,13 @@ class Pair:
     """The student and its teachers before their weights are loaded.
 
     Attributes:
-        student: the model to train.
-        student_reader: its way to read.
-        teachers: models that guide it; none with a store of losses, and none without a teacher.
+        teachers: none with a store of losses, and none without a teacher.
         guide: maps the teachers' tokens to the student's; None where nothing is mapped.
-        arguments: say how weights are loaded.
         device: gets the teachers.
     """
 
     student: Model
-    student_reader: Reader
+    student_reader: tokenizers.Reader
     teachers: tuple[Model, ...]
     guide: Guide | None
     arguments: ModelArguments
@@ -88,23 +74,23 @@ class Pair:
         """Precision of the teachers, never "auto"."""
         return resolve_dtype(self.arguments.teacher_dtype, self.device)
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return getattr(torch, self.teacher_dtype)  # type: ignore[no-any-return]
+
     @cached_property
     def teacher_quantization(self) -> dict[str, object] | None:
         """Quantization config of the teachers, if any; a dry run does not need its packages."""
         name = self.arguments.teacher_quantization
-        return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
+        return quantization(name, self._dtype) if name else None
 
     @cached_property
     def student_sizes(self) -> Sizes:
-        """Sizes of the student, adapters included.
-
-        Raises:
-            ValueError: the student cannot have the adapters that are asked for.
-        """
+        """Sizes of the student, with its adapters, which it may be unable to have (ValueError)."""
         skeleton = self.student.source.skeleton(self.student.config)
-        if not self.arguments.use_peft:
-            return sizes_of(skeleton)
-        return sizes_of(add_adapters(skeleton, self.arguments, seed=0))
+        if self.arguments.use_peft:
+            return sizes_of(add_adapters(skeleton, self.arguments, seed=0))
+        return sizes_of(skeleton)
 
     @cached_property
     def teacher_sizes(self) -> list[Sizes]:
@@ -120,63 +106,51 @@ def load_pair(
 ) -> Pair:
     """Read configurations and tokenizers, which is cheap, and reject what cannot work.
 
-    Args:
-        model: names of the models, and options of their loading.
-        method: settings of the method.
-        device: gets the teachers.
-        max_length: student tokens of a segment; None: the paper's 2048, or the student's context
-            if that is shorter.
+    A segment has `max_length` student tokens; by default the paper's 2048, or the student's context
+    if that is shorter.
 
     Raises:
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
-    (student,) = _models(
-        model, "student", [model.student], [model.student_revision], [model.student_tokenizer]
-    )
-    length = max_length or min(DEFAULT_LENGTH, student.context)
+    given = [model.student], [model.student_revision], [model.student_tokenizer]
+    (student,) = _models(model, "student", *given)
+    length = max_length or min(_DEFAULT_LENGTH, student.context)
     if length > student.context:
         raise ValueError(
             f"--max_length {length} exceeds the student's context of {student.context}"
         )
-    reader = student_reader(student.tokenizer, length)
+    reader = tokenizers.student_reader(student.tokenizer, length)
     if model.teacher_losses:
         stores = StoredReader(list(map(Store, model.teacher_losses)))
         if method.method == "rho1":
             _check_scored_by(student.tokenizer, stores)
         return Pair(student, reader, (), stores, model, device)
     names = model.teacher or []
-    unknown: list[str | None] = [None] * len(names)
-    teachers = _models(
-        model,
-        "teacher",
-        names,
-        model.teacher_revision or unknown,
-        model.teacher_tokenizer or unknown,
-    )
+    unknown = [None] * len(names)
+    revisions, elsewhere = model.teacher_revision or unknown, model.teacher_tokenizer or unknown
+    teachers = _models(model, "teacher", names, revisions, elsewhere)
     guide = _guide(student, teachers, method, length)
     return Pair(student, reader, tuple(teachers), guide, model, device)
 
 
 def _models(
     arguments: ModelArguments,
-    role: Role,
+    role: tokenizers.Role,
     names: list[str],
     revisions: Sequence[str | None],
-    tokenizers: Sequence[str | None],
+    elsewhere: Sequence[str | None],
 ) -> list[Model]:
-    """Read configurations first, then tokenizers, which take longer."""
     attention, trust = arguments.attn_implementation, arguments.trust_remote_code
     sources = [
         ModelSource(name, role, revision, attention, trust)
         for name, revision in zip(names, revisions, strict=True)
     ]
-    # All of them first: a wrong name is told before any tokenizer is read.
+    # All of them first: a wrong name is told before any tokenizer is read, which takes longer.
     configs = [source.config() for source in sources]
-    found = []
-    for source, config, elsewhere in zip(sources, configs, tokenizers, strict=True):
-        tokenizer = source.checked_tokenizer(config, role, elsewhere)
-        found.append(Model(source, config, tokenizer))
-    return found
+    return [
+        Model(source, config, source.checked_tokenizer(config, role, place))
+        for source, config, place in zip(sources, configs, elsewhere, strict=True)
+    ]
 
 
 def _guide(
@@ -185,26 +159,23 @@ def _guide(
     """Return the co-resident teachers' way to read what the student reads."""
     if method.method in ("kld", "rho1"):
         for teacher in teachers:
-            check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
-    contexts = [teacher.context for teacher in teachers]
+            tokenizers.check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
     # With KLD the teacher is shown the student's own tokens, and nothing is mapped.
     if method.method == "kld":
-        if length > min(contexts):
-            raise ValueError(
-                f"--max_length {length} exceeds the teacher's context of {min(contexts)}"
-            )
+        if length > (context := min(teacher.context for teacher in teachers)):
+            raise ValueError(f"--max_length {length} exceeds the teacher's context of {context}")
         return None
     if not teachers:
         return None
     by_position = method.method == "uld" and method.uld_pairing == "position"
-    readers = (teacher_reader(teacher.tokenizer, teacher.context) for teacher in teachers)
+    readers = (tokenizers.teacher_reader(each.tokenizer, each.context) for each in teachers)
     return Teachers(tuple(readers), by_position)
 
 
 def _check_scored_by(tokenizer: PreTrainedTokenizerBase, stores: StoredReader) -> None:
     """Reject stores of losses of other tokens than the student's."""
     for store in stores.stores:
-        if store.manifest["tokenizer_sha256"] != tokenizer_sha256(tokenizer):
+        if store.manifest["tokenizer_sha256"] != tokenizers.tokenizer_sha256(tokenizer):
             raise ValueError(
                 f"--method rho1: --teacher_losses {store.directory} was scored by "
                 f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
@@ -215,17 +186,14 @@ def _check_scored_by(tokenizer: PreTrainedTokenizerBase, stores: StoredReader) -
 def load_models(
     pair: Pair, seed: int = 42
 ) -> tuple[nn.Module, list[PreTrainedModel] | StoredTeacher | None]:
-    """Load the weights of all models; a stored teacher has none.
-
-    Args:
-        pair: models to load.
-        seed: of the student's adapters, if it is to have some.
+    """Load the weights of all models; a stored teacher has none. The seed is for adapters.
 
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
     arguments = pair.arguments
     student = pair.student.source.load(torch.float32)
+    # The teachers first: adapters change the student that they are compared with.
     teacher = _load_teacher(pair, student)
     if arguments.use_peft:
         return add_adapters(student, arguments, seed, pair.student.source.revision), teacher
@@ -237,10 +205,9 @@ def _load_teacher(
 ) -> list[PreTrainedModel] | StoredTeacher | None:
     if pair.is_stored:
         return StoredTeacher(len(pair.arguments.teacher_losses or ()))
-    dtype = getattr(torch, pair.teacher_dtype)
     loaded = []
     for teacher in pair.teachers:
-        model = teacher.source.load(dtype, pair.teacher_quantization, pair.device)
+        model = teacher.source.load(pair._dtype, pair.teacher_quantization, pair.device)
         check_distinct(student, model, pair.student.tokenizer, teacher.tokenizer)
         # Sharded before the next one is loaded.
         if pair.arguments.teacher_sharding == "node":

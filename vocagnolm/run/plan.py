@@ -21,7 +21,7 @@ from vocagnolm.spans import encode
 from vocagnolm.tokenizers import Reader
 
 # Devices of the machines that a plan made by one process alone is for.
-USUAL_MACHINE = 8
+_USUAL_MACHINE = 8
 _GIB = 2**30
 
 
@@ -29,10 +29,9 @@ def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
     """Describe a run in lines that begin with a word each."""
     # Shapes are counted on the meta device; nothing is loaded.
     student, run = pair.student_sizes, job.run
-    line = f"student    {job.model.student}: {student.parameters:,} parameters"
+    lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
-        line += f", {student.trained:,} of them trained"
-    lines = [line]
+        lines[0] += f", {student.trained:,} of them trained"
     for teacher, sizes in zip(pair.teachers, pair.teacher_sizes, strict=True):
         lines.append(f"teacher    {teacher.source.name}: {sizes.parameters:,} parameters, frozen")
     if pair.teachers and (run.dry_run or devices_of_a_machine() > 1):
@@ -88,9 +87,11 @@ def _steps(job: Job, documents: Documents) -> str:
     tokens = len(documents.blocks) * job.data.max_length
     steps_of_epoch = tokens * total // (read * run.global_batch_tokens)
     steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
-    if total == read:
-        return steps
-    return f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
+    return (
+        steps
+        if total == read
+        else f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
+    )
 
 
 def describe_memory(parts: dict[str, float]) -> str:
@@ -109,18 +110,20 @@ def device_memory(job: Job, pair: Pair) -> dict[str, float]:
 
 def student_layout(run: RunArguments) -> memory.Layout:
     """Return how the student is spread and computes, as Trainer and Accelerate read it."""
-    recomputes = any(getattr(run, f"{n}_checkpointing", False) for n in ("gradient", "activation"))
+    given = vars(run)
+    # Transformers is about to rename the option: one of the two may be absent.
+    recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
     accumulates = (run.gradient_accumulation_steps or 1) > 1
     is_sharded = bool(run.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
     if not is_sharded:
         precision: memory.Precision = "mixed" if run.is_mixed else "float32"
         return memory.Layout(run.world_size, None, precision, recomputes, accumulates)
     # Both read the environment that `accelerate launch` sets.
-    given = getattr(run, "parallelism_config", None) or ParallelismConfig()
-    plugin = FullyShardedDataParallelPlugin(**(getattr(run, "fsdp_plugin_args", None) or {}))
+    shards = (given.get("parallelism_config") or ParallelismConfig()).dp_shard_size
+    plugin = FullyShardedDataParallelPlugin(**(given.get("fsdp_plugin_args") or {}))
     return memory.Layout(
         devices=run.world_size,
-        shards=given.dp_shard_size if given.dp_shard_size > 1 else run.world_size,
+        shards=shards if shards > 1 else run.world_size,
         precision="16 bits" if run.is_mixed else "float32",
         recomputes=recomputes or bool(plugin.activation_checkpointing),
         accumulates=accumulates,
@@ -140,14 +143,12 @@ def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:
 
 def _devices_of_the_jobs_machines() -> int:
     """Return the processes of this machine; one alone plans for machines as they usually are."""
-    return devices_of_a_machine() if devices_of_a_machine() > 1 else USUAL_MACHINE
+    return devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
 
 
 def _both_shardings(pair: Pair) -> str:
     several = _devices_of_the_jobs_machines()
-    whole, shard = (
-        sum(_teachers_memory(pair, devices).values()) / _GIB for devices in (1, several)
-    )
+    whole, shard = (sum(_teachers_memory(pair, n).values()) / _GIB for n in (1, several))
     return (
         f"sharding   --teacher_sharding {pair.arguments.teacher_sharding}; the teacher takes per "
         f"device {whole:.2f} GiB with none, {shard:.2f} GiB with node ({several} devices a machine)"

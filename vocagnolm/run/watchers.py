@@ -23,11 +23,7 @@ from vocagnolm.views.view import ViewSettings, sample_blocks
 
 
 def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | None:
-    """Make the recorder that keeps the teacher's losses, with `--save_store`.
-
-    Raises:
-        ValueError: the directory holds another store.
-    """
+    """Make the recorder for `--save_store`; ValueError if the directory holds another store."""
     model, run = job.model, job.run
     if not model.save_store:
         return None
@@ -55,18 +51,13 @@ def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | 
         if checkpoints.find_checkpoint(run.output_dir):
             return None
         raise ValueError(f"--save_store {directory} holds a finished store: give another directory")
+    # Each process writes what it has read; the plan is written once.
     if run.process_index == 0:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / PLAN_FILE, description)
-    return LossRecorder(
-        directory,
-        documents.corpus,
-        documents.segments.rows,
-        documents.blocks,
-        reader,
-        model.store_dtype,
-        description | {"versions": versions(PACKAGES)},
-    )
+    read = documents.corpus, documents.segments.rows, documents.blocks
+    description |= {"versions": versions(PACKAGES)}
+    return LossRecorder(directory, *read, reader, model.store_dtype, description)
 
 
 def load_guidance_table(
@@ -77,22 +68,12 @@ def load_guidance_table(
     if not method.guidance_table_steps:
         return None
     assert isinstance(trainer.data_collator, PackedCollator)
-    readers = pair.guide.readers if pair.guide else ()
-    sample = sample_blocks(
-        documents.blocks,
-        [0],
-        trainer.data_collator,
-        documents.segments.rows,
-        documents.corpus,
-        (pair.student_reader, readers[0] if readers else None),
-    )
+    # A stored teacher shows no pieces of its own: its store has no tokenizer.
+    readers = pair.student_reader, next(iter(pair.guide.readers if pair.guide else ()), None)
+    texts = documents.segments.rows, documents.corpus
+    sample = sample_blocks(documents.blocks, [0], trainer.data_collator, *texts, readers)
+    teacher = " and ".join(model.teacher or model.teacher_losses or ())
     scope = {"sequence": "each block", "batch": "the blocks shown"}[method.selection_scope]
-    settings = ViewSettings(
-        model.student,
-        " and ".join(map(str, model.teacher or model.teacher_losses or ())),
-        method,
-        f"the mapped tokens of {scope}",
-    )
-    return GuidanceTable(
-        trainer.token_guidance, sample, method.guidance_table_steps, job.run.output_dir, settings
-    )
+    settings = ViewSettings(model.student, teacher, method, f"the mapped tokens of {scope}")
+    every = method.guidance_table_steps
+    return GuidanceTable(trainer.token_guidance, sample, every, job.run.output_dir, settings)
