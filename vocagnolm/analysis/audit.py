@@ -44,20 +44,17 @@ _Document = tuple[int, str]
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """Sizes of an audit.
+    """Sizes of an audit."""
 
-    Attributes:
-        sequence_length: student tokens of a sequence that is cut into chunks.
-        sequences: their number, at most.
-        chunks: numbers of chunks of a sequence.
-        worst: documents to name per teacher.
-        seed: order in which documents are put into sequences.
-    """
-
+    # Student tokens of a sequence that is cut into chunks.
     sequence_length: int = 2048
+    # Their number, at most.
     sequences: int = 150
+    # Numbers of chunks of a sequence.
     chunks: Sequence[int] = CHUNKS
+    # Documents to name per teacher.
     worst: int = 10
+    # Order in which documents are put into sequences.
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -29,23 +29,19 @@ Cells = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Some runs compared.
+    """Some runs compared."""
 
-    Attributes:
-        runs: evaluations, the baseline first.
-        scores: all their numbers, as rows: run, column, second, value, rounded, low, high, marked.
-        reported: the paper's numbers: row, table, column, reported.
-        against_reported: rows of `scores` beside rows of `reported`, with the difference in points
-            and whether the reported number is inside our 95 % interval.
-        source: the paper.
-        pairings: every other run against the first.
-    """
-
+    # Evaluations, the baseline first.
     runs: Sequence[Run]
+    # All their numbers, as rows: run, column, second, value, rounded, low, high, marked.
     scores: pd.DataFrame
+    # The paper's numbers: row, table, column, reported.
     reported: pd.DataFrame
+    # Rows of `scores` beside rows of `reported`, with the difference in points and whether the
+    # reported number is inside our 95 % interval.
     against_reported: pd.DataFrame
     source: str
+    # Every other run against the first.
     pairings: Sequence[Pairing]
     resamples: int
     seed: int

@@ -42,20 +42,17 @@ class Discordance:
 
 @dataclass(frozen=True)
 class Difference:
-    """Lead of the other run over the first, on the same items.
+    """Lead of the other run over the first, on the same items."""
 
-    Attributes:
-        points: difference of the exact accuracies, in percentage points.
-        interval: 95 %, by the paired bootstrap.
-        counts: None for an average, as are both p-values.
-        p: McNemar's, exact and two-sided.
-        p_holm: corrected for the number of benchmarks that the two runs are compared on.
-    """
-
+    # Difference of the exact accuracies, in percentage points.
     points: float
+    # 95 %, by the paired bootstrap.
     interval: tuple[float, float]
+    # None for an average, as are both p-values.
     counts: Discordance | None = None
+    # McNemar's, exact and two-sided.
     p: float | None = None
+    # Corrected for the number of benchmarks that the two runs are compared on.
     p_holm: float | None = None
 
 

@@ -17,30 +17,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Mark:
-    """One mark, and the line it is on.
+    """One mark, and the line it is on."""
 
-    Attributes:
-        x: a number, the name of a column, or None for a level that holds everywhere.
-        y: mean over the seeds.
-        bar: with several seeds a standard deviation to either side, with one the 95 % interval of
-            its evaluation; None where neither is known.
-        marked: as in the scores of a `Run`.
-        seeds: number of runs; 0 if it is the paper's.
-        label: of the line, in the legend; "" for none.
-        style: number of the line's marker, shade and dashes.
-        reported: printed in the paper; such marks are hollow.
-    """
-
+    # A number, the name of a column, or None for a level that holds everywhere.
     x: float | str | None
+    # Mean over the seeds.
     y: float
+    # With several seeds a standard deviation to either side, with one the 95 % interval of its
+    # evaluation; None where neither is known.
     bar: tuple[float, float] | None = None
     text: str = ""
+    # As in the scores of a `Run`.
     marked: tuple[str, ...] = ()
+    # Number of runs; 0 if it is the paper's.
     seeds: int = 0
     runs: tuple[str, ...] = ()
+    # Of the line, in the legend; "" for none.
     label: str = ""
+    # Number of the line's marker, shade and dashes.
     style: int = 0
     joined: bool = True
+    # Printed in the paper; such marks are hollow.
     reported: bool = False
 
 

@@ -32,30 +32,27 @@ _WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
 
 @dataclass(frozen=True)
 class Run:
-    """The results of one evaluation.
+    """The results of one evaluation."""
 
-    Attributes:
-        label: unlike that of any other run of the comparison.
-        directory: holds `results.json` and one file of items per benchmark.
-        model: name and revision.
-        prompts: authors of the exemplars: "ours", "harness", "other", "none", or several of them.
-        scores: rows in Table 1's order, the second opinion's last: column (a benchmark's id or an
-            average), second, value in percent, rounded as the harness does, low and high of the
-            95 % interval, and marked: words for why it may not stand beside a published number.
-        counts: items and right answers by benchmark.
-        conditions: by benchmark, all that must be equal in two runs whose items are paired.
-        notes: reasons not to put numbers beside published ones, each with its columns; engine.
-    """
-
+    # Unlike that of any other run of the comparison.
     label: str
+    # Holds `results.json` and one file of items per benchmark.
     directory: Path
+    # Name and revision.
     model: str
     grader: str
     second_opinion: str
+    # Authors of the exemplars: "ours", "harness", "other", "none", or several of them.
     prompts: str
+    # Rows in Table 1's order, the second opinion's last: column (a benchmark's id or an average),
+    # second, value in percent, rounded as the harness does, low and high of the 95 % interval, and
+    # marked: words for why it may not stand beside a published number.
     scores: Sequence[Row]
+    # Items and right answers by benchmark.
     counts: Mapping[str, tuple[int, int]]
+    # By benchmark, all that must be equal in two runs whose items are paired.
     conditions: Mapping[str, Row]
+    # Reasons not to put numbers beside published ones, each with its columns; engine.
     notes: Sequence[str]
 
     def items(self, benchmark: str) -> dict[int, tuple[bool, str, object]]:

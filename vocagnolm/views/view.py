@@ -52,29 +52,26 @@ class PieceView:
 
 @dataclass(frozen=True)
 class TokenView:
-    """A student token and what became of it.
+    """A student token and what became of it."""
 
-    Attributes:
-        text: the name of a special token, else the characters that no token before it shows. So all
-            texts but those of special tokens, joined, are the text, and the second token of a
-            character (byte fallback) shows none.
-        start: begin of its characters in the text, shared ones included.
-        end: end of them; `start` for a special token.
-        status: "kept" or "dropped" where both losses were compared, "unmapped" where there is no
-            teacher loss to compare with, "unlabelled" where nothing predicts it, as a start token.
-        is_trained: True if its weight in the loss is not 0.
-        student_loss_nats: None where unlabelled.
-        teacher_loss_nats: aggregated over its pieces, Eq. (2); None where there is none.
-        pieces: the teacher tokens that cover its characters, if they are known.
-    """
-
+    # The name of a special token, else the characters that no token before it shows. So all texts
+    # but those of special tokens, joined, are the text, and the second token of a character (byte
+    # fallback) shows none.
     text: str
+    # Begin of its characters in the text, shared ones included.
     start: int
+    # End of them; `start` for a special token.
     end: int
+    # "kept" or "dropped" where both losses were compared, "unmapped" where there is no teacher loss
+    # to compare with, "unlabelled" where nothing predicts it, as a start token.
     status: Status
+    # True if its weight in the loss is not 0.
     is_trained: bool
+    # None where unlabelled.
     student_loss_nats: float | None
+    # Aggregated over its pieces, Eq. (2); None where there is none.
     teacher_loss_nats: float | None
+    # The teacher tokens that cover its characters, if they are known.
     pieces: tuple[PieceView, ...] = ()
 
     @property
@@ -109,20 +106,15 @@ class TextView:
 
 @dataclass(frozen=True)
 class ViewSettings:
-    """Who is guided by whom, and how.
-
-    Attributes:
-        student: name of the model.
-        teacher: name of the model, or of several.
-        method: settings by which the tokens were chosen.
-        competition: tokens among which the share is taken, in words.
-        step: optimizer steps of the student, where a training run shows itself.
-    """
+    """Names of student and teacher, and the method between them."""
 
     student: str
+    # One name, or those of several.
     teacher: str
     method: Method
+    # Tokens among which the share is taken, in words.
     competition: str
+    # Optimizer steps of the student, where a training run shows itself.
     step: int | None = None
 
 
@@ -141,22 +133,19 @@ class GuidanceView:
 
 @dataclass(frozen=True, eq=False)
 class SegmentText:
-    """A segment in characters.
-
-    Attributes:
-        start: begin in the document.
-        specials: names of the special tokens, by position among the student's N tokens.
-        spans: int64 [N, 2], characters of the student's tokens; none for special ones.
-        teacher_spans: int64 [M, 2], characters of the teacher's text tokens.
-        ranges: int64 [N, 2], half-open ranges of those behind each student token.
-    """
+    """A segment in characters."""
 
     text: str
     document: int
+    # Begin in the document.
     start: int
+    # Names of the special tokens, by position among the student's N tokens.
     specials: Mapping[int, str]
+    # int64 [N, 2], characters of the student's tokens; none for special ones.
     spans: Spans
+    # int64 [M, 2], characters of the teacher's text tokens.
     teacher_spans: Spans
+    # int64 [N, 2], half-open ranges of those behind each student token.
     ranges: Spans
 
 
