@@ -1,7 +1,7 @@
 """Distances between the distributions of student and teacher over words: Eq. (5), Eq. (6), entropy.
 
 Two distributions over all words are held for one tile of tokens at a time; the backward pass makes
-those of a tile again. The gradients are written out, so that what is exactly zero stays so.
+those of a tile again. The gradients are written out, so that exact zeros stay zero.
 
 Shapes: N rows of the student, M of the teacher, R rows that are compared, K of them in a tile, D
 hidden size, V vocabulary (each model has its own).
@@ -27,7 +27,7 @@ Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 
 
 class HeadStates(NamedTuple):
-    """What the distributions [M, V] of a model are made of."""
+    """Hidden states and output head, from which a model's distributions [M, V] are made."""
 
     hidden_MD: Tensor
     weight_VD: Tensor
@@ -46,11 +46,10 @@ class HeadStates(NamedTuple):
 class Pairs(NamedTuple):
     """Distributions of student and teacher that are to be compared.
 
-    Attributes:
-        teacher: what makes the teacher's.
-        token_R: the student's tokens, int64, each at most once, by their places in the flat batch;
-            their distributions are those of the positions before.
-        teacher_token_R: the teacher's tokens, likewise, of which one may be there several times.
+    Tokens are int64 places in the flat batch; their distributions are those of the places before:
+
+        student   . a b c .    token_R           1 2 3      each at most once
+        teacher   . x y .      teacher_token_R   1 1 2      x may stand for a and b
     """
 
     teacher: HeadStates
@@ -77,9 +76,7 @@ class Pairs(NamedTuple):
 def first_tokens(chosen_BS: Tensor, count: int) -> Tensor:
     """Return the places of the chosen tokens in the flat batch, int64, without asking the device.
 
-    Args:
-        chosen_BS: bool.
-        count: how many they are, as the host knows.
+    The host knows their count already.
     """
     return chosen_BS.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
@@ -140,7 +137,7 @@ _Value = tuple[Tensor, Callable[[], Tensor]]
 
 
 def _kl(student_KV: Tensor, teacher_KV: Tensor, *, reverse: bool) -> _Value:
-    """KL over the common words: what one model has beyond the other's is dropped."""
+    """KL over the common words; those that one model alone has are dropped."""
     words = min(student_KV.shape[-1], teacher_KV.shape[-1])
     beyond = student_KV.shape[-1] - words
     log_p_KV = student_KV[:, :words].log_softmax(-1)
@@ -149,7 +146,9 @@ def _kl(student_KV: Tensor, teacher_KV: Tensor, *, reverse: bool) -> _Value:
     if not reverse:
         q_KV = log_q_KV.exp()
         value_K = (q_KV * (log_q_KV - log_p_KV)).sum(-1)
+        # d KL(q || p) / d logits of p = p - q
         return value_K, lambda: F.pad(p_KV - q_KV, (0, beyond))
+    # d KL(p || q) / d logits of p = p * (log(p / q) - KL)
     excess_KV = log_p_KV.sub_(log_q_KV)
     value_K = (p_KV * excess_KV).sum(-1)
     return value_K, lambda: F.pad(p_KV * (excess_KV - value_K[:, None]), (0, beyond))
@@ -158,6 +157,7 @@ def _kl(student_KV: Tensor, teacher_KV: Tensor, *, reverse: bool) -> _Value:
 def _sorted_l1(student_KV: Tensor, teacher_KV: Tensor) -> _Value:
     """L1 distance of the sorted probabilities, the fewer filled up with zeros."""
     p_KV = student_KV.softmax(-1)
+    # Only the excess of each place in the order counts: its sign goes back to its word.
     sorted_KV, order_KV = p_KV.sort(dim=-1, descending=True)
     other_KV = teacher_KV.to(p_KV.dtype).softmax(-1).sort(dim=-1, descending=True).values
     words, others = p_KV.shape[-1], other_KV.shape[-1]

@@ -1,4 +1,4 @@
-"""Which student tokens are trained: teacher losses onto student tokens, Eq. (2), and Eq. (4).
+"""Teacher losses onto student tokens, Eq. (2), and the choice of the trained ones, Eq. (4).
 
 Tensors only: losses in, weights out. No host synchronisation, no loop over tokens, no gradient.
 
@@ -30,23 +30,14 @@ CountT = TypeVar("CountT", int, Tensor)
 
 
 class TokenGuidance(NamedTuple):
-    """What decided over every token of a batch.
+    """Weights of every token of a batch, and their grounds; losses and weights are float32."""
 
-    Attributes:
-        student_loss_BS: float32, nats, Eq. (1).
-        teacher_loss_BS: float32, nats, Eq. (2); 0.0 where unmapped.
-        valid_BS: bool, tokens with a label.
-        mapped_BS: bool, tokens with a teacher loss.
-        weight_BS: float32, W of Eq. (4).
-        teacher_loss_BT: float32, nats, of the teacher's own tokens.
-    """
-
-    student_loss_BS: Tensor
-    teacher_loss_BS: Tensor
-    valid_BS: Tensor
-    mapped_BS: Tensor
-    weight_BS: Tensor
-    teacher_loss_BT: Tensor
+    student_loss_BS: Tensor  # Eq. (1)
+    teacher_loss_BS: Tensor  # Eq. (2); 0.0 where unmapped
+    valid_BS: Tensor  # bool, tokens with a label
+    mapped_BS: Tensor  # bool, tokens with a teacher loss
+    weight_BS: Tensor  # W of Eq. (4)
+    teacher_loss_BT: Tensor  # of the teacher's own tokens
 
 
 def check_top_k(top_k: float) -> None:
@@ -75,9 +66,9 @@ def aggregate_teacher_losses(
     tokens non-finite whose range it is in, and no others.
 
     Args:
-        teacher_loss_BT: Teacher losses in nats, any floating dtype.
+        teacher_loss_BT: In nats, any floating dtype.
         ranges_BS2: Half-open ranges of teacher positions, integers. (-1, -1) is unmapped.
-        aggregation: "max" (the paper's), "mean" or "sum" over the valid teacher tokens of a range.
+        aggregation: "max" is the paper's.
         valid_BT: Teacher tokens that have a loss, bool; others count as absent. All by default.
 
     Returns:
@@ -104,17 +95,21 @@ def _widest_float(tensor: Tensor) -> torch.dtype:
 
 
 def _range_sums(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
-    first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)  # unmapped: [0, 0), empty
+    # A range's sum is a difference of prefix sums; an unmapped (-1, -1) becomes [0, 0), empty:
+    #     values    v0    v1    v2    v3
+    #     prefix  0    v0  v0+v1  ...          sum of [1, 3) = prefix[3] - prefix[1]
+    first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
     prefix = F.pad(values_BT.cumsum(-1), (1, 0))
     return prefix.gather(-1, last_BS) - prefix.gather(-1, first_BS)
 
 
 def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
-    """Return the maximum of every non-empty range, in log2(T) passes of fixed shapes.
-
-    In the pass of a width, a power of two, `window[t]` is the maximum of [t, t + width). A range
-    shorter than two widths is the union of two such windows, one at either end.
-    """
+    """Return the maximum of every non-empty range, in log2(T) passes of fixed shapes."""
+    # In the pass of a width, a power of two, window[t] is the maximum of [t, t + width). A range
+    # shorter than two widths is the union of two such windows, one at either end:
+    #     range      [first . . . . . . last)     length 6, width 4
+    #     at start   [. . . .)
+    #     at end         [. . . .)
     first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
     length_BS, positions = last_BS - first_BS, values_BT.shape[-1]
     maxima_BS = torch.zeros_like(length_BS, dtype=values_BT.dtype)
@@ -132,16 +127,11 @@ def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
 def selected_count(
     mapped: CountT, unmapped: CountT, top_k: float, unmapped_strategy: Unmapped
 ) -> CountT:
-    """Return how many tokens of a population get weight 1, exactly, without any loss.
+    """Count the tokens of a population that get weight 1, exactly, before any loss is known.
 
-    The share is rounded up, so a population that is not empty trains a token. Python integers and
-    int64 tensors give the same counts: top_k is rounded to millionths, the rest is integers.
-
-    Args:
-        mapped: Number of tokens with a label and a teacher loss, in a sequence or a micro-batch.
-        unmapped: Number of tokens with a label and no teacher loss.
-        top_k: The fraction, in (0, 1].
-        unmapped_strategy: "include", "exclude" or "mean".
+    The population, a sequence or a micro-batch, has tokens with and without a teacher loss. The
+    share is rounded up, so a population that is not empty trains a token. Python integers and int64
+    tensors give the same counts: top_k is rounded to millionths, the rest is integers.
     """
     _require("--unmapped", unmapped_strategy, UNMAPPED_STRATEGIES)
     if unmapped_strategy == "mean":
@@ -158,13 +148,8 @@ def _share(count: CountT, top_k: float) -> CountT:
 def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Scope) -> Tensor:
     """Return the candidates with the largest scores, exactly ceil(top_k * candidates), bool [B, S].
 
-    Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
-
-    Args:
-        score_BS: Scores of any dtype.
-        candidates_BS: Tokens that compete, bool.
-        top_k: The fraction, in (0, 1].
-        scope: Whether it is taken of every "sequence" or of the whole micro-"batch".
+    The share is taken of every "sequence" or of the whole micro-"batch". Among equal scores the
+    lower position comes first, and the earlier sequence in scope "batch".
     """
     _require("--selection_scope", scope, SCOPES)
     if scope == "batch":
@@ -194,14 +179,14 @@ def select_tokens(
     """Return the weights W of Eq. (4), by the excess of the student's loss over the teacher's.
 
     Args:
-        student_loss_BS: Student losses in nats.
-        teacher_loss_BS: Aggregated teacher losses in nats, Eq. (2); anything where unmapped.
+        student_loss_BS: In nats.
+        teacher_loss_BS: In nats, Eq. (2); anything where unmapped.
         valid_BS: Tokens with a label, bool.
         mapped_BS: Tokens with a teacher loss, bool.
-        top_k: Fraction of the competing tokens that is selected, in (0, 1].
+        top_k: Share of the competing tokens that is selected, in (0, 1].
         unmapped: "include" weighs unmapped tokens 1, "exclude" 0; with "mean" they compete with the
             mean teacher loss of the batch's mapped tokens (0 if there are none).
-        scope: Whether the fraction is taken of every "sequence" or of the whole micro-"batch".
+        scope: Population of the share, every "sequence" or the whole micro-"batch".
         entropy_BS: The teacher's entropies in nats; given, tokens are ranked by both (`rank_sum`).
 
     Returns:
@@ -224,19 +209,11 @@ def select_tokens(
 
 
 def rank_sum(first_BS: Tensor, second_BS: Tensor, candidates_BS: Tensor, scope: Scope) -> Tensor:
-    """Return scores for `select_top` that rank the candidates by two criteria at once.
+    """Return scores for `select_top`, int64, that rank candidates by two criteria at once.
 
     A candidate's rank is its place, from 0 for the smallest, in its population; equal values are
-    ranked by position, the earlier one higher. No input receives gradient.
-
-    Args:
-        first_BS: One criterion, larger is better.
-        second_BS: The other.
-        candidates_BS: Tokens that compete, bool.
-        scope: Whether they compete in their "sequence" or in the whole micro-"batch".
-
-    Returns:
-        int64 [B, S], the sum of both ranks; arbitrary where there is no candidate.
+    ranked by position, the earlier one higher. Scores are the sum of both ranks, arbitrary where
+    there is no candidate. No input receives gradient.
     """
     if scope == "batch":
         first, second, candidates = (x.reshape(1, -1) for x in (first_BS, second_BS, candidates_BS))
@@ -261,16 +238,11 @@ def reduce_teachers(
 ) -> tuple[Tensor, Tensor]:
     """Return one loss per student token of several teachers' (beyond the paper).
 
-    Args:
-        loss_BS: [B, K S] in nats, the tokens of a row by one teacher after those by another.
-        mapped_BS: bool [B, K S], which of them have a teacher token.
-        teachers: K.
-        reduction: "min", "mean", "max", or "weighted" mean.
-        weights: of the teachers, for "weighted"; any positive numbers.
-
-    Returns:
-        float32 [B, S], 0.0 where a teacher has no token; and bool [B, S], where all have one.
+    Losses [B, K S] of K teachers become [B, S], 0.0 where a teacher has no token; the second result
+    tells where all have one. Positive weights are for the "weighted" mean.
     """
+    # A row has the tokens by one teacher after those by another:
+    #     [B, K S]   | a0 a1 a2 | b0 b1 b2 |   ->   [B, K, S]   ->   [B, S]   reduce(a0, b0) ...
     if teachers == 1:
         return loss_BS, mapped_BS
     shape = loss_BS.shape[0], teachers, -1
@@ -292,14 +264,9 @@ def reduce_teachers(
 def random_scores(block_B: Tensor, number_BS: Tensor, seed: int) -> Tensor:
     """Return scores for the random controls, uniform int64 [B, S] in [0, 2**63).
 
-    They depend on seed, block and number only, so `select_top` chooses the same random tokens for
-    every split of the blocks into batches and processes.
-
-    Args:
-        block_B: Numbers of the blocks in the data set, int64.
-        number_BS: Positions of the tokens in their blocks, or of their chunks, int64; tokens of one
-            number get one score.
-        seed: Any int.
+    They depend on the seed, the number of the block in the data set and that of the token (or of
+    its chunk) in the block, so `select_top` chooses the same random tokens for every split of the
+    blocks into batches and processes.
     """
     seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
     block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])
@@ -315,8 +282,9 @@ def _splitmix64(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
+    # A shift alone would repeat the sign.
     mask: int = 2 ** (64 - bits) - 1
-    return torch.bitwise_right_shift(x, bits) & mask  # a shift alone would repeat the sign
+    return torch.bitwise_right_shift(x, bits) & mask
 
 
 def _signed(x: int) -> int:

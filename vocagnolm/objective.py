@@ -1,4 +1,4 @@
-"""The settings of a method, and what it makes of a batch: which tokens it trains (Eq. 2 to 6).
+"""Settings of a method, and its decisions over a batch: the tokens that are trained, Eq. 2 to 6.
 
 Tensors only. The counts are known on the host before any forward pass, so nothing waits for them.
 """
@@ -111,26 +111,27 @@ class Method:
     )
 
     def __post_init__(self) -> None:
+        found, settings = vars(self), fields(self)
         for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal and getattr(self, name) not in get_args(kind):
-                found, expected = getattr(self, name), ", ".join(get_args(kind))
-                raise ValueError(f"--{name} must be one of {expected}, got {found}")
+            if get_origin(kind) is Literal and found[name] not in get_args(kind):
+                expected = ", ".join(get_args(kind))
+                raise ValueError(f"--{name} must be one of {expected}, got {found[name]}")
         check_top_k(self.top_k)
         if not 0 < self.uld_weight < math.inf:
             raise ValueError(f"--uld_weight must be positive and finite, got {self.uld_weight}")
         if self.chunks < 1:
             raise ValueError(f"--chunks must be at least 1, got {self.chunks}")
-        if not all(0 < weight < math.inf for weight in self.teacher_weights or ()):
-            found = list(self.teacher_weights or ())
-            raise ValueError(f"--teacher_weights must be positive and finite, got {found}")
+        weights = list(self.teacher_weights or ())
+        if not all(0 < weight < math.inf for weight in weights):
+            raise ValueError(f"--teacher_weights must be positive and finite, got {weights}")
         if self.rho1_score == "loss_and_entropy" and self.unmapped == "mean":
             raise ValueError(
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
                 "use --unmapped include or exclude"
             )
-        for option in fields(self):
-            idle = option.name not in self._looked_at()
-            if idle and getattr(self, option.name) != option.default:
+        for option in settings:
+            is_idle = option.name not in self._looked_at()
+            if is_idle and found[option.name] != option.default:
                 raise ValueError(
                     f"--{option.name} has no effect with {self.as_typed}: leave it out"
                 )
@@ -143,19 +144,21 @@ class Method:
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        settings = {option.name: option.default for option in fields(self)}
-        values = {name: getattr(self, name) for name in self._looked_at()}
-        return {k: v for k, v in values.items() if k not in _OF_SEVERAL or v != settings[k]}
+        values, looked_at = vars(self), self._looked_at()
+        defaults = {option.name: option.default for option in fields(self)}
+        idle = {name for name in _OF_SEVERAL if values[name] == defaults[name]}
+        return {name: values[name] for name in looked_at if name not in idle}
 
     @property
     def as_typed(self) -> str:
         """The method on the command line."""
-        random = " --chunk_guidance random" if self.chunk_guidance == "random" else ""
-        return f"--method {self.method}{random if self.method == 'chunk' else ''}"
+        if self.method == "chunk" and self.chunk_guidance == "random":
+            return "--method chunk --chunk_guidance random"
+        return f"--method {self.method}"
 
     @property
     def choice(self) -> Choice:
-        """The way in which the tokens that get weight 1 are chosen."""
+        """Choice of the tokens that get weight 1."""
         if self.method in ("cpt", "kld", "uld"):
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
@@ -186,13 +189,13 @@ class Method:
     def check_teachers(self, count: int) -> None:
         """Reject weights that are not for this many teachers."""
         expected = count if self.teacher_reduction == "weighted" else 0
-        if len(self.teacher_weights or ()) == expected:
-            return
-        raise ValueError(
-            f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
-            f"--teacher_weights, found {len(self.teacher_weights or ())}: "
-            + ("give one for each teacher" if expected else "leave them out")
-        )
+        found = len(self.teacher_weights or ())
+        if found != expected:
+            advice = "give one for each teacher" if expected else "leave them out"
+            raise ValueError(
+                f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
+                f"--teacher_weights, found {found}: {advice}"
+            )
 
     def check_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> None:
         """Reject a teacher of the wrong kind or number, and the lack of one."""
@@ -251,31 +254,20 @@ class Objective:
         return self.teacher.losses(batch, with_entropies=with_entropies)
 
     def select(
-        self,
-        student_loss_BS: Tensor,
-        batch: Batch,
-        teacher: TeacherLosses | None = None,
+        self, student_loss_BS: Tensor, batch: Batch, teacher: TeacherLosses | None = None
     ) -> TokenGuidance:
         """Decide over every token of a batch: the only place where Eq. 2 meets Eq. 4.
 
-        Args:
-            student_loss_BS: the student's losses, Eq. (1).
-            batch: `labels` [B, S]; with a teacher `teacher_ranges` [B, K S, 2]; for random choices
-                `block` [B], and `chunk` [B, S] where chunks are chosen.
-            teacher: losses of the teacher's own tokens, where tokens are chosen by them.
-
-        Returns:
-            Tensors without gradient; without a teacher no token is mapped.
+        Takes the student's losses, Eq. (1), and from `teacher_losses` the teacher's. Results have
+        no gradient; without a teacher no token is mapped.
         """
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
         if teacher is None:
-            nothing_BS = torch.zeros_like(student_loss_BS)
+            loss_BS, mapped_BS = torch.zeros_like(student_loss_BS), torch.zeros_like(valid_BS)
             weight_BS = self._unguided(valid_BS, batch)
-            mapped_BS, loss_BT = torch.zeros_like(valid_BS), nothing_BS[:, :0]
-            return TokenGuidance(
-                student_loss_BS, nothing_BS, valid_BS, mapped_BS, weight_BS, loss_BT
-            )
+            own = (student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS)
+            return TokenGuidance(*own, teacher_loss_BT=loss_BS[:, :0])
         method, ranges_BS2 = self.method, batch["teacher_ranges"]
 
         def on_student(values_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,29 +275,21 @@ class Objective:
             values_BS, mapped_BS = aggregate_teacher_losses(
                 values_BT, ranges_BS2, method.aggregation, teacher.valid_BT
             )
-            return reduce_teachers(
-                values_BS,
-                mapped_BS,
-                values_BS.shape[1] // valid_BS.shape[1],
-                method.teacher_reduction,
-                method.teacher_weights or (),
-            )
+            teachers = values_BS.shape[1] // valid_BS.shape[1]
+            how = (method.teacher_reduction, method.teacher_weights or ())
+            return reduce_teachers(values_BS, mapped_BS, teachers, *how)
 
         loss_BS, mapped_BS = on_student(teacher.loss_BT)
         entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]
         weight_BS = select_tokens(
-            student_loss_BS,
-            loss_BS,
-            valid_BS,
-            mapped_BS,
+            *(student_loss_BS, loss_BS, valid_BS, mapped_BS),
             top_k=method.top_k,
             unmapped=method.unmapped,
             scope=method.selection_scope,
             entropy_BS=entropy_BS,
         )
-        return TokenGuidance(
-            student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS, teacher.loss_BT
-        )
+        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS)
+        return TokenGuidance(*own, teacher_loss_BT=teacher.loss_BT)
 
     def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
         """Weigh all tokens, or a random share of the tokens or of the chunks."""

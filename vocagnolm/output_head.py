@@ -6,13 +6,13 @@ numbers per token, and drops it.
 Shapes: N rows, K rows of a tile, D hidden size, V vocabulary.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm.row_segments import RowSegments, segment_call, takes_segments
 
@@ -46,7 +46,8 @@ class Head(NamedTuple):
 
     def tile(self, rows: int, weight_VD: Tensor) -> Tensor | None:
         """Return memory for the logits [rows, V] of one tile after the other."""
-        if weight_VD.is_cuda:  # its allocator reuses memory; the system's would scatter the tiles
+        # CUDA's allocator reuses memory; the system's would scatter the tiles.
+        if weight_VD.is_cuda:
             return None
         return torch.empty(rows, len(weight_VD), dtype=self.sum_dtype, device=weight_VD.device)
 
@@ -66,6 +67,7 @@ class Head(NamedTuple):
 
     def gradient(self, logits_KV: Tensor, targets_K: Tensor, grad_K: Tensor) -> Tensor:
         """Turn logits, in place, into the gradient of sum(grad * loss) at the matrix product."""
+        # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
         slope_KV = self.slope(logits_KV)
         gradient_KV = logits_KV.sub_(logits_KV.amax(-1, keepdim=True)).exp_()
         gradient_KV /= gradient_KV.sum(-1, keepdim=True)
@@ -78,18 +80,14 @@ class Head(NamedTuple):
         """Return the derivative of the soft cap, if there is one; the scale is not in it."""
         if self.cap is None:
             return None
-        return (logits_KV / self.cap).square_().neg_().add_(1.0)  # of cap * tanh(x / cap)
+        # (cap * tanh(x / cap))' = 1 - tanh(x / cap) ** 2
+        return (logits_KV / self.cap).square_().neg_().add_(1.0)
 
 
 class HeadGradients:
-    """Gradients at a head's hidden states [N, D], weight [V, D] and bias [V], summed tile by tile.
+    """Gradients at a head's hidden states, weight and bias, summed tile by tile.
 
-    Args:
-        needed: which of the three are.
-        hidden_ND: the hidden states.
-        weight_VD: the weight, in its own dtype.
-        bias_V: the bias, if there is one.
-        head: the rest of the head.
+    `needed` says of each of the three whether it gets one.
     """
 
     def __init__(
@@ -110,13 +108,10 @@ class HeadGradients:
             self._bias_V = torch.zeros_like(bias_V, dtype=dtype)
 
     def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor, factor_VD: Tensor) -> None:
-        """Add a tile's.
+        """Add the part of a tile whose rows are in no other one.
 
-        Args:
-            row_K: its rows, none of which is in another tile.
-            gradient_KV: the gradient at its matrix product, in the dtype of sums.
-            hidden_KD: its hidden states, and
-            factor_VD: the weight, both in the dtype of the products.
+        The gradient at its matrix product comes in the dtype of sums, the hidden states and the
+        weight in that of the products.
         """
         if self._bias_V is not None:
             self._bias_V += gradient_KV.sum(0)
@@ -124,13 +119,14 @@ class HeadGradients:
         if self._hidden_ND is not None:
             product_KD = self._head.matmul(gradient_KV, factor_VD)
             self._hidden_ND[row_K] = product_KD.to(self._hidden_ND.dtype)
+        # In place where the dtypes allow it, which spares a second [V, D] tensor.
         if self._weight_VD is not None and self._head.dtype == self._head.sum_dtype:
-            self._weight_VD.addmm_(gradient_KV.T, hidden_KD)  # spares a second [V, D] tensor
+            self._weight_VD.addmm_(gradient_KV.T, hidden_KD)
         elif self._weight_VD is not None:
             self._weight_VD += self._head.matmul(gradient_KV.T, hidden_KD)
 
     def sums(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """All three, in the dtypes of what they are gradients at; None where not needed."""
+        """Return all three, in the dtypes of hidden states, weight and bias; None if not needed."""
         sums = (self._weight_VD, self._bias_V)
         pairs = zip(sums, self._dtypes, strict=True)
         weight_VD, bias_V = (None if x is None else x.to(dtype) for x, dtype in pairs)
@@ -143,33 +139,30 @@ def rows_per_tile(rows: int, *weights_VD: Tensor) -> int:
     return max(1, min(rows, logits // sum(map(len, weights_VD))))
 
 
-def read_head(model: Any, hidden: Tensor) -> tuple[Tensor, Tensor | None, Head]:
+def read_head(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor | None, Head]:
     """Return the weight [V, D] and bias [V] of a model's output head, whole, and the rest of it.
 
-    Args:
-        model: a causal language model.
-        hidden: its last hidden states; they and autocast decide the dtype of the products.
+    The last hidden states and autocast decide the dtype of the products.
     """
     embeddings, kind = output_embeddings(model), hidden.device.type
-    autocast = torch.is_autocast_enabled(kind)  # read here: the backward pass runs outside of it
+    # Read here: the backward pass runs outside of autocast.
+    autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
     head = Head(*scale_and_cap(model.config), dtype)
-    weight_VD = _whole(embeddings.weight)
-    assert weight_VD is not None
-    return weight_VD, _whole(embeddings.bias), head
+    weight_VD, bias_V = (
+        parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+        for parameter in (embeddings.weight, embeddings.bias)
+    )
+    return weight_VD, bias_V, head
 
 
 def last_hidden_state(
-    model: Any, *args: Any, segments: RowSegments | None = None, **kwargs: Any
+    model: PreTrainedModel, *args: Any, segments: RowSegments | None = None, **kwargs: Any
 ) -> Tensor:
     """Return the hidden states [B, T, D] that a model's output head reads.
 
-    Args:
-        model: a causal language model.
-        *args: of its base model.
-        segments: of packed rows, for attention that has to be told; other attention sees them in
-            the position ids.
-        **kwargs: of its base model: `input_ids` and, for packed rows, `position_ids`, both [B, T].
+    The other arguments are its base model's: `input_ids` and, for packed rows, `position_ids`, both
+    [B, T]. Attention that cannot see packed rows in these needs the segments.
 
     Raises:
         ValueError: the base model returns none, or lacks the segments it needs.
@@ -179,17 +172,15 @@ def last_hidden_state(
         kwargs = segment_call(model, segments, kwargs)
     # With a cache, transformers would let packed documents attend to each other.
     output = model.base_model(*args, **kwargs | {"use_cache": False, "return_dict": True})
-    hidden: Tensor | None = getattr(output, "last_hidden_state", None)
+    hidden: Tensor | None = None
+    if isinstance(output, Mapping):
+        hidden = output.get("last_hidden_state")
     if hidden is None:
-        raise ValueError(unsupported(model, "its base model returns no last_hidden_state"))
+        raise ValueError(_unsupported(model, "its base model returns no last_hidden_state"))
     return hidden if rows_BT is None else hidden.view(*rows_BT.shape, -1)
 
 
-def _whole(parameter: Tensor | None) -> Tensor | None:
-    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-
-
-def scale_and_cap(config: Any) -> tuple[float, float | None]:
+def scale_and_cap(config: PreTrainedConfig) -> tuple[float, float | None]:
     """Return the factor and the soft cap that a model's own forward applies to its logits."""
     text_config = config.get_text_config()
 
@@ -197,38 +188,40 @@ def scale_and_cap(config: Any) -> tuple[float, float | None]:
         value = getattr(text_config, name, None)
         return float(value) if isinstance(value, int | float) else None
 
+    # Cohere, Falcon-H1, Muse; then Granite, MiniCPM; then Gemma, Griffin.
     scale = 1.0
-    for name in (
-        "logit_scale",
-        "lm_head_multiplier",
-        "output_multiplier",
-    ):  # Cohere, Falcon-H1, Muse
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
         scale *= number(name) or 1.0
-    scale /= number("logits_scaling") or 1.0  # Granite, MiniCPM
-    return scale, number("final_logit_softcapping") or number("logits_soft_cap")  # Gemma, Griffin
+    scale /= number("logits_scaling") or 1.0
+    return scale, number("final_logit_softcapping") or number("logits_soft_cap")
 
 
-def output_embeddings(model: Any) -> nn.Linear:
+def is_quantized(model: nn.Module) -> bool:
+    """Test whether a model's weights are quantized, which sets this attribute of it."""
+    return bool(getattr(model, "is_quantized", False))
+
+
+def output_embeddings(model: nn.Module) -> nn.Linear:
     """Return the linear layer that makes the logits of a model.
 
     Raises:
         ValueError: it has none, or another kind of layer, or a quantized one.
     """
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(unsupported(model, "it is no transformers.PreTrainedModel"))
-    embeddings = cast(Any, model).get_output_embeddings()
-    if not isinstance(embeddings, nn.Linear):  # an adapter around the head would be passed over
+        raise ValueError(_unsupported(model, "it is no transformers.PreTrainedModel"))
+    embeddings = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    # An adapter around the head is another kind too, and would be passed over.
+    if not isinstance(embeddings, nn.Linear):
         kind = type(embeddings).__name__
-        raise ValueError(unsupported(model, f"its output embeddings are of type {kind}"))
+        raise ValueError(_unsupported(model, f"its output embeddings are of type {kind}"))
     weight = embeddings.weight
     if type(weight) not in (nn.Parameter, Tensor, DTensor) or not weight.is_floating_point():
         kind = f"{type(weight).__name__} of {weight.dtype}"
-        raise ValueError(unsupported(model, f"its output embeddings are quantized ({kind})"))
+        raise ValueError(_unsupported(model, f"its output embeddings are quantized ({kind})"))
     return embeddings
 
 
-def unsupported(model: Any, found: str) -> str:
-    """Say why a model cannot be used."""
+def _unsupported(model: nn.Module, found: str) -> str:
     return (
         f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
         "language model as AutoModelForCausalLM.from_pretrained returns it: a base model that "

@@ -1,4 +1,4 @@
-"""Where teacher losses come from: a frozen model beside the student, or a store of its losses.
+"""Teacher losses, from a frozen model beside the student or from a store.
 
 The teacher is never handed to Accelerate: under FSDP2 `prepare_model` would neither move nor shard
 it and would round its outputs, and a second model in `prepare` is refused.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from vocagnolm.collator import Batch, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import HeadStates, entropies
-from vocagnolm.output_head import last_hidden_state, read_head
+from vocagnolm.output_head import Head, is_quantized, last_hidden_state, read_head
 from vocagnolm.row_segments import RowSegments
 from vocagnolm.token_loss import add_token_losses, by_predicted_token
 
@@ -55,10 +55,7 @@ class ResidentTeacher:
 
     It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it.
 
-    Args:
-        models: any Hugging Face causal LMs. They are put into eval mode, frozen and moved, unless
-            they are quantized.
-        device: where they run.
+    Models are put into eval mode, frozen, and moved unless they are quantized.
 
     Raises:
         ValueError: the losses of one cannot be computed without its logits (see
@@ -68,7 +65,8 @@ class ResidentTeacher:
 
     def __init__(self, models: Sequence[PreTrainedModel], device: torch.device):
         for model in models:
-            if not getattr(model, "is_quantized", False):  # those were placed as they were loaded
+            # Quantized models were placed as they were loaded.
+            if not is_quantized(model):
                 model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
         self.models = [add_token_losses(m.train(False).requires_grad_(False)) for m in models]
 
@@ -79,35 +77,23 @@ class ResidentTeacher:
 
     @torch.no_grad()
     def losses(self, batch: Batch, *, with_entropies: bool = False) -> TeacherLosses:
-        """Score the teachers' tokens.
-
-        Args:
-            batch: `teacher_input_ids`, `teacher_labels`, `teacher_position_ids`, all [B, T], how
-                many columns each teacher has, `teacher_widths`, and for attention that needs them
-                the segments (`vocagnolm.collator.PackedCollator`).
-            with_entropies: return the entropies too.
-        """
-        names = ("input_ids", "labels", "position_ids")
-        widths = batch["teacher_widths"]
-        rows = (
-            torch.split(rows_BT, widths, -1)
-            for rows_BT in (
-                batch["teacher_input_ids"],
-                batch["teacher_labels"],
-                batch["teacher_position_ids"],
-            )
-        )
+        """Score the teachers' tokens, and on request their entropies."""
+        # Columns of two teachers, split by `teacher_widths` and joined again:
+        #     [ first teacher's T1 | second teacher's T2 ]
+        columns = {
+            "input_ids": batch["teacher_input_ids"],
+            "labels": batch["teacher_labels"],
+            "position_ids": batch["teacher_position_ids"],
+        }
+        split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in columns.values())
+        also = {"also": _entropies} if with_entropies else {}
         found: list[tuple[Tensor, ...]] = []
-        for model, segments, *own in zip(self.models, teacher_segments(batch), *rows, strict=True):
-            inputs = dict(zip(names, own, strict=True))
-            call: Any = model
-            if with_entropies:
-                found.append(call(**inputs, segments=segments, token_losses=True, also=_entropies))
-            else:
-                found.append((call(**inputs, segments=segments, token_losses=True),))
-        valid_BT = batch["teacher_labels"] != IGNORED_LABEL
-        loss_BT, *rest = (torch.cat(columns, -1) for columns in zip(*found, strict=True))
-        return TeacherLosses(loss_BT, valid_BT, *rest)
+        for model, segments, *own in zip(self.models, teacher_segments(batch), *split, strict=True):
+            inputs = dict(zip(columns, own, strict=True))
+            losses = model(**inputs, segments=segments, token_losses=True, **also)
+            found.append(losses if with_entropies else (losses,))
+        loss_BT, *entropies_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+        return TeacherLosses(loss_BT, batch["teacher_labels"] != IGNORED_LABEL, *entropies_BT)
 
     @torch.no_grad()
     def states(
@@ -120,7 +106,7 @@ class ResidentTeacher:
         return HeadStates(hidden_BTD.flatten(0, 1), *read_head(model, hidden_BTD))
 
 
-def _entropies(hidden_BTD: Tensor, *head: Any) -> Tensor:
+def _entropies(hidden_BTD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, head: Head) -> Tensor:
     """Return the entropies [B, T], each at the token that its distribution predicts."""
-    states = HeadStates(hidden_BTD.flatten(0, 1), *head)
+    states = HeadStates(hidden_BTD.flatten(0, 1), weight_VD, bias_V, head)
     return by_predicted_token(entropies(states).view(hidden_BTD.shape[:2]))

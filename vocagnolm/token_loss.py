@@ -14,17 +14,19 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.output_head import (
     Head,
     HeadGradients,
+    is_quantized,
     last_hidden_state,
     output_embeddings,
     read_head,
@@ -38,14 +40,20 @@ from vocagnolm.row_segments import (
     takes_segments,
 )
 
-EXACT = {
-    torch.float32,
-    torch.float64,
-}  # other dtypes get tolerances of their own in the self-checks
-# What is computed beside the losses within the same forward pass: from the hidden states [B, T, D]
-# and the head's weight, bias and form.
+# Other dtypes get tolerances of their own in the self-checks.
+_EXACT = {torch.float32, torch.float64}
+# Computes more than losses within the same forward pass: from the hidden states [B, T, D] and the
+# head's weight, bias and form.
 Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor]
 ModelT = TypeVar("ModelT", bound=nn.Module)
+
+
+@runtime_checkable
+class _Wrapper(Protocol):
+    """A model around another one, as PEFT's."""
+
+    def get_base_model(self) -> nn.Module:
+        """Return the model inside."""
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -66,6 +74,9 @@ class _TokenLoss(torch.autograd.Function):
         rows = rows_per_tile(len(targets_N), weight_VD)
         weight_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
         loss_N = torch.empty(len(targets_N), dtype=head.sum_dtype, device=hidden_ND.device)
+        # A row's loss is log(sum(exp(logits))) - logits[target], both less the largest logit:
+        #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
+        # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for start in range(0, len(targets_N), rows):
                 tile = slice(start, start + rows)
@@ -99,7 +110,8 @@ def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Ten
     """Return the rows whose loss is used, int64, and the gradients of their losses."""
     used_N = grad_N != 0
     if weighted_tokens is None:
-        rows = used_N.nonzero()[:, 0]  # the host must wait for a GPU here, to learn how many
+        # The host must wait for a GPU here, to learn how many they are.
+        rows = used_N.nonzero()[:, 0]
         return rows, grad_N[rows]
     # Sliced without asking the device; at least one row, so that a bound of 0 can be poisoned too.
     rows = used_N.to(torch.uint8).argsort(descending=True, stable=True)[: max(weighted_tokens, 1)]
@@ -111,7 +123,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
 
     Afterwards `model(input_ids=..., position_ids=..., labels=labels, token_losses=True)` returns
     float32 [B, T], in nats: position t holds the loss of token t, 0.0 where its label is -100 and
-    at t = 0, where nothing has been read yet. Gradient flows to every trainable parameter. Sums are
+    at t = 0, which nothing predicts. Gradient flows to every trainable parameter. Sums are
     float32 (float64 for a float64 model, whose result alone is rounded). The auxiliary loss of a
     mixture of experts is not added.
 
@@ -122,7 +134,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     `segments` says where packed documents end; attention that does not see it in `position_ids`
     (`torch_varlen`, `flash_attention_2`) needs it, other attention has no use for it.
 
-    Every other call, `generate` included, is what it was. The new forward belongs to the instance
+    Every other call, `generate` included, is unchanged. The new forward belongs to the instance
     and runs inside the module's own call, so that DDP, FSDP2, autocast and gradient checkpointing
     see an ordinary forward pass; add it before those wrappers. Around a model that PEFT wraps, it
     is added to the model inside. A second call of this function does nothing.
@@ -138,16 +150,22 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
         NonFiniteLoss: The model's losses on the probe are NaN or infinite.
     """
     patched: Any = inner_model(model)
-    if getattr(inspect.unwrap(patched.forward), "gives_token_losses", False):
+    bound, own_forward = patched.forward, type(patched).forward
+    if "gives_token_losses" in vars(inspect.unwrap(bound)):
         return model
     output_embeddings(patched)
     check_attention(patched, device)
-    bound, own_forward = patched.forward, type(patched).forward
+
+    def call(_: object, *args: object, **kwargs: object) -> object:
+        return bound(*args, **kwargs)
+
     # Unbound where possible, so that a deep copy runs its own layers and not the original's.
-    original = getattr(bound, "__func__", lambda _, *args, **kwargs: bound(*args, **kwargs))
+    original = bound.__func__ if isinstance(bound, MethodType) else call
 
     @functools.wraps(own_forward)
-    def forward(self: Any, *args: Any, token_losses: bool = False, **kwargs: Any) -> Any:
+    def forward(
+        self: PreTrainedModel, *args: object, token_losses: bool = False, **kwargs: Any
+    ) -> object:
         if token_losses:
             return _token_losses(self, *args, **kwargs)
         return original(self, *args, **kwargs)
@@ -155,9 +173,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     # The signature stays, `__wrapped__` does not: accelerate's unwrap_model follows it to its end,
     # and would put the model's own forward back.
     del forward.__wrapped__
-    attributes: Any = forward
-    attributes.__signature__ = inspect.signature(own_forward)
-    attributes.gives_token_losses = True
+    vars(forward).update(__signature__=inspect.signature(own_forward), gives_token_losses=True)
     patched.forward = MethodType(forward, patched)
     try:
         _check_head(patched, device)
@@ -167,20 +183,21 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     return model
 
 
-def inner_model(model: Any) -> Any:
+def inner_model(model: nn.Module) -> PreTrainedModel:
     """The model that PEFT wraps; any other model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = model.get_base_model() if isinstance(model, _Wrapper) else model
+    return cast(PreTrainedModel, inner)
 
 
 def _token_losses(
-    model: Any,
-    *args: Any,
+    model: PreTrainedModel,
+    *args: object,
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
     also: Also | None = None,
     segments: RowSegments | None = None,
-    **kwargs: Any,
-) -> Any:
+    **kwargs: object,
+) -> Tensor | tuple[Tensor, Tensor]:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
     hidden_BTD = last_hidden_state(model, *args, segments=segments, **kwargs)
@@ -203,25 +220,28 @@ def _token_losses(
 
 
 def by_predicted_token(values_BT: Tensor) -> Tensor:
-    """Move what the position before a token says to the token, with 0 for the first one."""
+    """Move each value from the position that predicts a token to the token; 0 for the first."""
+    #   position    0    1    2    3
+    #   predicts    t1   t2   t3   -
+    #   moved       0    v0   v1   v2
     return F.pad(values_BT[:, :-1], (1, 0))
 
 
 @contextmanager
-def probing(model: Any, device: torch.device | None) -> Iterator[None]:
+def probing(model: nn.Module, device: torch.device | None) -> Iterator[None]:
     """Run where the model will run, without gradient and dropout, hence without random numbers.
 
     Afterwards it is back where it was, in its modes. What runs, kernels or their reference, depends
     on the kind of a device only, so that a model on another one of the kind stays there.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    home = model.device
+    inner = inner_model(model)
+    modes, home = [(module, module.training) for module in model.modules()], inner.device
     moves = device is not None and device.type != home.type
     model.eval()
     try:
         if moves:
             model.to(device)
-        with torch.no_grad(), in_its_precision(model):
+        with torch.no_grad(), in_its_precision(inner):
             yield
     finally:
         if moves:
@@ -230,25 +250,27 @@ def probing(model: Any, device: torch.device | None) -> Iterator[None]:
             module.training = training
 
 
-def probe_ids(model: Any, shape: tuple[int, ...]) -> Tensor:
+def probe_ids(model: nn.Module, shape: tuple[int, ...]) -> Tensor:
     """Return fixed random ids inside the vocabulary; the global random state is not touched."""
     inner = inner_model(model)
     read, written = inner.get_input_embeddings().weight, output_embeddings(inner).weight
+    assert isinstance(read, Tensor)
     generator = torch.Generator().manual_seed(0)
     return torch.randint(min(len(read), len(written)), shape, generator=generator).to(read.device)
 
 
-def require_finite(model: Any, *tensors: Tensor) -> None:
+def require_finite(model: nn.Module, *tensors: Tensor) -> None:
     """Raise `NonFiniteLoss` where the losses of a probe are NaN or infinite."""
     if not all(bool(tensor.isfinite().all()) for tensor in tensors):
+        inner = inner_model(model)
         raise NonFiniteLoss(
-            f"{type(model).__name__} ({model.name_or_path or 'without a name'}) gives NaN or "
-            f"infinite losses on a short probe: its weights or its dtype ({model.dtype}) give "
+            f"{type(model).__name__} ({inner.name_or_path or 'without a name'}) gives NaN or "
+            f"infinite losses on a short probe: its weights or its dtype ({inner.dtype}) give "
             "NaN/inf. Check the checkpoint, or load it in bfloat16 or float32"
         )
 
 
-def _check_head(model: Any, device: torch.device | None) -> None:
+def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
     """Compare losses with those of the model's own logits, so that an unknown head is an error.
 
     Through the module's own call, whose hooks gather the weights of a sharded model.
@@ -275,7 +297,9 @@ def _check_head(model: Any, device: torch.device | None) -> None:
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
-        attention = f" (or --attn_implementation {attention_name(model)})" * takes_segments(model)
+        attention = ""
+        if takes_segments(model):
+            attention = f" (or --attn_implementation {attention_name(model)})"
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its "
             f"output head{attention} does something this project does not reproduce. Use another "
@@ -283,15 +307,15 @@ def _check_head(model: Any, device: torch.device | None) -> None:
         )
 
 
-def attention_name(model: Any) -> str | None:
+def attention_name(model: nn.Module) -> str | None:
     """Name the attention implementation of a model, if it says."""
-    name: str | None = getattr(model.config, "_attn_implementation", None)
+    name: str | None = inner_model(model).config._attn_implementation
     return name
 
 
-def is_exact(model: Any, *dtypes: torch.dtype) -> bool:
-    """Whether a model's numbers are rounded as those of its dtypes, whatever the shape of a batch.
+def is_exact(model: nn.Module, *dtypes: torch.dtype) -> bool:
+    """Test whether a model rounds as its dtypes do, whatever the shape of a batch.
 
     A quantized model may scale activations by row, or by batch, whatever its dtype.
     """
-    return not getattr(model, "is_quantized", False) and set(dtypes) <= EXACT
+    return not is_quantized(model) and set(dtypes) <= _EXACT

@@ -1,10 +1,10 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
 The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
-divisor), `compute_loss`, `prediction_step`, `log`; in `training.resumable`: `train`, `evaluate` and
-the five private methods that save and load checkpoints.
+divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`, `_get_train_sampler`; in
+`training.resumable`: `train`, `evaluate` and the five private methods that save and load.
 
-Enters: models and packed batches (`vocagnolm.collator`). Knows no tokenizer.
+    text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel
 
-from vocagnolm.collator import Batch, student_segments
+from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, MethodName, Objective
@@ -49,17 +49,10 @@ class VocAgnoTrainer(ResumableTrainer):
             student's device, and neither optimised nor saved. Or a `StoredTeacher`, where the
             blocks bring the losses of a store with them. Not for `cpt` and `random`.
         method: all settings of the method, or the name of one with the paper's settings.
-            `vocagnolm`; `cpt`, plain continual pretraining on every token; `random`, a random
-            `top_k` of the tokens (the control that separates which tokens are chosen from how
-            many); or a baseline of Section 4.2: `kld` and `uld` add a distance of distributions to
-            the cross-entropy of every token; `rho1` is `vocagnolm` with a reference that has the
-            student's tokenizer; `chunk`, with blocks that are collated in `chunks`, is `vocagnolm`
-            over chunks, or random chunks without a teacher.
         recorder: keeps the teacher's losses (`vocagnolm.store.recorder`).
-        max_bad_steps: how many optimizer steps in a row may be skipped because a loss or a gradient
-            is NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
-        device_peak_tflops: what the device can do, for the model FLOP utilisation in the logs;
-            looked up by its name if not given.
+        max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
+            NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
+        device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.
 
     Raises:
         ValueError: an argument contradicts another or has no effect.
@@ -91,33 +84,33 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are not the names of the model's arguments, and all are needed.
         self.args.remove_unused_columns = False
-        self.recorder = recorder
-        add_token_losses(self.model, self.args.device)  # FSDP2 moves it as training begins only
-        self.teacher = (
-            models
-            if models is None or isinstance(models, StoredTeacher)
-            else ResidentTeacher(models, self.args.device)
-        )
+        self.recorder, device = recorder, self.args.device
+        # FSDP2 moves the student as training begins only.
+        add_token_losses(self.model, device)
+        self.teacher: ResidentTeacher | StoredTeacher | None = None
+        resident: Sequence[PreTrainedModel] = ()
+        if isinstance(models, StoredTeacher):
+            self.teacher = models
+        elif models is not None:
+            self.teacher = ResidentTeacher(models, device)
+            resident = self.teacher.models
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
         self.step_batches = StepBatches()
         if recorder is not None:
             self.add_callback(recorder)
         self.add_callback(StepGuard(self, self.step_batches, recorder, max_bad_steps))
-        resident = self.teacher.models if isinstance(self.teacher, ResidentTeacher) else ()
         gather = self.accelerator.gather
-        self.throughput = Throughput(
-            self.phases, self.args.device, resident, gather, device_peak_tflops
-        )
+        self.throughput = Throughput(self.phases, device, resident, gather, device_peak_tflops)
         self.add_callback(self.throughput)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save; the losses of steps that a checkpoint takes as done are not computed again."""
+        """Save; the recorder first, as the losses of finished steps are not computed again."""
         if self.recorder is not None:
             self.recorder.write(self.state.global_step)
         super()._save_checkpoint(model, trial)
 
     def _check_student(self, teachers: object) -> None:
-        """Refuse what would train another model than is asked for, or none."""
+        """Reject arguments that would train another model than is asked for, or none."""
         if isinstance(teachers, Sequence) and any(model is self.model for model in teachers):
             raise ValueError(
                 "model and teacher are one object, and freezing the teacher would freeze the "
@@ -139,24 +132,24 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _check_chunks(self, method: Method) -> None:
         """Reject blocks collated in other chunks than the method's."""
-        found: int | None = getattr(self.data_collator, "chunks", None)
+        collate = self.data_collator
+        found = collate.chunks if isinstance(collate, PackedCollator) else None
         expected = method.chunks if method.method == "chunk" else None
         if found != expected:
+            needed = f"with chunks={expected}" if expected else "without chunks"
             raise ValueError(
-                f"--method {method.method} needs data_collator=PackedCollator(...) "
-                + (f"with chunks={expected}" if expected else "without chunks")
+                f"--method {method.method} needs data_collator=PackedCollator(...) {needed}"
             )
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make a new student, for `model_init`, that gives token losses."""
+        """Make a new student that gives token losses, for `model_init`."""
         return add_token_losses(super().call_model_init(trial), self.args.device)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        """End an epoch where the last whole global batch ends.
-
-        Accelerate would repeat the first blocks until every process has a batch, and an epoch's
-        last step would depend on how many processes there are. What is left out differs by epoch.
-        """
+        """End an epoch where the last whole global batch ends."""
+        # Accelerate would repeat the first blocks until every process has a batch, and an epoch's
+        # last step would depend on how many processes there are. The blocks left out are others in
+        # every epoch.
         sampler = super()._get_train_sampler(train_dataset)
         if not isinstance(sampler, RandomSampler):
             return sampler
@@ -175,8 +168,9 @@ class VocAgnoTrainer(ResumableTrainer):
 
         Both divisors follow from labels and ranges alone, so they are known before any forward.
         """
+        # A run resumed at its end: Trainer alone would take one more step.
         if self.state.global_step >= self.state.max_steps:
-            return [], None  # a run resumed at its end; Trainer alone would take one more step
+            return [], None
         self.phases.begin("data")
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.step_batches.begin(batches)
@@ -194,11 +188,9 @@ class VocAgnoTrainer(ResumableTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Eq. 3: this micro-batch's share of the weighted mean loss, times the processes.
-
-        DDP and FSDP average gradients over processes; multiplying by their number makes the sum of
-        all shares the mean over the global batch. Gradient flows to the student only.
-        """
+        """Eq. 3: this micro-batch's share of the weighted mean loss, times the processes."""
+        # DDP and FSDP average gradients over processes; multiplying by their number makes the sum
+        # of all shares the mean over the global batch. Gradient flows to the student only.
         assert isinstance(num_items_in_batch, Tensor)
         self.phases.begin("student")
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
@@ -219,9 +211,8 @@ class VocAgnoTrainer(ResumableTrainer):
         if teacher is not None:
             self._count_teachers(inputs)
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
-        loss_BS: Tensor = self._student_losses(
-            model, inputs, weighted_tokens=self._count_student(inputs)
-        )
+        used = self._count_student(inputs)
+        loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
         found = self.objective.select(loss_BS, inputs, teacher)
         self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
         self.step_batches.add_losses(loss_BS, None if teacher is None else teacher.loss_BT)
@@ -238,12 +229,8 @@ class VocAgnoTrainer(ResumableTrainer):
         with self.phases.within("teacher"):
             pairs = self.objective.pairs(inputs)
         self._count_teachers(inputs)
-        loss_BS, distance_R = self._student_losses(
-            model,
-            inputs,
-            weighted_tokens=self._count_student(inputs),
-            also=partial(pairs.distances, method.distance),
-        )
+        used, also = self._count_student(inputs), partial(pairs.distances, method.distance)
+        loss_BS, distance_R = self._student_losses(model, inputs, weighted_tokens=used, also=also)
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
         self.step_batches.add_losses(loss_BS)
@@ -259,15 +246,14 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _count_teachers(self, inputs: Batch) -> None:
         """Count the tokens that resident teachers read."""
-        if not isinstance(self.teacher, ResidentTeacher):
-            return
-        for number, rows in enumerate(self.objective.teacher_rows(inputs)):
+        if isinstance(self.teacher, ResidentTeacher):
             with_head = self.objective.method.distance is None
-            self.throughput.count_teacher(number, *rows, with_head)
+            for number, rows in enumerate(self.objective.teacher_rows(inputs)):
+                self.throughput.count_teacher(number, *rows, with_head)
 
     @torch.no_grad()
     def token_guidance(self, batch: Batch) -> TokenGuidance:
-        """What decides over every token of a batch, as the student is now; trains nothing.
+        """Decide over every token of a batch, as the student is now; trains nothing.
 
         Every process has to call it, with a batch of its own or the same.
 
@@ -286,12 +272,10 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model.train(was_training)
         return self.objective.select(loss_BS, inputs, teacher)
 
-    def _student_losses(self, model: nn.Module, inputs: Batch, **options: Any) -> Any:
-        """Eq. 1 for every student token [B, S], and what else the options ask of one forward.
-
-        Through the wrapped module's own forward: anything else would make DDP skip its all-reduce,
-        silently.
-        """
+    def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
+        """Eq. 1 for every student token [B, S], with options of `add_token_losses`."""
+        # Through the wrapped module's own forward: anything else would make DDP skip its
+        # all-reduce, silently.
         rows = {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
         return model(**rows, segments=student_segments(inputs), token_losses=True, **options)
 
@@ -310,11 +294,9 @@ class VocAgnoTrainer(ResumableTrainer):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[None, Tensor, Tensor]:
-        """Sum of the plain losses and number of label tokens of every row.
-
-        Trainer averages batch losses with equal weights; gathering the rows' sums instead gives the
-        loss per token, and drops the rows that pad the last batch.
-        """
+        """Sum of the plain losses and number of label tokens of every row."""
+        # Trainer averages batch losses with equal weights; gathering the rows' sums instead gives
+        # the loss per token, and drops the rows that pad the last batch.
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss_BS = self._student_losses(model, cast(Batch, inputs))
@@ -322,15 +304,15 @@ class VocAgnoTrainer(ResumableTrainer):
 
     @property
     def evaluated_last_step(self) -> bool:
-        """Whether the model as it is now has been evaluated already."""
+        """True where the model as it is now has been evaluated already."""
         return not self.args.load_best_model_at_end and any(
             "eval_loss" in entry and entry["step"] == self.state.global_step
             for entry in self.state.log_history
         )
 
 
-def _check_arguments(kwargs: Mapping[str, Any]) -> None:
-    """Refuse arguments of Trainer that have no effect, and the lack of one that is needed."""
+def _check_arguments(kwargs: Mapping[str, object]) -> None:
+    """Reject arguments of Trainer that have no effect, and the lack of one that is needed."""
     for name in ("compute_metrics", "compute_loss_func"):
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} has no effect: the loss is Eq. 3, and logits are not made")
@@ -339,15 +321,12 @@ def _check_arguments(kwargs: Mapping[str, Any]) -> None:
 
 
 def _keep_losses_float32(accelerator: Accelerator) -> None:
-    """Undo two defaults of Accelerate's FSDP2 under mixed precision.
-
-    It casts what the student's forward returns, here losses that are to be ranked, and reduces
-    gradients in the parameters' bfloat16 or float16.
-    """
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
-    if plugin is not None and plugin.fsdp_version == 2 and plugin.mixed_precision_policy:
-        plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=plugin.mixed_precision_policy.param_dtype, reduce_dtype=torch.float32
+    """Undo two defaults of Accelerate's FSDP2 under mixed precision."""
+    # It casts the outputs of the student's forward, here losses that are to be ranked, and reduces
+    # gradients in the parameters' bfloat16 or float16.
+    if accelerator.is_fsdp2 and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy):
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=policy.param_dtype, reduce_dtype=torch.float32
         )
 
 

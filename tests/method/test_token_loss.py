@@ -384,8 +384,9 @@ def test_gradients_are_those_of_the_bare_model_when_wrapped(wrapper, tmp_path):
         found = {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in found.items()}
         assert_same_gradients(found, expected)
         if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
-            whole = output_head._whole(next(iter(model.model.layers[0].parameters())))
-            assert type(whole) is torch.Tensor
+            assert isinstance(model.lm_head.weight, DTensor)
+            whole, *_ = output_head.read_head(model, torch.zeros(1))
+            assert not isinstance(whole, DTensor)
     finally:
         distributed.destroy_process_group()
 
