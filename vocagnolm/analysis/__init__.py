@@ -1,1 +1,1 @@
-"""What is read off finished runs and tokenizers: audits, comparisons, the paper's figures."""
+"""Readings of finished runs and of tokenizers: audits, comparisons, the paper's figures."""

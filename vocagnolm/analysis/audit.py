@@ -24,6 +24,7 @@ from vocagnolm.analysis.overlap import (
     count_map,
     raw_overlap,
 )
+from vocagnolm.analysis.runs import reject
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.host.files import JsonObject, write_json, write_text
 from vocagnolm.spans import Spans, encode, encode_batch
@@ -59,15 +60,13 @@ class AuditSettings:
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1 or self.sequences < 1 or self.worst < 0:
-            raise ValueError(
-                "expected --sequence_length and --sequences of at least 1 and --worst of at least"
-                f" 0, found {self.sequence_length}, {self.sequences} and {self.worst}: give others"
-            )
+            expected = "--sequence_length and --sequences of at least 1 and --worst of at least 0"
+            found = f"{self.sequence_length}, {self.sequences} and {self.worst}"
+            reject(expected, found, "give others")
         if not all(1 <= chunks <= self.sequence_length for chunks in self.chunks):
-            raise ValueError(
-                f"expected --chunks between 1 and --sequence_length {self.sequence_length}, found"
-                f" {' '.join(map(str, self.chunks))}: a chunk needs a token, so give others"
-            )
+            expected = f"--chunks between 1 and --sequence_length {self.sequence_length}"
+            found = " ".join(map(str, self.chunks))
+            reject(expected, found, "a chunk needs a token, so give others")
 
 
 class Named(NamedTuple):

@@ -58,13 +58,7 @@ def compare(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """Read runs, pair each with the first, and put the paper's numbers beside them.
-
-    Args:
-        paths: directories of evaluations, or of models that hold theirs in `evaluation/`.
-        reported: names of rows of the paper's Tables 1 and 4.
-        resamples: bootstrap resamples, at least 1.
-        seed: bootstrap seed.
+    """Read evaluations, pair each with the first, and put rows of the paper beside them.
 
     Raises:
         ValueError: a directory, a file or a name is wrong, or there is nothing to compare.

@@ -60,12 +60,8 @@ def make(
 ) -> list[Path]:
     """Draw figures of the paper into a directory, and return the images and pages.
 
-    Args:
-        numbers: each of `NUMBERS`.
-        paths: runs, evaluations, audits and inspections.
-        directory: gets figure-N.png, .pdf and .json; for Figure 8, figure-8.html and .json.
-        metric: a column of the evaluation or "eval_loss"; None: the paper's.
-        reported: rows of the paper, which are drawn beside.
+    The paths lead to runs, evaluations, audits and inspections; the metric is a column of the
+    evaluation or "eval_loss", by default the paper's column; rows of the paper are drawn beside.
 
     Raises:
         ValueError: a figure lacks something, or an option does not apply to it.

@@ -67,6 +67,7 @@ def read_frame(paths: Sequence[Path]) -> pd.DataFrame:
         if place.resolve() in seen:
             reject("different runs", f"{path} twice", "give it once")
         seen.add(place.resolve())
+        # A run of train.py may have an evaluation, and views of its own.
         if (place / SETTINGS_FILE).is_file():
             about, found = _trained(place), _verdicts(place) + read_eval_loss(place)
         elif (place / AUDIT_FILE).is_file():

@@ -202,7 +202,7 @@ class MapCounts:
 def count_map(
     characters: int, student_spans: Spans, teacher_spans: Spans, ranges: Spans
 ) -> MapCounts:
-    """Count the kinds of student tokens in one text; arguments as of `overlaps`."""
+    """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`."""
     iou, ios = overlaps(student_spans, teacher_spans, ranges)
     is_mapped = ranges[:, 0] != UNMAPPED
     sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped

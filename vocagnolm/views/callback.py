@@ -21,13 +21,8 @@ class GuidanceTable(TrainerCallback):
 
     Before the first step, every so many steps and after the last one. It looks only: a run has the
     same weights with and without it. All processes compute, the main one writes.
-
-    Args:
-        guide: decides over the tokens of a batch, as `VocAgnoTrainer.token_guidance`.
-        sample: the same on all processes (`view.sample_blocks`).
-        steps: optimizer steps between two views, at least 1.
-        output_dir: directory of the run.
-        settings: shown on the page; its step is replaced.
+    The guide decides over a batch, as `VocAgnoTrainer.token_guidance`; the sample is the same on
+    all processes, and the step of the settings is replaced.
     """
 
     def __init__(

@@ -36,13 +36,7 @@ class LoadedPair:
 def view_documents(
     corpus: datasets.Dataset, pair: LoadedPair, method: Method, first: int = 0
 ) -> list[TextView]:
-    """Show all segments of some documents, each of which is a sequence of its own.
-
-    Args:
-        corpus: documents in the column `text`.
-        pair: both models.
-        method: settings by which tokens are chosen.
-        first: number of the first document.
+    """Show all segments of some documents, numbered from `first`; each is a sequence of its own.
 
     Raises:
         ValueError: no document can be shown.

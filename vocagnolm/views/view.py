@@ -167,14 +167,8 @@ def sample_blocks(
 ) -> Sample:
     """Read some blocks as the trainer does, and their texts.
 
-    Args:
-        blocks: those of a training run.
-        numbers: which to read.
-        collate: the run's `PackedCollator`.
-        segments: the rows that the blocks were packed from.
-        corpus: the documents, in the column `text`.
-        readers: the student's, and the (first) teacher's; None, as with a store, shows losses
-            without pieces.
+    The segments are the rows that the blocks were packed from. The readers are the student's and
+    the (first) teacher's; None, as with a store, shows losses without pieces.
     """
     rows = tuple(
         tuple(
@@ -191,11 +185,7 @@ def read_segment(
 ) -> SegmentText:
     """Encode a segment again, which gives the characters of the tokens in its row.
 
-    Args:
-        row: one of `data.Segments.rows`.
-        document: the text that the segment is cut from.
-        student: how the student reads.
-        teacher: how the (first) teacher reads, or None: then no token has pieces.
+    The row is one of `data.Segments.rows`; without the (first) teacher, no token has pieces.
     """
     text, ids = document[row["start"] : row["end"]], row["student_ids"]
     ours = encode(student.tokenizer, text).spans
