@@ -17,12 +17,9 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     teacher's spans have no gaps. An empty student span, of which `fill_gaps` leaves none, is mapped
     only where it lies inside a teacher token.
 
-    Takes spans int64 [N, 2] and [M, 2] of the same text, starts and ends each non-decreasing; a
-    ValueError where they are not, since a binary search would be silently wrong.
-
-    Returns:
-        int64 [N, 2], half-open ranges of teacher tokens; (-1, -1) where no teacher token covers any
-        character of the student token.
+    Takes spans int64 [N, 2] and [M, 2] of the same text, starts and ends each non-decreasing (else
+    a ValueError: the search would be silently wrong). Returns int64 [N, 2], half-open ranges of
+    teacher tokens; (-1, -1) where no teacher token covers any character of the student token.
 
     >>> student = np.array([[0, 3], [3, 5], [5, 6]])  # "a+b", "=c", "!"
     >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"

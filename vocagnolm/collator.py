@@ -115,14 +115,17 @@ class PackedCollator:
         student = [block["student_ids"] for block in blocks]
         ids, labels, positions = self._rows(student, self.max_length)
         edges, longest = self._segments(student, self.max_length)
+        batch: Batch = {}
         if self.chunks is None:
             ranges = np.stack([_ranges(block, widths, self.max_length) for block in blocks])
         else:
-            chunked = (widths, self.chunks, self.max_length)
-            ranges = np.stack([_chunk_ranges(block, *chunked) for block in blocks])
+            chunks = np.stack([_chunk_row(block, self.chunks, self.max_length) for block in blocks])
+            batch["chunk"] = torch.from_numpy(chunks)
+            rows = zip(blocks, chunks, strict=True)
+            ranges = np.stack([_chunk_ranges(*row, widths, self.chunks) for row in rows])
         has_label = labels.numpy() != IGNORED_LABEL
         mapped = has_label & (ranges[..., 0] != UNMAPPED).all(1)
-        batch: Batch = {
+        batch |= {
             "input_ids": ids,
             "labels": labels,
             "position_ids": positions,
@@ -139,9 +142,6 @@ class PackedCollator:
             batch["teacher_losses"] = torch.from_numpy(np.stack(losses))
         else:
             batch.update(self._teacher_rows(blocks, widths))
-        if self.chunks is not None:
-            chunks = [_chunk_row(block, self.chunks, self.max_length) for block in blocks]
-            batch["chunk"] = torch.from_numpy(np.stack(chunks))
         return batch
 
     def _widths(self, blocks: Sequence[Block]) -> list[int]:
@@ -267,10 +267,10 @@ def _chunk_row(block: Block, chunks: int, length: int) -> IntArray:
     return chunk
 
 
-def _chunk_ranges(block: Block, widths: Sequence[int], chunks: int, length: int) -> IntArray:
+def _chunk_ranges(block: Block, chunk: IntArray, widths: Sequence[int], chunks: int) -> IntArray:
     """Return the ranges [K, S, 2] of a row whose tokens are guided by the chunk of their number."""
-    ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
-    tokens, chunk = sum(map(len, block["student_ids"])), _chunk_row(block, chunks, length)
+    ranges = np.full((len(widths), len(chunk), 2), UNMAPPED, np.int64)
+    tokens = sum(map(len, block["student_ids"]))
     starts = np.cumsum([0, *widths])
     for mine, counts, start in zip(ranges, _counts(block).T, starts, strict=False):
         edges = chunk_edges(int(counts.sum()), chunks)

@@ -41,11 +41,8 @@ def load_corpus(
     `dataset` is a file (`.jsonl`, `.json`, `.parquet`, `.txt`; each may be compressed), a directory
     that holds such files at any depth, or the name of a dataset on the hub. Every `.txt` file is
     one document. Values are not checked here: a document that is empty or not text is skipped, with
-    its reason, when it is aligned. `option` names the dataset in errors.
-
-    Raises:
-        ValueError: the path does not exist, holds no or mixed formats, cannot be read, or has no
-            such split or column. The message is one line and says what to do.
+    its reason, when it is aligned. Whatever cannot be read is a ValueError of one line that says
+    what to do, and names the dataset by `option`.
     """
     # Its errors come back as one line.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
@@ -66,8 +63,7 @@ def load_sample(
 ) -> tuple[datasets.Dataset, int | None]:
     """Load about the first `count` documents, without downloading a corpus of terabytes.
 
-    Returns:
-        The documents, as `load_corpus` gives them, and the number of all, None if not known.
+    Returns them as `load_corpus` does, with the number of all, None if it is not known.
     """
     if _is_local(Path(dataset).expanduser(), dataset, "--dataset"):
         corpus = load_corpus(dataset, split=split, text_column=text_column)

@@ -248,7 +248,7 @@ def _align_batch(
         else:
             skipped[index] = MISSING
     rows: list[dict[str, Any]] = []
-    # Whatever does not fit is cut, and read again, until every piece fits.
+    # Whatever does not fit is cut, and read again, until every piece fits; no tokenizer says where.
     while pieces:
         too_long: list[Piece] = []
         for piece, encodings in zip(pieces, _encode(pieces, student, guide), strict=True):
@@ -299,8 +299,7 @@ def _share(
 def _cut(piece: Piece, parts: int) -> list[Piece]:
     """Cut a piece into about equal parts, by characters, where a paragraph, line or word ends.
 
-    Neither tokenizer decides where; a part that still does not fit is cut again. White space stays
-    with the text before it, so that a segment begins with a word, as a document does.
+    White space stays with the text before it: a segment begins with a word, as a document does.
     """
     budget = max(1, min(math.ceil(len(piece.text) / parts), len(piece.text) - 1))
     cuts = [0]

@@ -82,11 +82,7 @@ def segment_call(
 
 
 def check_attention(model: PreTrainedModel, device: torch.device | None = None) -> None:
-    """Reject a model that its attention cannot serve, as far as its kind tells.
-
-    Raises:
-        ValueError: it cannot, there or on the device where it will run.
-    """
+    """Reject a model that its attention cannot serve, there or on the device where it will run."""
     if not takes_segments(model):
         return
     # A model without **kwargs loses the edges on their way to the attention.

@@ -41,11 +41,8 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
     text, and a truncation or padding saved with the tokenizer is ignored. An empty text has no
-    tokens; a text of which the tokenizer drops every character has none either.
-
-    Raises:
-        ValueError: a text is not a `str` or holds a lone surrogate, or the tokenizer gives no
-            usable offsets.
+    tokens; a text of which the tokenizer drops every character has none either. A ValueError where
+    a text is no `str` or holds a lone surrogate, or the tokenizer gives no usable offsets.
     """
     for index, text in enumerate(texts):
         _check_text(text, f"texts[{index}]")

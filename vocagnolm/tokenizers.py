@@ -32,11 +32,7 @@ DOCUMENT_SEPARATOR = "<|endoftext|>"
 def load_tokenizer(
     name: str, role: Role, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a directory or the hub; test its offsets, and its ids by its files.
-
-    Raises:
-        ValueError: it cannot be loaded, or fails a test; the message says what to do.
-    """
+    """Load a tokenizer from a directory or the hub; test its offsets, and its ids by its files."""
     from transformers import AutoTokenizer
 
     try:
@@ -84,8 +80,7 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
     """Return the id to put before a text, so that the text's first token has a loss.
 
     Not specified in the paper. The BOS token where there is one; else `<|endoftext|>`, which
-    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS. A
-    ValueError where there is none of these.
+    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS.
     """
     separator = tokenizer.get_vocab().get(DOCUMENT_SEPARATOR)
     for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
@@ -140,8 +135,7 @@ def _check_against_files(
 ) -> None:
     """Compare the tokenizer with the tokenizer.json that it should have come from.
 
-    transformers rebuilds some tokenizers from their class instead of reading the file, and may then
-    give other ids than the model was trained with.
+    transformers rebuilds some from their class instead, and may then give other ids.
     """
     from tokenizers import Tokenizer
 

@@ -48,10 +48,6 @@ def check_packing(model: PreTrainedModel, device: torch.device | None = None) ->
     attention implementation isolates them (flash attention does not in batches of several rows),
     and not every model can (recurrent ones carry their state on). Calls `add_token_losses` first.
     `device` is where the model will run, if it is not there yet, in its final dtype and attention.
-
-    Raises:
-        ValueError: the losses of packed documents depend on their neighbours.
-        NonFiniteLoss: losses are NaN or infinite.
     """
     call: Callable[..., Tensor] = add_token_losses(model, device)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedModel
 
@@ -37,17 +37,6 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
     CPU, the same in all processes, and leaves frozen, each shard on its process's device.
     """
-    mesh = _mesh(device)
-    model.train(False).requires_grad_(False)
-    # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
-    for layer in decoder_layers(model):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-    fully_shard(model, mesh=mesh, reshard_after_forward=True)
-    # Behind the sharding, so that its probe runs on the device.
-    return add_token_losses(model)
-
-
-def _mesh(device: torch.device) -> DeviceMesh:
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     require_several_devices()
     world, local = torch.distributed.get_world_size() if distributed else 1, devices_of_a_machine()
@@ -57,5 +46,12 @@ def _mesh(device: torch.device) -> DeviceMesh:
             f"cannot be {local} on each"
         )
     # Sharded inside a machine, replicated between machines.
-    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=("node", "device"))
-    return mesh["device"]
+    names = ("node", "device")
+    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
+    model.train(False).requires_grad_(False)
+    # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    # Behind the sharding, so that its probe runs on the device.
+    return add_token_losses(model)

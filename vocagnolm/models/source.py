@@ -181,8 +181,11 @@ def context_length(config: PreTrainedConfig) -> int:
     for a whole batch as soon as one of its rows is longer: its context ends there.
     """
     text_config = config.get_text_config()
-    # Under another name in some families, which the configuration translates.
-    length = getattr(text_config, "max_position_embeddings", None) or NO_LIMIT
+    try:
+        length = text_config.max_position_embeddings or NO_LIMIT
+    # Recurrent models have none.
+    except AttributeError:
+        length = NO_LIMIT
     rope = vars(text_config).get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         length = min(length, rope.get("original_max_position_embeddings", length))
