@@ -34,5 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    # Only now, because importing the rest takes seconds.
     module = importlib.import_module(COMMANDS[parser.parse_args(argv[:1]).command][0])
     return int(module.main(argv[1:]))

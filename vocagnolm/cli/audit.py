@@ -29,19 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser, defaults = Parser(_NAME, __doc__), AuditSettings()
     add = parser.add_argument
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
     parser.add_dataset(required=True)
     add("--documents", type=int, help="Only the first ones; default: all.")
-    add(
-        "--sequence_length",
-        type=int,
-        default=defaults.sequence_length,
-        help="Student tokens of a sequence that is cut into chunks.",
-    )
+    # Chunks of equal token count, Figure 3 of the paper.
+    length, cut = defaults.sequence_length, "Student tokens of a sequence that is cut into chunks."
+    add("--sequence_length", type=int, default=length, help=cut)
     add("--sequences", type=int, default=defaults.sequences, help="How many, at most.")
     add("--chunks", type=int, nargs="+", default=CHUNKS, help="Numbers of chunks of a sequence.")
     add("--seed", type=int, default=defaults.seed, help="Of the documents' order in sequences.")
@@ -54,6 +50,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _audit(arguments: argparse.Namespace) -> None:
+    # Before the work, which may take minutes.
     output_dir = arguments.output_dir
     if output_dir:
         check_writable(output_dir)
@@ -79,6 +76,7 @@ def _content(arguments: argparse.Namespace) -> JsonObject:
         for name in arguments.teacher
     ]
     options = corpus_options(arguments)
+    # A sample is read without downloading the rest.
     if arguments.documents is None:
         corpus = load_corpus(arguments.dataset, **options)
     else:

@@ -15,13 +15,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.analysis.compare import (
-    RESAMPLES,
-    SEED,
-    compare,
-    comparison_markdown,
-    write_comparison,
-)
+from vocagnolm.analysis import compare
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.host.command import Parser, run_command, say
 from vocagnolm.host.files import check_writable
@@ -37,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(argv: Sequence[str] | None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
+    # Figures are drawn from the same runs, and have no bootstrap.
     if arguments.figure:
         idle = parser.given(arguments) & {"resamples", "seed"}
         _draw(arguments, idle)
@@ -45,13 +40,16 @@ def _compare(argv: Sequence[str] | None) -> None:
         raise ValueError(
             "expected --figure with --metric, found none: name a figure or leave it out"
         )
+    # Before the work, which may take minutes.
     output_dir = arguments.output_dir
     if output_dir:
         check_writable(output_dir)
-    comparison = compare(arguments.runs, arguments.reported, arguments.resamples, arguments.seed)
+    comparison = compare.compare(
+        arguments.runs, arguments.reported, arguments.resamples, arguments.seed
+    )
     if output_dir:
-        write_comparison(comparison, output_dir)
-    say(comparison_markdown(comparison).rstrip("\n"))
+        compare.write_comparison(comparison, output_dir)
+    say(compare.comparison_markdown(comparison).rstrip("\n"))
 
 
 def _draw(arguments: argparse.Namespace, idle: set[str]) -> None:
@@ -62,14 +60,8 @@ def _draw(arguments: argparse.Namespace, idle: set[str]) -> None:
         raise ValueError(
             f"expected --{min(idle)} for tables only, found it with --figure: leave it out"
         )
-    made = make(
-        arguments.figure,
-        arguments.runs,
-        arguments.output_dir,
-        arguments.metric,
-        arguments.reported,
-    )
-    say("\n".join(map(str, made)))
+    out, metric, reported = arguments.output_dir, arguments.metric, arguments.reported
+    say("\n".join(map(str, make(arguments.figure, arguments.runs, out, metric, reported))))
 
 
 def _parser() -> Parser:
@@ -83,31 +75,17 @@ def _parser() -> Parser:
         help="An evaluation, or a model that has one; for figures also a run of train.py, an audit "
         "or an inspection.",
     )
-    add(
-        "--reported",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="A row of the paper; again for more.",
-    )
-    add(
-        "--output_dir",
-        type=Path,
-        help="Gets comparison.json, comparison.md and comparison.png, or the figures.",
-    )
-    add(
-        "--figure",
-        action="append",
-        type=int,
-        choices=NUMBERS,
-        metavar="N",
-        help=f"Draw this figure of the paper ({', '.join(map(str, NUMBERS))}); again for more.",
-    )
+    row = "A row of the paper; again for more."
+    add("--reported", action="append", default=[], metavar="NAME", help=row)
+    files = "Gets comparison.json, comparison.md and comparison.png, or the figures."
+    add("--output_dir", type=Path, help=files)
+    figures = f"Draw this figure of the paper ({', '.join(map(str, NUMBERS))}); again for more."
+    add("--figure", action="append", type=int, choices=NUMBERS, metavar="N", help=figures)
     add(
         "--metric",
         help="Quality in a figure: gsm8k, AVG or another column of the evaluation, or eval_loss, "
         "the held-out loss after the last step; by default the paper's column.",
     )
-    add("--resamples", type=int, default=RESAMPLES, help="Bootstrap resamples.")
-    add("--seed", type=int, default=SEED, help="Bootstrap seed.")
+    add("--resamples", type=int, default=compare.RESAMPLES, help="Bootstrap resamples.")
+    add("--seed", type=int, default=compare.SEED, help="Bootstrap seed.")
     return parser

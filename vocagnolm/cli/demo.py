@@ -16,7 +16,7 @@ from pathlib import Path
 from vocagnolm.host.command import Exit, Parser, run_command, stop
 
 _NAME = "vocagnolm demo"
-SEEDS = (0, 1, 2, 3)
+_SEEDS = (0, 1, 2, 3)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,13 +27,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(argv: Sequence[str] | None) -> int:
+    # Imported late: the handler of SIGTERM is in place before anything slow.
     from vocagnolm.demo.run import run_demo
     from vocagnolm.demo.worker import METHODS, Plan
 
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
-    add("--seeds", type=int, nargs="+", default=SEEDS, help="One student per method and seed.")
+    add("--seeds", type=int, nargs="+", default=_SEEDS, help="One student per method and seed.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
     add("--methods", nargs="+", choices=METHODS, default=METHODS)
     for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
@@ -49,6 +50,7 @@ def _demo(argv: Sequence[str] | None) -> int:
     )
     try:
         run_demo(plan)
+    # A run of the demo failed, and its log tells why.
     except RuntimeError as error:
         return stop(_NAME, error, Exit.BAD_NUMBERS)
     return Exit.DONE

@@ -23,13 +23,7 @@ import torch
 
 from vocagnolm.corpus import TEXT, load_sample
 from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
-from vocagnolm.host.command import (
-    Parser,
-    check_at_least,
-    corpus_options,
-    refuse_idle,
-    run_command,
-)
+from vocagnolm.host import command
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.processes import is_on_cpu
 from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
@@ -47,14 +41,13 @@ _OF_DATASETS = ("dataset_config", "dataset_split", "text_column", "documents", "
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Show texts, and return the exit status."""
-    return run_command(
+    return command.run_command(
         "vocagnolm inspect", lambda: _inspect(_parse(argv)), out_of_memory="lower --max_length"
     )
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
-    parser = Parser("vocagnolm inspect", __doc__)
+    parser = command.Parser("vocagnolm inspect", __doc__)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="The text itself.")
@@ -80,10 +73,10 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output_dir", type=Path, help=f"Gets {FILE_NAME}.html and {FILE_NAME}.json.")
     arguments = parser.parse_args(argv)
     if not arguments.dataset:
-        refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
-    check_at_least(arguments, 1, "documents")
-    check_at_least(arguments, 0, "document")
-    check_at_least(arguments, 4, "max_length")
+        command.refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
+    command.check_at_least(arguments, 1, "documents")
+    command.check_at_least(arguments, 0, "document")
+    command.check_at_least(arguments, 4, "max_length")
     return arguments
 
 
@@ -116,11 +109,8 @@ def _has_color(choice: str) -> bool:
 
 
 def _load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPair:
-    """Load both models: the student in float32, the teacher in `--dtype`.
-
-    Raises:
-        ValueError: one cannot be loaded, or they do not go together.
-    """
+    """Load both models: the student in float32, the teacher in `--dtype`."""
+    # As a run of train.py would have it, so that the same checks apply.
     revision, tokenizer = arguments.teacher_revision, arguments.teacher_tokenizer
     model = ModelArguments(
         student=arguments.student,
@@ -151,9 +141,10 @@ def _load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedP
 def _load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, int]:
     """Return the texts to show, in the column `text`, and the number of the first."""
     if arguments.dataset:
+        # The documents before a single one are read, and left out.
         number = arguments.document
         count = (arguments.documents or 1) if number is None else number + 1
-        corpus, _ = load_sample(arguments.dataset, count, **corpus_options(arguments))
+        corpus, _ = load_sample(arguments.dataset, count, **command.corpus_options(arguments))
         if number is None:
             return corpus, 0
         if number >= len(corpus):

@@ -122,7 +122,7 @@ def option(default: _T, help: str) -> _T:
     return field(default=default, metadata={"help": help})
 
 
-def reject(faults: Iterable[str]) -> None:
+def raise_first(faults: Iterable[str]) -> None:
     """Raise a ValueError with the first of the messages, if there is one."""
     for message in faults:
         raise ValueError(message)

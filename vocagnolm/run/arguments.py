@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vocagnolm.host.command import CorpusOptions, option, reject
+from vocagnolm.host.command import CorpusOptions, option, raise_first
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
@@ -82,7 +82,7 @@ class DataArguments:
     )
 
     def __post_init__(self) -> None:
-        reject(self._faults())
+        raise_first(self._faults())
 
     def _faults(self) -> Iterator[str]:
         if self.max_length < 4:

@@ -57,7 +57,7 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     layers: list[int] = []
     # Some models name no decoder layers.
     with suppress(ValueError):
-        layers = [_parameters(layer) for layer in decoder_layers(model)]
+        layers = [_parameters(layer) for layer in decoder_layers(whole)]
     total = _parameters(model)
     hidden = _number(text, "hidden_size")
     return Sizes(

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import yaml
 from transformers import HfArgumentParser
 
-from vocagnolm.host.command import refuse_idle, reject
+from vocagnolm.host.command import raise_first, refuse_idle
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
@@ -59,7 +59,7 @@ def parse(argv: Sequence[str]) -> Job:
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
     _check_idle(job)
-    reject(_faults(job))
+    raise_first(_faults(job))
     job.run.set_batch(job.data.max_length)
     return job
 

@@ -87,11 +87,9 @@ def _steps(job: Job, documents: Documents) -> str:
     tokens = len(documents.blocks) * job.data.max_length
     steps_of_epoch = tokens * total // (read * run.global_batch_tokens)
     steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
-    return (
-        steps
-        if total == read
-        else f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
-    )
+    if total == read:
+        return steps
+    return f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
 
 
 def describe_memory(parts: dict[str, float]) -> str:

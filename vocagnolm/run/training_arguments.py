@@ -17,7 +17,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.host.command import option, reject
+from vocagnolm.host.command import option, raise_first
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.training.checkpoints import AUTO
@@ -97,8 +97,8 @@ class RunArguments(TrainingArguments):
     dry_run: bool = option(False, "Print the plan and exit.")
 
     def __post_init__(self) -> None:
-        reject(self._faults())
-        reject(self._faults_of_numbers())
+        raise_first(self._faults())
+        raise_first(self._faults_of_numbers())
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         self.lr_scheduler_kwargs = _checked_json("lr_scheduler_kwargs", self.lr_scheduler_kwargs)
@@ -125,7 +125,7 @@ class RunArguments(TrainingArguments):
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
-        reject(self._faults_of_loading())
+        raise_first(self._faults_of_loading())
         self._check_schedule()
         self._check_optimizer()
 
