@@ -125,28 +125,25 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     float32 [B, T], in nats: position t holds the loss of token t, 0.0 where its label is -100 and
     at t = 0, which nothing predicts. Gradient flows to every trainable parameter. Sums are
     float32 (float64 for a float64 model, whose result alone is rounded). The auxiliary loss of a
-    mixture of experts is not added.
+    mixture of experts is not added. A second call of this function does nothing.
 
     A further argument of the call, `weighted_tokens`, is an upper bound on the tokens whose loss
     gets a non-zero gradient; it spares a GPU one wait per backward pass. If more tokens get one,
-    every gradient is NaN: a wrong bound never drops tokens silently. With `also`, a function of the
-    hidden states and the output head (see `Also`), its result is returned behind the losses.
-    `segments` says where packed documents end; attention that does not see it in `position_ids`
-    (`torch_varlen`, `flash_attention_2`) needs it, other attention has no use for it.
+    every gradient is NaN: a wrong bound never drops tokens silently. The result of `also`, if
+    given, is returned behind the losses. Attention that does not see the ends of packed documents
+    in `position_ids` (`torch_varlen`, `flash_attention_2`) needs them as `segments`.
 
     Every other call, `generate` included, is unchanged. The new forward belongs to the instance
     and runs inside the module's own call, so that DDP, FSDP2, autocast and gradient checkpointing
-    see an ordinary forward pass; add it before those wrappers. Around a model that PEFT wraps, it
-    is added to the model inside. A second call of this function does nothing.
+    see an ordinary forward pass; add it before those wrappers. A PEFT model gets it inside.
 
     Args:
-        model: A `PreTrainedModel` for causal language modelling, or a `PeftModel` around one, whole
-            or sharded by `fully_shard` (then all processes have to call this); returned as well.
-        device: Where it will run, if it is not there yet: it is moved there for the probe only.
+        model: A `PreTrainedModel`, or a `PeftModel` around one, whole or sharded by `fully_shard`
+            (then all processes have to call this); returned as well.
+        device: Moved there for the probe, if it will run there and is not there yet.
 
     Raises:
-        ValueError: The model is of another kind, or makes its logits in a way not reproduced here;
-            checked on a short probe, in evaluation mode, against its own logits.
+        ValueError: The model is of another kind, or its own logits on a probe are not reproduced.
         NonFiniteLoss: The model's losses on the probe are NaN or infinite.
     """
     patched: Any = inner_model(model)

@@ -59,7 +59,7 @@ class VocAgnoTrainer(ResumableTrainer):
         NonFiniteLoss: losses of a model are NaN or infinite.
     """
 
-    # compute_loss divides by the count of the whole optimizer step, once.
+    # `compute_loss` divides by the count of the whole optimizer step, once.
     loss_is_scaled_for_ga = True
 
     def __init__(
@@ -82,7 +82,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self._check_chunks(method)
         _keep_losses_float32(self.accelerator)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # The keys of a block are not the names of the model's arguments, and all are needed.
+        # The keys of a block are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
         self.recorder, device = recorder, self.args.device
         # FSDP2 moves the student as training begins only.
@@ -118,10 +118,10 @@ class VocAgnoTrainer(ResumableTrainer):
             )
         if self.args.label_smoothing_factor:
             raise ValueError("label_smoothing_factor has no effect: losses are those of the labels")
-        if self.args.n_gpu > 1:
+        if (gpus := self.args.n_gpu) > 1:
             raise ValueError(
-                f"one process sees {self.args.n_gpu} GPUs; start one process per GPU with "
-                "accelerate launch, or set CUDA_VISIBLE_DEVICES"
+                f"one process sees {gpus} GPUs; start one process per GPU with accelerate launch, "
+                "or set CUDA_VISIBLE_DEVICES"
             )
         if self.model.dtype in (torch.bfloat16, torch.float16):
             logger.warning(
@@ -162,7 +162,7 @@ class VocAgnoTrainer(ResumableTrainer):
     # -- Eq. 3: the divisor ------------------------------------------------------------------
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+        self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
         """Fetch the micro-batches of an optimizer step and count its divisor, over all processes.
 
@@ -273,7 +273,7 @@ class VocAgnoTrainer(ResumableTrainer):
         return self.objective.select(loss_BS, inputs, teacher)
 
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
-        """Eq. 1 for every student token [B, S], with options of `add_token_losses`."""
+        """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""
         # Through the wrapped module's own forward: anything else would make DDP skip its
         # all-reduce, silently.
         rows = {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}

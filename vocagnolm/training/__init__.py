@@ -1,1 +1,1 @@
-"""What any Trainer needs to survive and to be watched; knows no method."""
+"""The survival and the watching of any Trainer; knows no method."""

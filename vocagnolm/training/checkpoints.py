@@ -61,7 +61,8 @@ def resolve(
         return newest
     path = Path(str(resume_from_checkpoint))
     step = _step(path)
-    if step is None:  # the name does not tell
+    # A checkpoint under another name tells its step inside.
+    if step is None:
         step = json_or_empty(path / _STATE).get("global_step")
     if newest is not None and (_step(Path(newest)) or 0) > (step if isinstance(step, int) else 0):
         tell(f"{newest} is newer than --resume_from_checkpoint {path}")
@@ -128,7 +129,8 @@ def checkpoint_fault(
         return "no such directory"
     try:
         return origin(path) or _content_fault(path, tell)
-    except OSError as error:  # a bad sector, or files that vanish from a network file system
+    # A bad sector, or files that vanish from a network file system.
+    except OSError as error:
         return f"it cannot be read ({error})"
 
 
@@ -178,7 +180,8 @@ def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> N
         missing = [name for name in expected if not (path / name).exists()]
         if not missing:
             break
-        time.sleep(1)  # a network file system shows another machine's files a little later
+        # A network file system shows another machine's files a little later.
+        time.sleep(1)
     else:
         raise OSError(
             f"{path} lacks {missing[0]}, which another process has written: --output_dir must be "
@@ -212,12 +215,14 @@ def rotate(newest: Path, limit: int | None, best: str | None) -> None:
 
 def _is_ours(path: Path) -> bool:
     """Test whether a checkpoint is finished, or the remains of a save of ours."""
-    is_whole_elsewhere = (path / _STATE).exists()  # transformers writes it last
+    # transformers writes its state last; our metrics come after it, the manifest after them.
+    is_whole_elsewhere = (path / _STATE).exists()
     return is_complete(path) or not is_whole_elsewhere or any(path.glob(_METRICS))
 
 
 def _remove(path: Path) -> None:
-    if path.is_symlink():  # its target is the user's
+    # The target of a link is the user's.
+    if path.is_symlink():
         path.unlink()
     elif path.exists():
         # First the manifest, so that half of it is no checkpoint.

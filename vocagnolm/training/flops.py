@@ -100,7 +100,8 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     for module in model.modules():
         if module in replaced:
             continue
-        if isinstance(module, nn.Linear):  # quantized weights have other shapes
+        # By its features: quantized weights have other shapes.
+        if isinstance(module, nn.Linear):
             count = module.in_features * module.out_features
         elif isinstance(module, Conv1D):
             count = module.weight.numel()

@@ -138,8 +138,9 @@ class StepGuard(TrainerCallback):
         if not gradients or self._trainer.accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
             return torch.full((), -1, device=self._trainer.args.device)
+        # Offloaded gradients are on another device than the losses.
         is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
-        return is_finite.long().neg().to(self._trainer.args.device)  # offloaded gradients are not
+        return is_finite.long().neg().to(self._trainer.args.device)
 
     def _skip_or_stop(self, step: int, worst: list[int], mine: list[int]) -> None:
         """Make no update, on all processes alike; `worst` is their maximum of `mine`."""

@@ -170,7 +170,8 @@ class GuidanceMetrics:
         total = reduce(self._kept[_SUMS.index("loss")]).item() / world_size
         steps, before = float(self._kept_steps), 0.0
         for entry in history:
-            if "student_loss_nats" in entry:  # `loss` is absent where all steps were skipped
+            # An entry of the training; `loss` is absent where all of its steps were skipped.
+            if "student_loss_nats" in entry:
                 since = entry["step"] - before - entry.get("skipped_steps", 0.0)
                 total, steps = total + entry.get("loss", 0.0) * since, steps + since
                 before = entry["step"]

@@ -71,7 +71,8 @@ class Preemption(TrainerCallback):
             control.should_log = control.should_evaluate = control.should_save = False
         is_saved = self._saved_step == state.global_step
         self.must_save = control.should_log or control.should_evaluate or not is_saved
-        control.should_save = self.must_save  # which saving only the best passes over
+        # Where only the best is saved, this is passed over, and `must_save` is not.
+        control.should_save = self.must_save
 
 
 @contextmanager

@@ -170,7 +170,8 @@ def load_optimizer(checkpoint: Path, optimizer: Optimizer) -> None:
             f"{type(own).__name__}: go on under the layout that it was saved under"
         )
 
-    if not type(own).__module__.startswith("torch.optim"):  # its tensors may mean something else
+    # The tensors of another package's optimizer may not be one number per element.
+    if not type(own).__module__.startswith("torch.optim"):
         refuse()
     saved = _optimizer_state(checkpoint)
     groups, own_groups = saved["param_groups"], optimizer.param_groups
@@ -196,7 +197,8 @@ def _optimizer_state(checkpoint: Path) -> StateDict:
         path = checkpoint / _OPTIMIZER_FILE
         return cast(StateDict, torch.load(path, "cpu", weights_only=True, mmap=True))
     found = read_sharded(checkpoint, OPTIMIZER)
-    groups = found["param_groups"]  # without `state`, if the optimizer keeps none
+    # There is no `state` if the optimizer keeps none; lists came as dictionaries.
+    groups = found["param_groups"]
     return {"state": found.get("state", {}), "param_groups": [groups[i] for i in sorted(groups)]}
 
 
@@ -249,7 +251,8 @@ def _index(directory: Path) -> Metadata:
 def _load(directory: Path, state: StateDict) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # on purpose
+            # One process alone reads, on purpose.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(state, storage_reader=FileSystemReader(directory), no_dist=True)
     except (CheckpointException, UnpicklingError, EOFError, OSError) as error:
         raise _damaged(directory) from error

@@ -73,7 +73,8 @@ class ResumableTrainer(Trainer):
         self._checkpoints_kept = kept
         # transformers would rotate before the newest is complete; `_save_checkpoint` does it after.
         self.args.save_total_limit = None
-        self.args.eval_on_start = evaluates and path is None  # the log has it already
+        # The log of a resumed run has its first evaluation already.
+        self.args.eval_on_start = evaluates and path is None
         try:
             with self.preemption.listening():
                 output = super().train(resume_from_checkpoint, *args, **kwargs)
@@ -141,6 +142,8 @@ class ResumableTrainer(Trainer):
             self._save_whole(model, trial)
 
     def _save_whole(self, model: nn.Module, trial: Any) -> None:
+        # All wait twice: until there is room, and until every process has written its files.
+        # Only then does the first declare the checkpoint complete, and remove older ones.
         step, world_size = self.state.global_step, self.args.world_size
         path = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
         if self.is_world_process_zero():
@@ -154,7 +157,8 @@ class ResumableTrainer(Trainer):
         if self.is_world_process_zero():
             checkpoints.finish(path, step, world_size, sorted(seen))
             checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
-        self.accelerator.wait_for_everyone()  # one that left now would take the first with it
+        # A process that left now would take the first one with it.
+        self.accelerator.wait_for_everyone()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate, in a phase of its own."""
@@ -166,8 +170,9 @@ class ResumableTrainer(Trainer):
         if not self.state.global_step:
             return None
         path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        # All processes save, or none.
         exists = torch.full((1,), int(checkpoints.is_complete(path)), device=self.args.device)
-        if not self.reduce_max(exists).item():  # all processes save, or none
+        if not self.reduce_max(exists).item():
             self._save_checkpoint(self.student, trial=None)
         return str(path)
 
@@ -177,7 +182,8 @@ class ResumableTrainer(Trainer):
         processes = self.accelerator.num_processes
         if "loss" in logs:
             logs |= {"loss": math.nan} | self.metrics.read(self._sum, processes)
-            for name in ("loss", "grad_norm"):  # of steps that were skipped
+            # Those of skipped steps.
+            for name in ("loss", "grad_norm"):
                 if not math.isfinite(logs.get(name, 0.0)):
                     del logs[name]
         elif "train_loss" in logs:
