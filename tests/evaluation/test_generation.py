@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import torch
 import transformers
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from vocagnolm.evaluation.engines.generation import (
     Completion,
@@ -25,7 +27,7 @@ from vocagnolm.evaluation.engines.generation import (
 from vocagnolm.evaluation.engines.hf_engine import HFEngine, WaitingRows
 from vocagnolm.models.source import NO_LIMIT
 
-Tokenizers = dict[str, PreTrainedTokenizerFast]
+Tokenizers = dict[str, Tokenizer]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 SHARED_TEXT = "Ben has 15 apples and buys 12 more apples.\nThe answer is 27.\n\n\n"
 STOPS = ("\n\nQuestion:", "\n\nProblem:")
@@ -59,10 +61,8 @@ def test_cut_ends_before_the_earliest_stop(text: str, stops: Sequence[str], expe
 def test_end_of_text_ids_are_those_of_both(
     of_model: Any, of_tokenizer: int | None, expected: set[int]
 ) -> None:
-    class Tokenizer:
-        eos_token_id = of_tokenizer
-
-    assert end_of_text_ids(GenerationConfig(eos_token_id=of_model), Tokenizer()) == expected
+    tokenizer = SimpleNamespace(eos_token_id=of_tokenizer)
+    assert end_of_text_ids(GenerationConfig(eos_token_id=of_model), tokenizer) == expected
 
 
 LONGROPE = {
@@ -88,10 +88,7 @@ def test_encode_gives_what_the_tokenizer_gives(
     assert expected[0][0] == llama.bos_token_id
 
 
-def test_encode_says_how_many_and_how_long(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
+def test_encode_says_how_many_and_how_long(tokenizer: Tokenizer) -> None:
     prompts = ["a", "1 + 2 = 3 and so on", "1 + 2 = 3"]
     lengths = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     assert decoding_of(tokenizer, context=max(lengths) + 1).encode(prompts)
@@ -213,9 +210,7 @@ def test_stop_is_found_among_broken_bytes(lead: int, tokenizers_by_family: Token
     assert [name for name, n in expected.items() if n is None] == ["unreadable"]
 
 
-def test_generated_tokens_decode_a_few_tokens_a_step(
-    tokenizers_by_family: Tokenizers,
-) -> None:
+def test_generated_tokens_decode_a_few_tokens_a_step(tokenizers_by_family: Tokenizers) -> None:
     tokenizer = tokenizers_by_family["metaspace"]
     decoded = []
 
@@ -347,6 +342,16 @@ def lively_llama(tiny_llama: Callable[..., Any]) -> Callable[..., Any]:
     return build
 
 
+@pytest.fixture
+def tokenizer(tokenizers_by_family: Tokenizers) -> Tokenizer:
+    return tokenizers_by_family["byte_level"]
+
+
+@pytest.fixture
+def model(tokenizer: Tokenizer, lively_llama: Callable[..., Any]) -> Any:
+    return lively_llama(tokenizer)
+
+
 # Not the unigram family: its training gives another vocabulary in every process.
 @pytest.mark.parametrize("family", ["metaspace", "byte_level", "nfc_digits"])
 def test_completions_equal_plain_generation(
@@ -472,19 +477,13 @@ def test_engine_refuses_a_model(
         HFEngine(kind.from_config(config), tokenizers_by_family["nfc_digits"], 4)
 
 
-def test_engine_refuses_a_batch_size(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
+def test_engine_refuses_a_batch_size(tokenizer: Tokenizer, model: Any) -> None:
     with pytest.raises(ValueError, match="batch size is 0"):
-        HFEngine(lively_llama(tokenizer), tokenizer, 0)
+        HFEngine(model, tokenizer, 0)
 
 
-def test_engine_is_greedy(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    model, prompts = lively_llama(tokenizer), prompts_of(6)
+def test_engine_is_greedy(tokenizer: Tokenizer, model: Any) -> None:
+    prompts = prompts_of(6)
     expected = plain(model, tokenizer, prompts)(STOPS)
     written = tokenizer(expected[0][0])["input_ids"]
     own = GenerationConfig(
@@ -507,11 +506,8 @@ def test_engine_is_greedy(
     assert model.generation_config is own
 
 
-def test_stop_string_counts_in_generated_text_only(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    model, prompts = lively_llama(tokenizer), prompts_of(6)
+def test_stop_string_counts_in_generated_text_only(tokenizer: Tokenizer, model: Any) -> None:
+    prompts = prompts_of(6)
     slow = plain(model, tokenizer, prompts)
     ids = tokenizer(prompts[0])["input_ids"]
     written = tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=3)[0, len(ids) :])
@@ -522,20 +518,14 @@ def test_stop_string_counts_in_generated_text_only(
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
-def test_engine_completes_each_prompt(
-    count: int, tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    model, prompts = lively_llama(tokenizer), prompts_of(1) * count
+def test_engine_completes_each_prompt(count: int, tokenizer: Tokenizer, model: Any) -> None:
+    prompts = prompts_of(1) * count
     expected = plain(model, tokenizer, prompts)(STOPS)
     assert completions_of(HFEngine(model, tokenizer, 4), prompts, STOPS) == expected
 
 
-def test_engine_refuses_a_long_prompt_before_it_runs(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    engine = HFEngine(lively_llama(tokenizer), tokenizer, 4)
+def test_engine_refuses_a_long_prompt_before_it_runs(tokenizer: Tokenizer, model: Any) -> None:
+    engine = HFEngine(model, tokenizer, 4)
     with pytest.raises(ValueError, match=r"1 of 2 prompts .* context holds 160"):
         engine.generate(["a", "1 + " * 200], STOPS, NEW_TOKENS)  # not even iterated
 
@@ -584,11 +574,8 @@ def test_shared_prefix_is_read_once(
     assert not torch.is_inference_mode_enabled()
 
 
-def test_rows_decoded_are_few(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    model, prompts = lively_llama(tokenizer), prompts_of(32)
+def test_rows_decoded_are_few(tokenizer: Tokenizer, model: Any) -> None:
+    prompts = prompts_of(32)
     slow = plain(model, tokenizer, prompts)
     stops = stops_from(slow(()), 0, count=12)
     calls = Calls(model)
@@ -600,11 +587,7 @@ def test_rows_decoded_are_few(
     assert max(batch for batch, _ in calls.shapes) == 8
 
 
-def test_engine_leaves_the_model_as_it_was(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    model = lively_llama(tokenizer)
+def test_engine_leaves_the_model_as_it_was(tokenizer: Tokenizer, model: Any) -> None:
     own = model.generation_config
     groups = HFEngine(model, tokenizer, 4).generate(prompts_of(12), STOPS, NEW_TOKENS)
     assert next(groups)
@@ -613,11 +596,10 @@ def test_engine_leaves_the_model_as_it_was(
 
 
 def test_no_warning_is_given(
-    tokenizers_by_family: Tokenizers,
+    tokenizer: Tokenizer,
     lively_llama: Callable[..., Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
     prompts = prompts_of(12)
     longest = max(len(tokenizer(prompt)["input_ids"]) for prompt in prompts)
     model = lively_llama(tokenizer, max_position_embeddings=longest + 5)
@@ -649,12 +631,11 @@ def limit_rows(model: Any, limit: int, after: int = 0) -> Any:
 @pytest.mark.parametrize("after", [0, 1, 17])
 def test_nothing_is_lost(
     after: int,
-    tokenizers_by_family: Tokenizers,
-    lively_llama: Callable[..., Any],
+    tokenizer: Tokenizer,
+    model: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
-    model, prompts = lively_llama(tokenizer), prompts_of(20)
+    prompts = prompts_of(20)
     slow = plain(model, tokenizer, prompts)
     stops = stops_from(slow(()), 1)
     expected = slow(stops)
@@ -668,10 +649,7 @@ def test_nothing_is_lost(
     ]
 
 
-def test_engine_says_what_to_do(
-    tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]
-) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
+def test_engine_says_what_to_do(tokenizer: Tokenizer, lively_llama: Callable[..., Any]) -> None:
     for shared in (SHARED_TEXT, ""):
         engine = HFEngine(limit_rows(lively_llama(tokenizer), 0), tokenizer, 4)
         with pytest.raises(ValueError, match=r"one prompt does not fit into memory: use a smaller"):
@@ -679,9 +657,8 @@ def test_engine_says_what_to_do(
 
 
 def test_engine_is_refused_before_anything_runs(
-    tokenizers_by_family: Tokenizers, tiny_llama: Callable[..., Any]
+    tokenizer: Tokenizer, tiny_llama: Callable[..., Any]
 ) -> None:
-    tokenizer = tokenizers_by_family["byte_level"]
     engine = HFEngine(tiny_llama(5), tokenizer, 4)
     with pytest.raises(ValueError, match="has embeddings for 5: it belongs to another model"):
         engine.generate(["1 + 1 ="], (), NEW_TOKENS)

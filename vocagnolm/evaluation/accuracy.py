@@ -17,7 +17,6 @@ from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Record
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS
 
-# Quantile of the standard normal distribution.
 Z_95 = 1.959963984540054
 
 
@@ -30,7 +29,6 @@ class Accuracy:
     # As the harness reports it: to one decimal, halves to the even digit.
     rounded: float
     exact: float
-    # Wilson's, of 95 %.
     interval: tuple[float, float]
 
     @classmethod
@@ -51,7 +49,6 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
     spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n * n))
     scale = 100 / (1 + Z_95**2 / n)
     low, high = (centre - spread) * scale, (centre + spread) * scale
-    # Exactly, at the ends.
     return low if correct else 0.0, high if correct < n else 100.0
 
 
@@ -116,10 +113,8 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
 
     def _info(self) -> evaluate.MetricInfo:
         if self.config_name not in BENCHMARKS:
-            raise ValueError(
-                f"expected a benchmark of {', '.join(BENCHMARKS)}, found {self.config_name!r}: "
-                'give one as in MathAnswerAccuracy("gsm8k")'
-            )
+            found = f"expected a benchmark of {', '.join(BENCHMARKS)}, found {self.config_name!r}"
+            raise ValueError(f'{found}: give one as in MathAnswerAccuracy("gsm8k")')
         text = datasets.Value("string")
         return evaluate.MetricInfo(
             description="Accuracy of answers, verdict for verdict that of the harness at db77bc6.",
@@ -129,7 +124,6 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> Record:
-        """Give `accuracy` (rounded, in percent) and all else of `summarize`."""
         pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
             verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))

@@ -19,17 +19,15 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from vocagnolm.evaluation import regrading, report
+from vocagnolm.evaluation import regrading, report, runner, tracking
 from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import Record, RunDirectory
-from vocagnolm.evaluation.runner import run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
-from vocagnolm.evaluation.tracking import Tracker
 from vocagnolm.host import command
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
@@ -78,10 +76,8 @@ def _our_name(name: str) -> str:
 def _benchmark_names(text: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, map(_our_name, text.split(",")))))
     if not names or not BENCHMARKS.keys() >= set(names):
-        raise ValueError(
-            f"--benchmarks: expected some of {','.join(BENCHMARKS)}, found {text!r}: "
-            "separate them with commas"
-        )
+        found = f"expected some of {','.join(BENCHMARKS)}, found {text!r}"
+        raise ValueError(f"--benchmarks: {found}: separate them with commas")
     return names
 
 
@@ -114,18 +110,16 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
         regrading.regrade(arguments.regrade, arguments.benchmark, arguments.output)
         return
     state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
-    is_cuda = state.device.type == "cuda"
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
-    arguments.batch_size = arguments.batch_size or (64 if is_cuda else 16)
+    arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     attention, is_trusted = arguments.attn_implementation, arguments.trust_remote_code
     source = ModelSource(arguments.model, "model", arguments.revision, attention, is_trusted)
     # Every step that may fail: all processes fail together, with one message.
     with in_agreement():
-        tracker = Tracker(arguments.model) if arguments.report_to == "wandb" else None
+        tracker = arguments.report_to == "wandb" and tracking.Tracker(arguments.model)
         config, tokenizer = source.config(), source.tokenizer()
-        tasks = load_tasks(
-            arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit
-        )
+        where = arguments.data_dir, arguments.prompts_dir
+        tasks = load_tasks(arguments.benchmarks, *where, arguments.limit)
     context = context_length(config)
     if arguments.dry_run:
         for task in tasks:
@@ -145,22 +139,22 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
                 directory.write_settings(settings)
         workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
         with Grader(workers) as grader:
-            for task in run(tasks, engine, grader, directory, state):
+            for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
                     command.note(report.progress(task, directory))
         if state.is_main_process:
-            # Facts that may change a number in bfloat16 without being a setting.
-            environment = {
-                "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
-                "processes": state.num_processes,
-                "device": torch.cuda.get_device_name() if is_cuda else state.device.type,
-            }
+            environment = _environment(arguments, state)
             results = report.build_results(tasks, directory, settings, environment)
-            _publish(results, tasks, directory, tracker)
+            report.write_results(results, directory)
+            written = "results.json, row.md, row.tex and an item file per benchmark"
+            command.say(f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}")
+            if tracker:
+                names = [task.benchmark.id for task in tasks]
+                tracker.report(results, {name: directory.finished(name).values() for name in names})
 
 
 def _settings(arguments: Namespace, tasks: Sequence[Task], context: int) -> Record:
-    """Settings that items must share to belong to one evaluation."""
+    # What items must share to belong to one evaluation.
     return {
         "model": {"name": arguments.model, "revision": None},
         "engine": arguments.engine,
@@ -174,27 +168,31 @@ def _settings(arguments: Namespace, tasks: Sequence[Task], context: int) -> Reco
     }
 
 
+def _environment(arguments: Namespace, state: PartialState) -> dict[str, object]:
+    # Facts that may change a number in bfloat16 without being a setting.
+    device = state.device.type
+    return {
+        "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
+        "processes": state.num_processes,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    }
+
+
 def _load_engine(
-    arguments: Namespace,
-    source: ModelSource,
-    tokenizer: PreTrainedTokenizerBase,
-    state: PartialState,
+    arguments: Namespace, source: ModelSource, tokenizer: Tokenizer, state: PartialState
 ) -> Engine:
     if arguments.engine == "vllm":
         from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
 
         if state.num_processes > 1:
-            raise ValueError(
-                "--engine vllm spreads a model over the GPUs itself: start it with python"
-            )
+            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
         return VLLMEngine(source, tokenizer, arguments.dtype)
     try:
         model = source.load(getattr(torch, arguments.dtype)).to(state.device)
     except torch.OutOfMemoryError as error:
-        raise ValueError(
-            f"--model {source.name} does not fit into the memory of {state.device}: give a "
-            "narrower --dtype, or --engine vllm, which spreads it over the GPUs"
-        ) from error
+        remedy = "give a narrower --dtype, or --engine vllm, which spreads it over the GPUs"
+        place = f"the memory of {state.device}"
+        raise ValueError(f"--model {source.name} does not fit into {place}: {remedy}") from error
     return HFEngine(model, tokenizer, arguments.batch_size)
 
 
@@ -204,16 +202,3 @@ def output_dir(arguments: Namespace) -> Path:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
     return (model if model.is_dir() else Path("runs") / model.name) / "evaluation"
-
-
-def _publish(
-    results: Record, tasks: Sequence[Task], directory: RunDirectory, tracker: Tracker | None
-) -> None:
-    """Write and print the row, and report it."""
-    report.write_results(results, directory)
-    command.say(report.to_markdown(results))
-    files = "results.json, row.md, row.tex and an item file per benchmark"
-    command.say(f"written: {directory.path}/{files}")
-    if tracker:
-        names = [task.benchmark.id for task in tasks]
-        tracker.report(results, {name: directory.finished(name).values() for name in names})

@@ -1,8 +1,7 @@
 """The files of an evaluation while it runs, so that it can be killed at any moment.
 
-A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: one JSON line per
-item, in the order of `idx`. Until a benchmark is complete its items lie in `ID.part0.jsonl`,
-`ID.part1.jsonl` and so on, one file per process, in the order in which they finished.
+A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: an item per line, in
+the order of `idx`. Until it is complete each process appends to its own `ID.part0.jsonl` and so on.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from vocagnolm.host import lock
 from vocagnolm.host.files import check_writable, json_or_empty, write_json, write_text
 from vocagnolm.host.settings import check_same, differences
 
-# A JSON object.
 Record: TypeAlias = dict[str, Any]
 # The fields of a record, with the types each may have; none for any.
 Fields: TypeAlias = Mapping[str, tuple[type, ...]]
@@ -72,15 +70,13 @@ class RunDirectory:
         before = self._settings()
         if not before:
             if any(map(self.finished, settings["benchmarks"])):
-                raise ValueError(
-                    f"{self.path}: expected {_SETTINGS_FILE} beside the items, found none, so "
-                    "nobody knows what they belong to: give another --output_dir"
-                )
+                found = f"expected {_SETTINGS_FILE} beside the items, found none"
+                raise ValueError(f"{self.path}: {found}: give another --output_dir")
             return
-        changed = _changes(_binding(before), _binding(settings))
-        old, new = before["benchmarks"], settings["benchmarks"]
-        for name in sorted(old.keys() & new.keys()):
-            changed += _changes(old[name], new[name], f"{name} ")
+        both = before["benchmarks"].keys() & settings["benchmarks"].keys()
+        old, new = _binding(before, both), _binding(settings, both)
+        # A setting that is gone is a change too.
+        changed = differences(old, dict.fromkeys(old) | new)
         holder = f"{self.path} holds results of another evaluation"
         check_same(changed, holder, "give another --output_dir")
 
@@ -97,10 +93,8 @@ class RunDirectory:
             return {}
         settings = json_or_empty(path)
         if not isinstance(settings.get("benchmarks"), dict):
-            raise ValueError(
-                f"{path}: expected the settings of an evaluation, found no benchmarks: "
-                "give another --output_dir"
-            )
+            found = "expected the settings of an evaluation, found no benchmarks"
+            raise ValueError(f"{path}: {found}: give another --output_dir")
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
@@ -118,10 +112,6 @@ class RunDirectory:
             except ValueError as error:
                 raise ValueError(f"{error}: delete the line to ask its item again") from error
         return records
-
-    def is_complete(self, benchmark: str) -> bool:
-        """True if all items of a benchmark have been asked."""
-        return (self.path / f"{benchmark}.jsonl").exists()
 
     def _parts(self, benchmark: str) -> list[Path]:
         return sorted(self.path.glob(f"{benchmark}.part*.jsonl"))
@@ -141,11 +131,11 @@ class RunDirectory:
     def complete(self, benchmark: str, indices: Sequence[int]) -> None:
         """Put the records of a finished benchmark in order, into one file."""
         records = self.finished(benchmark)
-        if missing := [idx for idx in indices if idx not in records]:
-            raise ValueError(
-                f"{self.path}: expected {len(indices)} items of {benchmark}, found "
-                f"{len(indices) - len(missing)}: give an --output_dir that all processes share"
-            )
+        found = sum(idx in records for idx in indices)
+        if found < len(indices):
+            counts = f"expected {len(indices)} items of {benchmark}, found {found}"
+            remedy = "give an --output_dir that all processes share"
+            raise ValueError(f"{self.path}: {counts}: {remedy}")
         lines = "".join(to_line(records[idx]) for idx in indices)
         # The whole file is there before a part goes: killed in between, nothing is lost.
         write_text(self.path / f"{benchmark}.jsonl", lines)
@@ -153,14 +143,11 @@ class RunDirectory:
             part.unlink()
 
 
-def _changes(before: Record, now: Record, prefix: str = "") -> list[str]:
-    # A setting that is gone is a change too.
-    return differences(before, {**dict.fromkeys(before), **now}, prefix=prefix)
-
-
-def _binding(settings: Record) -> Record:
-    """Settings that all items share. The name of a model whose content is known does not matter."""
+def _binding(settings: Record, benchmarks: Iterable[str]) -> Record:
     shared = {name: value for name, value in settings.items() if name != "benchmarks"}
+    for name in benchmarks:
+        shared |= {f"{name} {key}": value for key, value in settings["benchmarks"][name].items()}
+    # The name of a model whose content is known does not matter.
     model = shared.get("model", {})
     if str(model.get("revision")).startswith("sha256:"):
         shared["model"] = model["revision"]

@@ -39,14 +39,12 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
         graded = grader.grade(BENCHMARKS[benchmark].answer_kind, answers)
         shown = tqdm(graded, total=len(records), unit="output", disable=None)
         verdicts = [asdict(verdict) for verdict in shown]
-    pairs = zip(records, verdicts, strict=True)
-    text = "".join(to_line(record | verdict) for record, verdict in pairs)
+    text = "".join(to_line(a | b) for a, b in zip(records, verdicts, strict=True))
     if output is None:
         sys.stdout.write(text)
     else:
         write_text(output, text)
-    told = sys.stdout if output else sys.stderr
-    told.write(_summary(file, benchmark, summarize(verdicts)))
+    (sys.stdout if output else sys.stderr).write(_summary(file, benchmark, summarize(verdicts)))
 
 
 def _read(file: Path) -> Iterator[Record]:

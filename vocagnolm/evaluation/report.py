@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
-from types import MappingProxyType
 
 from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
 from vocagnolm.evaluation.records import Record, RunDirectory
@@ -35,27 +34,26 @@ def build_results(
     tasks: Sequence[Task],
     directory: RunDirectory,
     settings: Mapping[str, object],
-    environment: Mapping[str, object] = MappingProxyType({}),
+    environment: Mapping[str, object] | None = None,
 ) -> Record:
     """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
     columns = _earlier(directory) | {t.benchmark.id: _column(t, directory) for t in tasks}
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
-    accuracies = {
-        name: Accuracy.of(column["correct"], column["n"]) for name, column in benchmarks.items()
-    }
+    accuracies = {name: Accuracy.of(c["correct"], c["n"]) for name, c in benchmarks.items()}
+    averaged = averages(accuracies)
+    for name, average in averaged.items():
+        members = [benchmarks[member] for member in AVERAGES[name]]
+        average["partial"] = any(column["partial"] for column in members)
+        average["marked"] = _once(mark for column in members for mark in column["marked"])
     return {
         "model": settings["model"],
         "grader": GRADER,
         "second_opinion": second_opinion(),
         "benchmarks": benchmarks,
-        "averages": {
-            name: value | _marks_of_average([benchmarks[member] for member in AVERAGES[name]])
-            for name, value in averages(accuracies).items()
-        },
-        # Each mark once, in the order of the columns.
-        "marks": list(dict.fromkeys(m for column in benchmarks.values() for m in column["marks"])),
+        "averages": averaged,
+        "marks": _once(mark for column in benchmarks.values() for mark in column["marks"]),
         "settings": dict(settings),
-        "environment": versions(_PACKAGES) | dict(environment),
+        "environment": versions(_PACKAGES) | dict(environment or {}),
     }
 
 
@@ -66,7 +64,8 @@ def _earlier(directory: RunDirectory) -> Record:
     if results.get("grader") != GRADER:
         return {}
     columns: Record = results.get("benchmarks", {})
-    return {name: column for name, column in columns.items() if directory.is_complete(name)}
+    complete = {path.stem for path in directory.path.glob("*.jsonl")}
+    return {name: column for name, column in columns.items() if name in complete}
 
 
 def _column(task: Task, directory: RunDirectory) -> Record:
@@ -76,7 +75,7 @@ def _column(task: Task, directory: RunDirectory) -> Record:
         "column": task.benchmark.column,
         "version": task.benchmark.version,
         "item_count": task.benchmark.item_count,
-        "partial": task.is_partial,
+        "partial": "partial" in marks,
         **summarize([finished[item.idx] for item in task.items]),
         "prompts": prompts
         and {"name": prompts.name, "origin": prompts.origin, "sha256": prompts.sha256},
@@ -86,24 +85,22 @@ def _column(task: Task, directory: RunDirectory) -> Record:
     }
 
 
-def _marks_of_average(columns: Sequence[Record]) -> Record:
-    marked = dict.fromkeys(name for column in columns for name in column["marked"])
-    return {"partial": any(column["partial"] for column in columns), "marked": list(marked)}
+def _once(marks: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(marks))
 
 
 def to_markdown(results: Record) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
     parts = _parts(results)
     # The second grader is not asked about letters, and has no averages.
-    opinions = [(part, part.get("math_verify")) for part in parts]
+    opinions = [(part, part.get("math_verify")) for part in parts.values()]
+    stricter = [_cell(part, opinion) if opinion else "-" for part, opinion in opinions]
+    intervals = ["{:.1f} to {:.1f}".format(*part["interval"]) for part in parts.values()]
     rows = [
-        ["model", *_headings(results)],
-        [results["model"]["name"], *map(_cell, parts)],
-        ["95 % interval", *("{:.1f} to {:.1f}".format(*part["interval"]) for part in parts)],
-        [
-            f"{results['second_opinion']} (stricter)",
-            *(_cell(part, opinion) if opinion else "-" for part, opinion in opinions),
-        ],
+        ["model", *parts],
+        [results["model"]["name"], *map(_cell, parts.values())],
+        ["95 % interval", *intervals],
+        [f"{results['second_opinion']} (stricter)", *stricter],
     ]
     notes = [f"- {note}" for note in _notes(results)]
     return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
@@ -122,18 +119,16 @@ def progress(task: Task, directory: RunDirectory) -> str:
 
 def to_latex(results: Record) -> str:
     """Write the accuracies as a row of a LaTeX table; comments say what they are."""
-    cells = [results["model"]["name"].translate(_LATEX), *map(_cell, _parts(results))]
-    comments = [" & ".join(["model", *_headings(results)]), *_notes(results)]
-    return "\n".join([*(f"% {text}" for text in comments), " & ".join(cells) + r" \\"]) + "\n"
+    parts = _parts(results)
+    cells = [results["model"]["name"].translate(_LATEX), *map(_cell, parts.values())]
+    comments = [" & ".join(["model", *parts]), *_notes(results)]
+    return "".join(f"% {text}\n" for text in comments) + " & ".join(cells) + " \\\\\n"
 
 
-def _headings(results: Record) -> list[str]:
-    columns = [column["column"] for column in results["benchmarks"].values()]
-    return [*columns, *results["averages"]]
-
-
-def _parts(results: Record) -> list[Record]:
-    return [*results["benchmarks"].values(), *results["averages"].values()]
+def _parts(results: Record) -> dict[str, Record]:
+    # Columns and averages, by their headings.
+    columns = {column["column"]: column for column in results["benchmarks"].values()}
+    return {**columns, **results["averages"]}
 
 
 def _cell(part: Record, opinion: Record | None = None) -> str:

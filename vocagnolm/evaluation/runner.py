@@ -24,9 +24,8 @@ def run(
 ) -> Iterator[Task]:
     """Complete the records of all tasks, and give each task when they are complete.
 
-    Items that have a record are not asked again. Records are written as completions come; a
-    benchmark's file is put in order when all processes are done with it. A prompt that leaves no
-    room in the context is a ValueError before anything is generated.
+    Records are written as completions come; items that have one are not asked again. A prompt that
+    leaves no room in the context is a ValueError before anything is generated.
     """
     shares = [_share(task, directory, state) for task in tasks]
     streams = [

@@ -40,14 +40,13 @@ class Tracker:
             ) as run:
                 run.summary.update(dict(summary(results)))
                 for name, graded in records.items():
-                    rows = [_row(record) for record in graded if not record["correct"]]
+                    wrong = [record for record in graded if not record["correct"]]
+                    rows = [[_cell(record[field]) for field in _SHOWN] for record in wrong]
                     table = self._wandb.Table(columns=list(_SHOWN), data=rows)
                     run.log({f"{_place(name, results['benchmarks'][name])}/wrong_answers": table})
         except self._wandb.Error as error:
-            raise ValueError(
-                f"--report_to wandb: the results are written, but wandb says: {error}; the same "
-                "command tries again"
-            ) from error
+            said = f"the results are written, but wandb says: {error}; the same command tries again"
+            raise ValueError(f"--report_to wandb: {said}") from error
 
 
 def summary(results: Record) -> Iterator[tuple[str, object]]:
@@ -71,13 +70,9 @@ def _place(name: str, part: Record) -> str:
     return "/".join(["evaluation", name, *part["marked"]])
 
 
-def _row(record: Record) -> list[object]:
-    cells = [record[field] for field in _SHOWN]
+def _cell(value: object) -> object:
     # Invalid Unicode is shown escaped.
-    return [
-        cell.encode(errors="backslashreplace").decode() if isinstance(cell, str) else cell
-        for cell in cells
-    ]
+    return str(value).encode(errors="backslashreplace").decode() if type(value) is str else value
 
 
 def _import_wandb() -> ModuleType:
@@ -88,10 +83,8 @@ def _import_wandb() -> ModuleType:
             return wandb
     except ImportError:
         pass
-    raise ValueError(
-        "--report_to wandb needs the package wandb, which is not installed: "
-        "`pip install wandb`, or leave --report_to out"
-    )
+    missing = "--report_to wandb needs the package wandb, which is not installed"
+    raise ValueError(f"{missing}: `pip install wandb`, or leave --report_to out")
 
 
 def _training_run(path: Path) -> JsonObject:

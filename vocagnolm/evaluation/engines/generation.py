@@ -1,7 +1,6 @@
 """The rules of every engine: prompts in, greedy completions out, cut at the first stop string.
 
-An engine asks `Decoding` for a prompt's tokens, for the number that may follow and for their text:
-two engines that choose the same tokens give the same completions. The rules are those of the
+Two engines that choose the same tokens give the same completions. The rules are those of the
 harness's vLLM path.
 """
 
@@ -12,7 +11,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal, Protocol
 
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 FinishReason = Literal["stop", "eos", "length", "context"]
 # Stands for bytes that are no character, such as half of one.
@@ -41,10 +41,8 @@ class Engine(Protocol):
     def generate(
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
-        """Give groups of completions as they finish, in any order, each prompt exactly once.
-
-        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
-        """
+        """Give groups of completions as they finish, in any order, each prompt exactly once."""
+        # A prompt that leaves no room in the context is a ValueError at once, before anything runs.
         ...
 
 
@@ -69,21 +67,17 @@ def cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(found, default=len(text))].strip()
 
 
-def end_of_text_ids(
-    generation_config: GenerationConfig, tokenizer: PreTrainedTokenizerBase
-) -> frozenset[int]:
+def end_of_text_ids(config: GenerationConfig, tokenizer: Tokenizer) -> frozenset[int]:
     """Collect the ids that end a text: of the model's generation config, and of the tokenizer."""
-    ids = generation_config.eos_token_id
-    listed = ids if isinstance(ids, list) else [ids]
-    return frozenset([*listed, tokenizer.eos_token_id]) - {None}
+    ids = config.eos_token_id
+    return frozenset([*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]) - {None}
 
 
 @dataclass(frozen=True)
 class Decoding:
     """The rules of one call of `generate`."""
 
-    tokenizer: PreTrainedTokenizerBase
-    # They end a completion where they occur in generated text.
+    tokenizer: Tokenizer
     stops: tuple[str, ...]
     max_new_tokens: int
     # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
@@ -107,8 +101,8 @@ class Decoding:
         if too_long := sum(self.cap(length) < 1 for length in lengths):
             raise ValueError(
                 f"{too_long} of {len(prompts)} prompts leave no room for a completion: the longest "
-                f"has {max(lengths)} tokens and the model's context holds {self.context}; use fewer"
-                " or shorter examples, or a model with a longer context"
+                f"has {max(lengths)} tokens and the model's context holds {self.context}; use "
+                "fewer examples, or a model with a longer context"
             )
         return encoded
 
@@ -150,8 +144,7 @@ class GeneratedTokens:
     #
     # The tokens before the anchor change nothing after it: it is moved only to a place where the
     # text so far ends with the text of the tokens from there on, every character of which is whole.
-    # That matters where characters are spread over tokens; a decoder with byte fallback even makes
-    # all bytes of a run unreadable for one that is wrong.
+    # A decoder with byte fallback even makes all bytes of a run unreadable for one that is wrong.
 
     def __init__(self, decoding: Decoding):
         self.ids: list[int] = []

@@ -1,8 +1,7 @@
 """Greedy completions from a model of `transformers`, without its usual waste.
 
-Few-shot prompts share most of their tokens, and completions end at very different lengths. So the
-shared tokens are read once and their keys and values handed to every batch; a batch ends when half
-of its rows are finished, and the others resume later, in a full batch again.
+The tokens that all prompts share are read once; their keys and values are handed to every batch. A
+batch ends when half of its rows are finished, and the others resume later, in a full batch again.
 """
 
 from __future__ import annotations
@@ -30,14 +29,7 @@ _T = TypeVar("_T")
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # Rotations that depend on no table.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
-_TOO_LARGE = (
-    "a batch of one prompt does not fit into memory: use a smaller model, a narrower dtype or "
-    "fewer examples in the prompt"
-)
-_SOMETHING_ELSE = (
-    "keeps something else than the keys and values of its tokens, which cannot be shared between "
-    "prompts: use --engine vllm"
-)
+_TOO_LARGE = "a batch of one prompt does not fit into memory: use a smaller model or narrower dtype"
 
 
 class WaitingRows(Generic[_T]):
@@ -62,9 +54,7 @@ class WaitingRows(Generic[_T]):
 class HFEngine:
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
-    The batch size is halved for good when a batch does not fit into memory. A model that keeps
-    anything but keys and values of its tokens, or has no positions that padding leaves alone, is a
-    ValueError.
+    The batch size is halved for good when a batch does not fit into memory.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int):
@@ -80,21 +70,15 @@ class HFEngine:
     def generate(
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
-        """Give completions as they finish, as every `Engine`.
-
-        A tokenizer of another model is a ValueError at once, a row that does not fit into memory
-        one later.
-        """
+        """Give completions as they finish, as every `Engine`."""
         context = context_length(self._model.config)
         decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, self._eos_ids)
         encoded = decoding.encode(prompts)
         known = self._model.get_input_embeddings().weight.shape[0]
         largest = max((max(ids) for ids in encoded), default=0)
         if largest >= known:
-            raise ValueError(
-                f"the tokenizer gives the id {largest}, and the model has embeddings for {known}: "
-                "it belongs to another model"
-            )
+            ids = f"gives the id {largest}, and the model has embeddings for {known}"
+            raise ValueError(f"the tokenizer {ids}: it belongs to another model")
         rows = [
             _Row(index, ids, decoding.cap(len(ids)), generation.GeneratedTokens(decoding))
             for index, ids in enumerate(encoded)
@@ -114,9 +98,14 @@ class HFEngine:
         while batch := waiting.take(self.batch_size):
             try:
                 self._advance(batch, prefix, cache, decoding)
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
                 # Tokens that came before it are kept.
-                self._shrink(len(batch))
+                if len(batch) == 1:
+                    raise ValueError(_TOO_LARGE) from error
+                self.batch_size = len(batch) // 2
+                message = "out of memory with %d rows: continuing with batches of %d"
+                logger.warning(message, len(batch), self.batch_size)
+                torch.cuda.empty_cache()
             waiting.put_back([row for row in batch if not row.finished])
             if finished := [row for row in batch if row.finished]:
                 yield [decoding.completion(r.index, len(r.prompt), r.new.ids) for r in finished]
@@ -164,7 +153,6 @@ class HFEngine:
             steps = min(steps, decoding.context - n_shared - width)
 
         def half_finished(ids: Tensor, scores: object, **options: object) -> Tensor:
-            """Hand new tokens to their rows, and end the batch when half of them are finished."""
             for row, token in zip(batch, ids[:, -1].tolist(), strict=True):
                 if not row.finished:
                     row.append(token, decoding.eos_ids)
@@ -172,8 +160,7 @@ class HFEngine:
             return torch.full((len(batch),), ends, device=device)
 
         # `generate` fills in what a config leaves out from the model's own, which may sample.
-        own_config = self._model.generation_config
-        self._model.generation_config = _greedy()
+        own_config, self._model.generation_config = self._model.generation_config, _greedy()
         try:
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
@@ -184,16 +171,6 @@ class HFEngine:
             )
         finally:
             self._model.generation_config = own_config
-
-    def _shrink(self, n_rows: int) -> None:
-        """Make batches half as large as the one that did not fit into memory."""
-        if n_rows == 1:
-            raise ValueError(_TOO_LARGE)
-        self.batch_size = n_rows // 2
-        message = "out of memory with %d rows: continuing with batches of %d"
-        logger.warning(message, n_rows, self.batch_size)
-        if self._model.device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 @dataclass
@@ -207,11 +184,9 @@ class _Row:
     finished: bool = False
 
     def room(self) -> int:
-        """Count the tokens that may still come."""
         return self.cap - len(self.new.ids)
 
     def append(self, token: int, eos_ids: frozenset[int]) -> None:
-        """Add a token, which may finish the row."""
         has_stop = self.new.append(token)
         self.finished = has_stop or token in eos_ids or not self.room()
 
@@ -223,35 +198,32 @@ def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
 def _check_servable(model: PreTrainedModel) -> None:
     name, config = type(model).__name__, model.config
     if config.is_encoder_decoder:
-        raise ValueError(
-            f"{name} is an encoder-decoder, which continues no prompt: give a causal language model"
-        )
+        raise ValueError(f"{name} is an encoder-decoder: give a causal language model")
     takes = inspect.signature(model.forward).parameters
-    if getattr(model, "_is_stateful", False) or "past_key_values" not in takes:
-        raise ValueError(f"{name} {_SOMETHING_ELSE}")
-    kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    if not kinds <= {DynamicLayer, DynamicSlidingWindowLayer}:
-        raise ValueError(f"{name} {_SOMETHING_ELSE}")
-    if "position_ids" not in takes and config.model_type not in _POSITIONS_FROM_MASK:
+    known = {DynamicLayer, DynamicSlidingWindowLayer}
+    caches_tokens = not getattr(model, "_is_stateful", False) and "past_key_values" in takes
+    if not caches_tokens or {type(x) for x in DynamicCache(config=config).layers} - known:
         raise ValueError(
-            f"{name} takes no position ids: padding would move its tokens; use --engine vllm"
+            f"{name} keeps something else than the keys and values of its tokens, which cannot be "
+            "shared between prompts: use --engine vllm"
         )
+    if "position_ids" not in takes and config.model_type not in _POSITIONS_FROM_MASK:
+        moved = "takes no position ids: padding would move its tokens"
+        raise ValueError(f"{name} {moved}; use --engine vllm")
 
 
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
-    """True if padding may stand between a shared prefix and a row's own tokens."""
-    # Not where distances are counted in places, padding included: ALiBi as in MPT, and windows of
-    # attention that a batch of so many places outgrows. For those, padding in front of everything
-    # is right.
+    # Padding may not stand between a shared prefix and a row's own tokens where distances are
+    # counted in places, padding included: ALiBi as in MPT, and windows of attention that a batch of
+    # so many places outgrows. For those, padding in front of everything is right.
     config = model.config.get_text_config()
     layers = DynamicCache(config=config).layers
     windows = [x.sliding_window for x in layers if isinstance(x, DynamicSlidingWindowLayer)]
     if "local" in config.to_dict().get("attention_layers", ()):
-        # GPT-Neo.
         windows.append(config.window_size)
     return config.model_type != "mpt" and places <= min(windows, default=places)
 
 
 def _is_no_reminder(record: logging.LogRecord) -> bool:
-    """Drop a warning about the length of batches, whose padding is no token of any row."""
+    # A warning about the length of batches, whose padding is no token of any row.
     return "friendly reminder" not in record.getMessage()

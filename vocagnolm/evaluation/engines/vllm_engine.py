@@ -9,7 +9,8 @@ import importlib
 from collections.abc import Iterator, Sequence
 
 import torch
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
 from vocagnolm.models.source import ModelSource, context_length
@@ -23,16 +24,12 @@ _GROUP = 512
 class VLLMEngine:
     """Completes prompts with vLLM; a ValueError where it is missing or cannot load the model."""
 
-    def __init__(
-        self, source: ModelSource, tokenizer: PreTrainedTokenizerBase, dtype: str = "auto"
-    ):
+    def __init__(self, source: ModelSource, tokenizer: Tokenizer, dtype: str = "auto"):
         try:
             self._vllm = importlib.import_module("vllm")
         except ImportError as error:
-            raise ValueError(
-                f"vllm cannot be imported ({error}): install it with `pip install vllm`, or use "
-                "--engine hf"
-            ) from error
+            remedy = "install it with `pip install vllm`, or use --engine hf"
+            raise ValueError(f"vllm cannot be imported ({error}): {remedy}") from error
         config, name, revision = source.config(), source.name, source.revision
         self._tokenizer = tokenizer
         self._context = min(context_length(config), LONGEST_CONTEXT)

@@ -1,7 +1,4 @@
-"""Equality of two normalised answers as numbers or strings: the harness's `math_equal`, steps 1-3.
-
-Nine in ten pairs end here. The rest is left to `symbolic.py`, in a process of its own.
-"""
+"""Equality as numbers or strings, steps 1 to 3 of `math_equal`; nine in ten pairs end here."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     """
     if not output or output == "error":
         return None
-    find = {"free": _free_answer, "letter": _letter, "marked": _marked}[kind]
+    find = {"free": _free, "letter": _letter, "marked": _marked}[kind]
     return strip_string(strip_string(find(output)))
 
 
@@ -44,13 +44,13 @@ def _marked(output: str) -> str:
     return words[0] if words else ""
 
 
-def _free_answer(output: str) -> str:
+def _free(output: str) -> str:
     answer = re.sub(r"\n\s*", "", _answer_span(output))
     return answer.removeprefix(":").removesuffix(".").removesuffix("/")
 
 
 def _answer_span(output: str) -> str:
-    """Cut out the answer by the first rule that applies."""
+    # The first rule that applies.
     if "final answer is $" in output and "$. I hope" in output:
         return output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
     if "boxed" in output:
@@ -63,7 +63,7 @@ def _answer_span(output: str) -> str:
 
 
 def _boxed(text: str) -> str:
-    """Cut out the content of the braces that open `text`, to its end where they never close."""
+    # Between the braces that open `text`, or to its end where they never close.
     if not text.startswith("{"):
         return text.partition("$")[0].strip()
     depth = 0

@@ -18,11 +18,9 @@ from typing import Any
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 
-# The directory that holds the package: a checkout, or site-packages.
 _ROOT = Path(__file__).resolve().parents[3]
 # For a worker that waits instead of working; processor time ends it sooner.
 WALL_LIMIT_S = 20.0
-# A cold disk.
 START_LIMIT_S = 120.0
 
 
@@ -32,7 +30,6 @@ class Verdict:
 
     # Normalised; None where there is no output, or none in time.
     prediction: str | None = None
-    # The harness's verdict.
     correct: bool = False
     # "choice" (letters), "string", "numeric", "empty", "symbolic"; or "timeout", "crash" (of the
     # worker, for lack of memory for example), which left no verdict.
@@ -101,7 +98,6 @@ class _Worker:
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
         if self._process.poll() is not None:
-            # It ended while it had nothing to do.
             self._replace()
         if not self._ready:
             try:

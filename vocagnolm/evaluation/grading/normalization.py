@@ -1,15 +1,15 @@
 """The harness's normalisation of answers, step by step and quirks included.
 
-The reference is `strip_string` of ZubinGou/math-evaluation-harness (MIT) at commit db77bc6, itself
-from the MATH release. Its verdicts are the published numbers, so what it damages is damaged here
-too: unit words delete variables ("(a+5)(b+2)" becomes "(+5)(b+2)"), "and" goes out of "sandwich".
-Every step takes linear time, since a model may write anything.
+The reference is `strip_string` of ZubinGou/math-evaluation-harness (MIT) at db77bc6, from the MATH
+release. What it damages is damaged here too: unit words delete variables ("(a+5)(b+2)" becomes
+"(+5)(b+2)"), "and" goes out of "sandwich". Every step takes linear time.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 
 from word2number import w2n
 
@@ -46,14 +46,19 @@ def strip_string(text: object) -> str:
     string = _remove_units(string)
     for mark in (r"^{\circ}", r"^\circ", r"\$", "$"):
         string = string.replace(mark, "")
-    string = _convert_number_words(string)
+    # Most texts are no number in words.
+    with suppress(ValueError, LookupError, TypeError):
+        string = str(w2n.word_to_num(string))
     string = _replace_groups(string, r"\text{", lambda inner: inner)
     for assignment in _ASSIGNMENTS:
         string = string.replace(assignment, "")
     string = string.replace(r"\emptyset", "{}").replace(r"(-\infty,\infty)", r"\mathbb{R}")
     string = string.replace(r"\%", "").replace("%", "")
     string = string.replace(" .", " 0.").replace("{.", "{0.")
-    string = _unify_infinity(string).replace("and", "").replace(r"\mathbf", "")
+    string = string.replace("infinity", r"\infty")
+    if r"\infty" not in string:
+        string = string.replace("inf", r"\infty")
+    string = string.replace(r"+\inity", r"\infty").replace("and", "").replace(r"\mathbf", "")
     string = _replace_groups(string, r"\mbox{", lambda _: "")
     if "j" in string and "i" not in string:
         string = string.replace("j", "i")
@@ -61,7 +66,7 @@ def strip_string(text: object) -> str:
 
 
 def _unify_commands(string: str) -> str:
-    r"""One spelling for matrices, fractions and brackets; no `\text{...}` at the end."""
+    # One spelling for matrices, fractions and brackets; no `\text{...}` at the end.
     string = _replace_groups(string, r"\begin{array}{", lambda _: r"\begin{pmatrix}")
     string = string.replace(r"\end{array}", r"\end{pmatrix}").replace("bmatrix", "pmatrix")
     string = string.replace("tfrac", "frac").replace("dfrac", "frac")
@@ -73,7 +78,7 @@ def _unify_commands(string: str) -> str:
 
 
 def _replace_groups(string: str, opening: str, replacement: Callable[[str], str]) -> str:
-    """Replace every span from `opening` to the next "}", given what lies between."""
+    # Every span from `opening` to the next "}", given what lies between.
     parts, position = [], 0
     while (start := string.find(opening, position)) >= 0:
         end = string.find("}", start + len(opening))
@@ -92,20 +97,6 @@ def _remove_units(string: str) -> str:
             if word in words:
                 string = pattern.sub(r"\1\2", string) or string
     return string
-
-
-def _convert_number_words(string: str) -> str:
-    try:
-        return str(w2n.word_to_num(string))
-    except (ValueError, LookupError, TypeError):  # not a number, or one it cannot put together
-        return string
-
-
-def _unify_infinity(string: str) -> str:
-    string = string.replace("infinity", r"\infty")
-    if r"\infty" not in string:
-        string = string.replace("inf", r"\infty")
-    return string.replace(r"+\inity", r"\infty")
 
 
 def _unify_numbers(string: str) -> str:

@@ -1,10 +1,8 @@
 r"""Text to sympy, without running any of it as Python.
 
-The reference (`_parse` of ZubinGou/math-evaluation-harness at db77bc6) tries sympy's `parse_latex`,
-then sympy's `parse_expr`, which evaluates the text, then latex2sympy. The second is replaced by a
-walk over Python's syntax tree that knows numbers, names, arithmetic, elementary functions and
-brackets; the third by what its verdicts come from: matrices, `~` for a space, and the number at the
-start of a text that goes on with something it does not read.
+The harness's `_parse` tries sympy's `parse_latex`, then sympy's `parse_expr`, which evaluates the
+text, then latex2sympy. The second is replaced by a walk over Python's syntax tree, the third by
+what its verdicts come from: matrices, `~` for a space, and the number at the start of a text.
 """
 
 from __future__ import annotations

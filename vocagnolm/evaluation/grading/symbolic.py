@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from math import isclose
 from typing import TypeAlias
 
@@ -17,8 +18,7 @@ from sympy import N, simplify
 from vocagnolm.evaluation.grading.equality import RELATIVE_TOLERANCE, decide
 from vocagnolm.evaluation.grading.reading import Parsed, read_answer
 
-_MATRIX_STARTS = (r"\begin{pmatrix}", r"\begin{bmatrix}")
-_MATRIX_ENDS = (r"\end{pmatrix}", r"\end{bmatrix}")
+_MATRIX = re.compile(r"\\begin\{[pb]matrix\}(.*)\\end\{[pb]matrix\}", re.DOTALL)
 Rule: TypeAlias = Callable[[Parsed, Parsed], bool]
 _BRACKETED = re.compile(r"[(\[].+[)\]]")
 
@@ -29,7 +29,8 @@ def algebraically_equal(prediction: str, gold: str) -> bool:
         return verdict[0]
     gold, prediction = gold.strip(), prediction.strip()
     if "pmatrix" in prediction and "pmatrix" not in gold:
-        gold = _matrix_of_list(gold)
+        lists = (found.strip("{}").replace(",", "\\") for found in re.findall(r"\{.*,.*\}", gold))
+        gold = ", ".join(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}" for entries in lists)
     return any(rule(prediction, gold) for rule in _TEXT_RULES)
 
 
@@ -38,11 +39,6 @@ def verify(output: str, gold: str) -> bool:
     expected = math_verify.parse(f"${gold}$", parsing_timeout=None)
     found = math_verify.parse(output, parsing_timeout=None)
     return bool(math_verify.verify(expected, found, timeout_seconds=None))
-
-
-def _matrix_of_list(text: str) -> str:
-    lists = [found.strip("{}").replace(",", "\\") for found in re.findall(r"\{.*,.*\}", text)]
-    return ", ".join(rf"\begin{{pmatrix}}{entries}\end{{pmatrix}}" for entries in lists)
 
 
 def _without_brackets(prediction: str, gold: str) -> bool:
@@ -64,17 +60,14 @@ def _elementwise(prediction: str, gold: str) -> bool:
 
 
 def _matrices_equal(prediction: str, gold: str) -> bool:
-    rows, gold_rows = _matrix_rows(prediction), _matrix_rows(gold)
-    if rows is None or gold_rows is None:
+    found, expected = _MATRIX.fullmatch(prediction), _MATRIX.fullmatch(gold)
+    if not (found and expected):
         return False
+    rows, gold_rows = (
+        [line.split("&") for line in map(str.strip, matrix[1].split(r"\\")) if line]
+        for matrix in (found, expected)
+    )
     return len(rows) == len(gold_rows) and all(map(_all_equal, rows, gold_rows))
-
-
-def _matrix_rows(text: str) -> list[list[str]] | None:
-    if not (text.startswith(_MATRIX_STARTS) and text.endswith(_MATRIX_ENDS)):
-        return None
-    lines = map(str.strip, text[len(_MATRIX_STARTS[0]) : -len(_MATRIX_ENDS[0])].split(r"\\"))
-    return [line.split("&") for line in lines if line]
 
 
 def _equations_equal(prediction: str, gold: str) -> bool:
@@ -91,26 +84,17 @@ def _equations_equal(prediction: str, gold: str) -> bool:
 
 def _expressions_equal(prediction: str, gold: str) -> bool:
     a, b = read_answer(prediction), read_answer(gold)
-    rules = _RULES[:1] if isinstance(a, str) or isinstance(b, str) else _RULES
-    return any(_holds(rule, a, b) for rule in rules)
-
-
-def _holds(rule: Rule, a: Parsed, b: Parsed) -> bool:
-    try:
-        return bool(rule(a, b))
-    except Exception:  # noqa: BLE001 - the reference takes any failure for "not equal"
-        return False
-
-
-def _numerically_close(a: Parsed, b: Parsed) -> bool:
-    return isclose(float(N(a)), float(N(b)), rel_tol=RELATIVE_TOLERANCE)
+    for rule in _RULES[:1] if isinstance(a, str) or isinstance(b, str) else _RULES:
+        # The reference takes any failure for "not equal".
+        with suppress(Exception):
+            if rule(a, b):
+                return True
+    return False
 
 
 def _rounded_equal(a: Parsed, b: Parsed) -> bool:
-    if a.shape != b.shape:
-        return False
-    rounded = (m.applyfunc(lambda entry: round(entry, 3)) for m in (a, b))
-    return bool(next(rounded).equals(next(rounded)))
+    rounded = [m.applyfunc(lambda entry: round(entry, 3)) for m in (a, b)]
+    return a.shape == b.shape and bool(rounded[0].equals(rounded[1]))
 
 
 # Any one of them, in the reference's order; a text that was not read meets the first alone.
@@ -119,7 +103,7 @@ _RULES: tuple[Rule, ...] = (
     lambda a, b: a == b,
     lambda a, b: a.equals(b) or simplify(a - b) == 0,
     lambda a, b: abs(a.lhs - a.rhs).equals(abs(b.lhs - b.rhs)),
-    _numerically_close,
+    lambda a, b: isclose(float(N(a)), float(N(b)), rel_tol=RELATIVE_TOLERANCE),
     _rounded_equal,
 )
 _TEXT_RULES = (

@@ -1,10 +1,8 @@
 """A process that grades answers and may be killed: `python -m vocagnolm.evaluation.grading.worker`.
 
-Reads one JSON request per line, `[kind, output, gold]` for a model's output or `[null, prediction,
-gold]` for an answer that is extracted already, and answers with three lines, each an object with
-fields of `Verdict`: the prediction, the harness's verdict on it, and math-verify's opinion. A limit
-of processor time ends the process in the middle of a request; the lines so far stand. Memory is
-limited, and no file is written.
+Reads a JSON request per line, `[kind, output, gold]` or `[null, prediction, gold]`, and answers in
+three lines with fields of `Verdict`: the prediction, the harness's verdict on it, and math-verify's
+opinion. A limit of processor time ends the process; the lines so far stand.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", 
 
 
 def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
-    """Give the harness's verdict, and the rule that decided it."""
     if kind in ("letter", "marked"):
         return prediction == gold, "choice" if kind == "letter" else "string"
     if quick := decide(prediction, gold):
@@ -40,7 +37,7 @@ def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[
 
 
 def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
-    """Ask math-verify about the whole output; None where it is not asked: about letters."""
+    # Math-verify on the whole output; it is not asked about letters.
     if kind != "free":
         return None
     try:

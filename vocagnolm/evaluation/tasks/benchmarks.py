@@ -27,7 +27,6 @@ class Item:
 
     # The position in the benchmark: the harness's `idx`.
     idx: int
-    # As it stands in the prompt.
     question: str
     # Parsed and normalised: a prediction is compared with it.
     gold: str
@@ -51,14 +50,11 @@ class Benchmark:
     id: str
     # Heading in the paper's Table 1.
     column: str
-    # Fields of a raw row, with the types each may have.
     fields: Fields = field(hash=False)
     item_count: int
-    # Number of exemplars.
     shots: int
     licence: str
     source: str
-    # Everything that was checked, sentence by sentence.
     verified: tuple[str, ...]
     # In the harness's layout, relative to `--data_dir`; None for the demo.
     file: str | None = None
@@ -104,9 +100,7 @@ def _read_benchmarks() -> Mapping[str, Benchmark]:
 
 
 BENCHMARKS = _read_benchmarks()
-# The columns of Table 1, in its order.
 PAPER_BENCHMARKS = tuple(BENCHMARKS)[:9]
-# The three averages of Table 1 and their benchmarks.
 AVERAGES: Mapping[str, tuple[str, ...]] = {
     "AVG": PAPER_BENCHMARKS,
     "AVG w/o TAB, MMLU-STEM, SAT": PAPER_BENCHMARKS[:5] + PAPER_BENCHMARKS[6:7],

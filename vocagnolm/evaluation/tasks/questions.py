@@ -1,8 +1,7 @@
 r"""The question and the gold answer of one raw row, benchmark by benchmark.
 
-A reader takes a row as it stands in the harness's file, its fields checked, and gives the question
-as the prompt carries it, and the gold before it is normalised. The reference is `parse_question`
-and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
+Rows are as in the harness's files, their fields checked; golds are not yet normalised. Reference:
+`parse_question` and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
 """
 
 from __future__ import annotations

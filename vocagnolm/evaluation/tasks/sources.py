@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
 
+from vocagnolm.evaluation.records import Record, check_fields
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, HubSource, Item
 from vocagnolm.evaluation.tasks.questions import Row, is_asked
 
@@ -31,21 +32,23 @@ class LoadedItems:
     # "demo_world", a file relative to `--data_dir`, or the name of a download.
     origin: str
     digest: str
-    # They are, question by question and gold by gold, those of the harness.
+    # They are those of the harness, to the letter.
     verified: bool
 
 
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
-    """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither.
-
-    A missing or bad file or download is a ValueError of one line that says what to do.
-    """
+    """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither."""
     if benchmark.file is None:
         name = f"{benchmark.id}.jsonl"
         lines = (resources.files(__package__) / name).read_bytes().splitlines()
         origin, rows = "demo_world", _lines(name, lines)
     elif data_dir is not None:
-        origin, rows = benchmark.file, _file_rows(benchmark, data_dir)
+        path = data_dir / benchmark.file
+        if not path.is_file():
+            missing = f"{benchmark.file} with the {benchmark.item_count} items of {benchmark.id}"
+            remedy = f"{_where_to_get(benchmark)}, or leave --data_dir out to download"
+            raise ValueError(f"--data_dir {data_dir} has no {missing}: {remedy}")
+        origin, rows = benchmark.file, _lines(str(path), path.read_bytes().split(b"\n"))
     elif benchmark.hub is not None:
         origin = f"{benchmark.hub.name}@{benchmark.hub.revision}"
         rows = _hub_rows(benchmark.id, benchmark.hub)
@@ -58,49 +61,45 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
         rows = _lines(url, (row["text"].encode() for row in texts))
     items = _build(benchmark, rows)
     if len(items) != benchmark.item_count:
-        raise ValueError(
-            f"{origin}: expected {benchmark.item_count} items of {benchmark.id}, found "
-            f"{len(items)}; {_where_to_get(benchmark)}"
-        )
+        expected = f"expected {benchmark.item_count} items of {benchmark.id}"
+        where = _where_to_get(benchmark)
+        raise ValueError(f"{origin}: {expected}, found {len(items)}; {where}")
     digest = items_digest(items)
     return LoadedItems(items, origin, digest, digest == benchmark.items_sha256)
 
 
 def items_digest(items: Iterable[Item]) -> str:
     """Hash index, question and gold of each item, one JSON list per line."""
-    digest = hashlib.sha256()
-    for item in items:
-        line = json.dumps([item.idx, item.question, item.gold], separators=(",", ":"))
-        digest.update(f"{line}\n".encode())
-    return digest.hexdigest()
+    rows = ([item.idx, item.question, item.gold] for item in items)
+    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _build(benchmark: Benchmark, rows: Iterable[PlacedRow]) -> tuple[Item, ...]:
     items: dict[int, Item] = {}
-    for number, (where, row) in enumerate(rows):
+    for number, (where, content) in enumerate(rows):
         try:
-            item = _item(benchmark, number, row)
-            if item.idx in items:
-                raise ValueError(f"expected an `idx` of its own, found {item.idx} again")
+            row = _parsed(content)
+            # A row without an `idx` has its number as one.
+            idx = row.get("idx", number)
+            check_fields({"idx": idx}, {"idx": (int,)})
+            if idx in items:
+                raise ValueError(f"expected an `idx` of its own, found {idx} again")
+            item = benchmark.item(idx, row)
         except (ValueError, ZeroDivisionError) as error:
             raise ValueError(f"{where}: {error}; {_where_to_get(benchmark)}") from error
-        items[item.idx] = item
+        items[idx] = item
     return tuple(items[idx] for idx in sorted(items))
 
 
-def _item(benchmark: Benchmark, number: int, row: object) -> Item:
-    if isinstance(row, bytes):
-        try:
-            row = json.loads(row)
-        except (ValueError, RecursionError) as error:  # bad UTF-8 too
-            raise ValueError(f"expected a JSON object, found {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"expected a JSON object, found {type(row).__name__}")
-    # A row without an `idx` has its number as one.
-    idx = row.get("idx", number)
-    if type(idx) is not int:
-        raise ValueError(f"expected `idx` to be int, found {type(idx).__name__}")
-    return benchmark.item(idx, row)
+def _parsed(row: object) -> Record:
+    try:
+        fields = json.loads(row) if isinstance(row, bytes) else row
+    except (ValueError, RecursionError) as error:  # bad UTF-8 too
+        raise ValueError(f"expected a JSON object, found {error}") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"expected a JSON object, found {type(fields).__name__}")
+    return fields
 
 
 def _where_to_get(benchmark: Benchmark) -> str:
@@ -114,18 +113,6 @@ def _where_to_get(benchmark: Benchmark) -> str:
     if benchmark.hub is not None:
         places.append(f"see https://huggingface.co/datasets/{benchmark.hub.name}")
     return ", or ".join(places)
-
-
-def _file_rows(benchmark: Benchmark, data_dir: Path) -> Iterator[PlacedRow]:
-    assert benchmark.file is not None
-    path = data_dir / benchmark.file
-    if not path.is_file():
-        raise ValueError(
-            f"--data_dir {data_dir} has no {benchmark.file} with the {benchmark.item_count} items "
-            f"of {benchmark.id}: {_where_to_get(benchmark)}, or leave --data_dir out to download"
-        )
-    with path.open("rb") as file:
-        yield from _lines(str(path), file)
 
 
 def _lines(name: str, lines: Iterable[bytes]) -> Iterator[PlacedRow]:
@@ -154,8 +141,6 @@ def _download(path: str, **options: str | None) -> Iterable[Row]:
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         what = options.get("data_files", path)
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"{what} cannot be downloaded ({why}): check the network, or give the files with "
-            "--data_dir"
-        ) from error
+        remedy = "check the network, or give the files with --data_dir"
+        raise ValueError(f"{what} cannot be downloaded ({why}): {remedy}") from error
     return rows

@@ -17,6 +17,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
 from vocagnolm.models.source import NO_LIMIT
 
+Origin = Literal["vocagnolm", "harness", "other"]
 _SEPARATOR = "\n\n\n"
 # prompts/cot/ of ZubinGou/math-evaluation-harness at db77bc6.
 _HARNESS_SHA256 = {
@@ -29,26 +30,20 @@ _HARNESS_SHA256 = {
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Worked examples that stand before a question: one text, separated by two blank lines.
+    """Worked examples that stand before a question: one text, separated by two blank lines."""
 
-    The package ships its own; those behind the published numbers are known by their hash.
-    """
-
-    # File name without its ending.
     name: str
     text: str
     # "harness" for the harness's own bytes.
-    origin: Literal["vocagnolm", "harness", "other"]
-    # Of the file's bytes.
+    origin: Origin
     sha256: str
 
 
 def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
     """Read a prompt set from the package, or from `prompts_dir`/`name`.md."""
-    root = resources.files(__package__) / "prompts" if prompts_dir is None else prompts_dir
-    file = root / f"{name}.md"
+    file = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
     if not file.is_file():
-        where = "the package" if prompts_dir is None else f"--prompts_dir {prompts_dir}"
+        where = f"--prompts_dir {prompts_dir}" if prompts_dir else "the package"
         raise ValueError(
             f"{where} has no {name}.md: give the harness's directory prompts/cot, or leave "
             "--prompts_dir out to use the prompts of the package"
@@ -60,10 +55,8 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
     except UnicodeDecodeError as error:
         message = f"{file} is no UTF-8 text (byte {error.start}): restore the file"
         raise ValueError(message) from error
-    if prompts_dir is None:
-        return PromptSet(name, text, "vocagnolm", sha256)
-    is_harness = sha256 == _HARNESS_SHA256.get(name)
-    return PromptSet(name, text, "harness" if is_harness else "other", sha256)
+    origin: Origin = "harness" if sha256 == _HARNESS_SHA256.get(name) else "other"
+    return PromptSet(name, text, origin if prompts_dir else "vocagnolm", sha256)
 
 
 def build_prompt(benchmark: Benchmark, prompt_set: PromptSet | None, question: str) -> str:
@@ -88,18 +81,11 @@ class Task:
         """The items that are asked."""
         return self.loaded.items[: self.limit]
 
-    @property
-    def is_partial(self) -> bool:
-        """True if items are left out."""
-        return len(self.items) < len(self.loaded.items)
-
     @cached_property
     def prompts(self) -> dict[int, str]:
         """The whole prompt of each item, by `idx`."""
-        return {
-            item.idx: build_prompt(self.benchmark, self.prompt_set, item.question)
-            for item in self.items
-        }
+        benchmark, shots = self.benchmark, self.prompt_set
+        return {item.idx: build_prompt(benchmark, shots, item.question) for item in self.items}
 
     def settings(self) -> dict[str, object]:
         """Settings that two items must share to belong together."""
@@ -113,7 +99,7 @@ class Task:
     def marks(self) -> dict[str, str]:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
         marks = {}
-        if self.is_partial:
+        if len(self.items) < len(self.loaded.items):
             marks["partial"] = f"partial: {len(self.items)} of {len(self.loaded.items)} items"
         origin = self.prompt_set.origin if self.prompt_set else None
         if origin == "vocagnolm":
