@@ -12,7 +12,7 @@ import yaml
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Fields, check_fields
-from vocagnolm.evaluation.tasks.questions import READERS, Row
+from vocagnolm.evaluation.tasks.questions import READERS, RawRow
 
 HARNESS_COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 _TYPES = {"str": str, "int": int, "float": float, "list": list, "null": NoneType}
@@ -76,7 +76,7 @@ class Benchmark:
     # Raised whenever a question, a gold or a prompt changes.
     version: int = 1
 
-    def item(self, idx: int, row: Row) -> Item:
+    def item(self, idx: int, row: RawRow) -> Item:
         """Build the item of a raw row; a ValueError says what is wrong with a field."""
         check_fields(row, self.fields)
         question, raw_gold = READERS[self.id](row)

@@ -14,28 +14,28 @@ from typing import Any
 
 from vocagnolm.evaluation.grading.extraction import extract
 
-Row = Mapping[str, Any]
+RawRow = Mapping[str, Any]
 
 
-def is_asked(benchmark: str, row: Row) -> bool:
+def is_asked(benchmark: str, row: RawRow) -> bool:
     """Leave out ASDiv's rows with several answers, separated by semicolons."""
     return benchmark != "asdiv" or ";" not in str(row.get("answer"))
 
 
-def _gsm8k(row: Row) -> tuple[str, object]:
+def _gsm8k(row: RawRow) -> tuple[str, object]:
     _, mark, gold = row["answer"].partition("####")
     if not mark:
         raise ValueError("expected `answer` to end in #### and a number, found no ####")
     return row["question"], gold
 
 
-def _math(row: Row) -> tuple[str, object]:
+def _math(row: RawRow) -> tuple[str, object]:
     # The last box of the solution, as a model's output would be read. The field `answer` says the
     # same more cleanly; published numbers were not graded by it.
     return row["problem"], extract("free", row["solution"]) or ""
 
 
-def _svamp(row: Row) -> tuple[str, object]:
+def _svamp(row: RawRow) -> tuple[str, object]:
     body = row["Body"].strip()
     if not body.endswith("."):
         body += "."
@@ -43,13 +43,13 @@ def _svamp(row: Row) -> tuple[str, object]:
     return f"{body} {row['Question'].strip()}", float(row["Answer"])
 
 
-def _asdiv(row: Row) -> tuple[str, object]:
+def _asdiv(row: RawRow) -> tuple[str, object]:
     # The unit of the answer stands in parentheses.
     gold = re.sub(r"\(.*?\)", "", row["answer"])
     return f"{row['body'].strip()} {row['question'].strip()}", gold
 
 
-def _tabmwp(row: Row) -> tuple[str, object]:
+def _tabmwp(row: RawRow) -> tuple[str, object]:
     # A table as text, with its title where it has one, and the options as Python prints a list.
     title = f'regarding "{row["table_title"]}" ' if row["table_title"] else ""
     question = (
@@ -70,7 +70,7 @@ def _number(text: str) -> float:
     return float(text.split("%")[0]) / 100 if "%" in text else float(text)
 
 
-def _mathqa(row: Row) -> tuple[str, object]:
+def _mathqa(row: RawRow) -> tuple[str, object]:
     problem, options = row["problem"], _mathqa_options(row["options"].strip())
     return _with_options(problem[:1].upper() + problem[1:], options), str(row["correct"]).upper()
 
@@ -97,7 +97,7 @@ def _mathqa_options(options: str) -> str:
     return options.replace(" , ", ", ")
 
 
-def _mmlu_stem(row: Row) -> tuple[str, object]:
+def _mmlu_stem(row: RawRow) -> tuple[str, object]:
     choices, position = row["choices"], row["answer"]
     if not _is_texts(choices) or len(choices) != 4:
         raise ValueError(f"expected `choices` to be 4 texts, found {choices!r:.80}")
@@ -111,7 +111,7 @@ def _is_texts(values: object) -> bool:
     return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
-def _sat(row: Row) -> tuple[str, object]:
+def _sat(row: RawRow) -> tuple[str, object]:
     # From `A) 1 B) 2` to `(A) 1 (B) 2`. Options written `A. 1 B. 2` keep their points: published
     # numbers were made with them.
     options = re.sub(r" ([BCD]\) )", r" (\1", f"({row['options'].strip()}")
@@ -122,7 +122,7 @@ def _with_options(question: str, options: str) -> str:
     return f"{question}\nWhat of the following is the right choice? Explain your answer.\n{options}"
 
 
-READERS: Mapping[str, Callable[[Row], tuple[str, object]]] = {
+READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
     "gsm8k": _gsm8k,
     "math": _math,
     "svamp": _svamp,

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from vocagnolm.evaluation.records import Record, check_fields
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, HubSource, Item
-from vocagnolm.evaluation.tasks.questions import Row, is_asked
+from vocagnolm.evaluation.tasks.questions import RawRow, is_asked
 
 HARNESS = "ZubinGou/math-evaluation-harness"
 _HARNESS_DATA = f"https://raw.githubusercontent.com/{HARNESS}/{HARNESS_COMMIT}/data"
@@ -131,13 +131,13 @@ def _hub_rows(benchmark_id: str, hub: HubSource) -> Iterator[PlacedRow]:
                 number += 1
 
 
-def _download(path: str, **options: str | None) -> Iterable[Row]:
+def _download(path: str, **options: str | None) -> Iterable[RawRow]:
     import datasets
     from datasets.exceptions import DatasetsError
 
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     try:
-        rows: Iterable[Row] = datasets.load_dataset(path, **options)
+        rows: Iterable[RawRow] = datasets.load_dataset(path, **options)
     except (DatasetsError, OSError, ValueError, RuntimeError) as error:
         what = options.get("data_files", path)
         why = (str(error).splitlines() or [type(error).__name__])[0]

@@ -17,7 +17,7 @@ from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
 from vocagnolm.models.source import NO_LIMIT
 
-Origin = Literal["vocagnolm", "harness", "other"]
+_Origin = Literal["vocagnolm", "harness", "other"]
 _SEPARATOR = "\n\n\n"
 # prompts/cot/ of ZubinGou/math-evaluation-harness at db77bc6.
 _HARNESS_SHA256 = {
@@ -35,7 +35,7 @@ class PromptSet:
     name: str
     text: str
     # "harness" for the harness's own bytes.
-    origin: Origin
+    origin: _Origin
     sha256: str
 
 
@@ -55,7 +55,7 @@ def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
     except UnicodeDecodeError as error:
         message = f"{file} is no UTF-8 text (byte {error.start}): restore the file"
         raise ValueError(message) from error
-    origin: Origin = "harness" if sha256 == _HARNESS_SHA256.get(name) else "other"
+    origin: _Origin = "harness" if sha256 == _HARNESS_SHA256.get(name) else "other"
     return PromptSet(name, text, origin if prompts_dir else "vocagnolm", sha256)
 
 
