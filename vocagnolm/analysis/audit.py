@@ -119,31 +119,36 @@ def audit(
     """
     tokenizers = [student.tokenizer, *(teacher.tokenizer for teacher in teachers)]
     tallies = [_Tally(settings.worst) for _ in teachers]
-    readable: list[int] = []
+    documents, rejected = 0, set[int]()
     numbers = tqdm(range(len(corpus)), desc="documents", disable=None)
-    for document, (ours, *theirs) in _encoded(tokenizers, corpus, numbers):
-        readable.append(document[0])
-        for tally, teacher_spans in zip(tallies, theirs, strict=True):
-            tally.add(document, ours, teacher_spans)
-    if not readable:
+    for batch in _batches(corpus, numbers):
+        rejected |= {number for number, _ in batch}
+        for document, (ours, *theirs) in _encode(tokenizers, batch):
+            documents += 1
+            rejected.remove(document[0])
+            for tally, teacher_spans in zip(tallies, theirs, strict=True):
+                tally.add(document, ours, teacher_spans)
+    if not documents:
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
             " or without tokens; give another one, or another --text_column"
         )
-    sampled = list(_sequences(corpus, readable, student.tokenizer, settings))
+    # Numbers without a text keep their place: the order is drawn from all that none rejects.
+    numbers = (number for number in range(len(corpus)) if number not in rejected)
+    sampled = list(_sequences(corpus, numbers, student.tokenizer, settings))
     if not sampled:
         logger.warning(
             "no sequence of %d student tokens in %d documents, so no chunks: lower"
             " --sequence_length",
             settings.sequence_length,
-            len(readable),
+            documents,
         )
     return {
         "format": 1,
         "student": student.name,
         "student_sha256": tokenizer_sha256(student.tokenizer),
-        "documents": len(readable),
-        "skipped": len(corpus) - len(readable),
+        "documents": documents,
+        "skipped": len(corpus) - documents,
         "sequences": len(sampled),
         "settings": asdict(settings),
         "teachers": [
@@ -169,17 +174,15 @@ def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[JsonObjec
     }
 
 
-def _encoded(
-    tokenizers: Sequence[PreTrainedTokenizerBase], corpus: datasets.Dataset, numbers: Iterable[int]
-) -> Iterator[tuple[_Document, list[Spans]]]:
-    """Read some documents, in the order given; yield the usable ones with each reader's spans."""
+def _batches(corpus: datasets.Dataset, numbers: Iterable[int]) -> Iterator[list[_Document]]:
+    """Read some documents, in the order given; yield those that are text."""
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
     rest = iter(numbers)
     while batch := list(itertools.islice(rest, _BATCH)):
         documents = zip(batch, values(corpus[batch][TEXT]), strict=True)
-        yield from _encode(tokenizers, [(n, text) for n, text in documents if not unusable(text)])
+        yield [(number, text) for number, text in documents if not unusable(text)]
 
 
 def _encode(
@@ -217,7 +220,8 @@ def _sequences(
     random.Random(settings.seed).shuffle(order)
     parts: list[str] = []
     tokens = made = 0
-    for (_, text), (spans,) in _encoded([student], corpus, order):
+    found = (pair for batch in _batches(corpus, order) for pair in _encode([student], batch))
+    for (_, text), (spans,) in found:
         parts.append(text)
         tokens += len(spans)
         if tokens < settings.sequence_length:
