@@ -21,3 +21,7 @@ UNMAPPED = -1
 
 class NonFiniteLoss(RuntimeError):  # noqa: N818 - the name says what was found, as StopIteration does
     """A model gives NaN or infinite losses; nothing can be ranked by them, so the run must stop."""
+
+
+class SharedError(ValueError):
+    """An error that all processes of a job raise and one reports."""

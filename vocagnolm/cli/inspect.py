@@ -61,7 +61,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         add(f"--{role}", required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", help="Branch, tag or commit on the hub.")
         add(f"--{role}_tokenizer", help="Its tokenizer, if it is not with its weights.")
-    parser.add_dtype(help="Precision of the teacher; the student's is float32.")
+    parser.add_dtype(" of the teacher (the student's is float32)")
     add("--attn_implementation", help="As in transformers.")
     add("--trust_remote_code", action="store_true")
     add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")

@@ -1,4 +1,4 @@
-"""Which tokens would be trained on under other settings or teachers: no model is loaded.
+"""Choose tokens under other settings or teachers, from stores: no model is loaded.
 
     vocagnolm score --teacher STUDENT --dataset D --output_dir S0     # the student's own losses
     vocagnolm reselect --student STUDENT --student_losses S0 --teacher_losses S1 S2 --dataset D

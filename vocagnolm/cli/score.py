@@ -14,6 +14,7 @@ losses that are not finite, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
@@ -21,12 +22,10 @@ from pathlib import Path
 
 from vocagnolm.corpus import load_corpus
 from vocagnolm.host.command import (
-    DATASET_OPTIONS,
     Exit,
     Parser,
     check_at_least,
     corpus_options,
-    json_object,
     refuse_idle,
     run_command,
     say,
@@ -36,9 +35,9 @@ from vocagnolm.store.scoring import Scoring, score
 from vocagnolm.store.store import Store, bad_shards, remedy
 
 _NAME = "vocagnolm score"
-_SHOWN = 10  # documents that are missing, of how many there may be
-_REQUIRED = ("teacher", "dataset", "output_dir")
-_HF_ONLY = ("attn_implementation", "quantization", "batch_tokens")
+# Documents that are missing, of how many there may be.
+_SHOWN = 10
+_OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +70,7 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch_tokens", type=int, default=16384, help="Tokens of a forward pass.")
     add("--loss_dtype", choices=("float16", "float32"), default="float16", help="In the store.")
     parser.add_dtype()
-    add("--quantization", type=json_object, help="JSON: a quantization config of transformers.")
+    add("--quantization", type=_json_object, help="JSON: a quantization config of transformers.")
     add("--engine", choices=("hf", "vllm"), default="hf")
     add("--attn_implementation", help="As in transformers. hf only.")
     add("--trust_remote_code", action="store_true")
@@ -80,25 +79,34 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
     given = parser.given(arguments)
     if arguments.verify:
-        read = {"verify", *DATASET_OPTIONS} if arguments.dataset else {"verify"}
+        read = {"verify", *_OF_DATASETS} if arguments.dataset else {"verify"}
         refuse_idle(given, given - read, "with --verify")
         return arguments
-    for name in _REQUIRED:
+    for name in ("teacher", "dataset", "output_dir"):
         if name not in given:
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
     if arguments.engine == "vllm":
-        refuse_idle(given, _HF_ONLY, "with --engine vllm")
+        of_hf = ("attn_implementation", "quantization", "batch_tokens")
+        refuse_idle(given, of_hf, "with --engine vllm")
     check_at_least(arguments, 1, "shard_documents", "batch_tokens", "min_context", "context")
     return arguments
 
 
+def _json_object(text: str) -> dict[str, object]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not JSON: {error}") from error
+    if not (isinstance(content, dict) and content):
+        raise argparse.ArgumentTypeError(f"{text} is not a JSON object of settings")
+    return content
+
+
 def options_of(arguments: argparse.Namespace) -> Scoring:
     """Return the options of a command line that scores."""
-    values = {name: value for name, value in vars(arguments).items() if name in _NAMES}
+    names = {option.name for option in fields(Scoring)}
+    values = {name: value for name, value in vars(arguments).items() if name in names}
     return Scoring(**values, corpus=corpus_options(arguments))
-
-
-_NAMES = {option.name for option in fields(Scoring)}
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -117,13 +125,11 @@ def _verify(arguments: argparse.Namespace) -> int:
         corpus = load_corpus(arguments.dataset, **corpus_options(arguments))
         missing = find_missing(opened, corpus)
     if missing:
-        shown = [str(number) for number in missing[:_SHOWN]]
-        if len(missing) > _SHOWN:
-            shown.append("...")
+        shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         say(
             f"{len(missing):,} documents of {arguments.dataset} are not in {directory}, or have "
-            f"another text there (numbers from 0: {', '.join(shown)}): score this corpus into "
-            "another directory, or train without them with --missing_losses skip"
+            f"another text there (numbers from 0: {shown}): score this corpus into another "
+            "directory, or train without them with --missing_losses skip"
         )
         return Exit.FAULTS
     say(f"{directory}: {shards} shards, {opened.manifest['tokens']:,} tokens, all good")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -13,18 +12,16 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 from enum import IntEnum
-from typing import NoReturn, TypedDict, TypeVar
+from typing import TYPE_CHECKING, NoReturn, TextIO, TypedDict, TypeVar
 
-import torch
-from torch import distributed
+from vocagnolm.conventions import NonFiniteLoss, SharedError
 
-from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.host.processes import SharedError
+if TYPE_CHECKING:
+    import torch
 
-DTYPES = ("auto", "bfloat16", "float16", "float32")
-DATASET_OPTIONS = ("dataset", "dataset_config", "dataset_split", "text_column")
 _T = TypeVar("_T")
-_MAIN_FIRST_S = 1  # head start of the first process in telling an error that all have met
+# Head start of the first process in telling an error that all have met.
+_MAIN_FIRST_S = 1
 
 
 class Exit(IntEnum):
@@ -40,15 +37,11 @@ class Exit(IntEnum):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argument parser of a command: its errors are ValueErrors, names are never abbreviated."""
+    """Parser of a command: its errors are ValueErrors, names are never abbreviated."""
 
     def __init__(self, prog: str, description: str | None) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, description, allow_abbrev=False, formatter_class=layout)
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
@@ -59,27 +52,20 @@ class Parser(argparse.ArgumentParser):
         return {name for name, value in vars(arguments).items() if value != self.get_default(name)}
 
     def add_dataset(self, *, required: bool = False, source: bool = True) -> None:
-        """Add the options of a corpus.
-
-        Args:
-            required: `--dataset` must be given.
-            source: add `--dataset` itself, unless a group of the caller has it.
-        """
+        """Add the options of a corpus; without `source`, all but `--dataset` itself."""
+        add = self.add_argument
         if source:
-            self.add_argument(
-                "--dataset",
-                required=required,
-                help="As for train.py: files, a directory, or a hub name.",
-            )
-        self.add_argument("--dataset_config", help="Configuration of a hub dataset.")
-        self.add_argument("--dataset_split", default="train", help="Split of a hub dataset.")
-        self.add_argument("--text_column", default="text", help="Column that holds the text.")
+            shown = "As for train.py: files, a directory, or a hub name."
+            add("--dataset", required=required, help=shown)
+        add("--dataset_config", help="Configuration of a hub dataset.")
+        add("--dataset_split", default="train", help="Split of a hub dataset.")
+        add("--text_column", default="text", help="Column that holds the text.")
 
-    def add_dtype(
-        self, *, help: str = "Precision; auto: bfloat16 on a GPU, float32 on a CPU."
-    ) -> None:
+    def add_dtype(self, whose: str = "") -> None:
         """Add `--dtype`, which `resolve_dtype` reads."""
-        self.add_argument("--dtype", choices=DTYPES, default="auto", help=help)
+        choices = ("auto", "bfloat16", "float16", "float32")
+        shown = f"Precision{whose}; auto: bfloat16 on a GPU, float32 on a CPU."
+        self.add_argument("--dtype", choices=choices, default="auto", help=shown)
 
 
 class CorpusOptions(TypedDict):
@@ -90,31 +76,17 @@ class CorpusOptions(TypedDict):
     config_name: str | None
 
 
-def corpus_options(arguments: argparse.Namespace) -> CorpusOptions:
+def corpus_options(arguments: object) -> CorpusOptions:
     """Return the options of `Parser.add_dataset` as `load_corpus` takes them."""
-    return {
-        "split": arguments.dataset_split,
-        "text_column": arguments.text_column,
-        "config_name": arguments.dataset_config,
-    }
+    found = vars(arguments)
+    split, config_name = found["dataset_split"], found["dataset_config"]
+    return {"split": split, "text_column": found["text_column"], "config_name": config_name}
 
 
 def resolve_dtype(choice: str, device: torch.device) -> str:
     """Return the dtype that `auto` stands for: bfloat16 on a GPU, float32 on a CPU."""
-    if choice != "auto":
-        return choice
-    return "float32" if device.type == "cpu" else "bfloat16"
-
-
-def json_object(text: str) -> dict[str, object]:
-    """Parse an option that is a JSON object, as `type=` of argparse."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not JSON: {error}") from error
-    if not (isinstance(content, dict) and content):
-        raise argparse.ArgumentTypeError(f"{text} is not a JSON object of settings")
-    return content
+    best = "float32" if device.type == "cpu" else "bfloat16"
+    return best if choice == "auto" else choice
 
 
 def option(default: _T, help: str) -> _T:
@@ -129,13 +101,7 @@ def raise_first(faults: Iterable[str]) -> None:
 
 
 def refuse_idle(given: Collection[str], idle: Collection[str], condition: str) -> None:
-    """Reject options that were given and would have no effect.
-
-    Args:
-        given: as `Parser.given` returns them.
-        idle: options without effect.
-        condition: under which they have none, such as "with --engine vllm".
-    """
+    """Reject options that were given but have no effect under a condition: "with --engine vllm"."""
     if useless := set(given) & set(idle):
         raise ValueError(f"--{min(useless)} has no effect {condition}: leave it out")
 
@@ -153,16 +119,15 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def say(text: str | None) -> None:
+def say(text: str | None, file: TextIO | None = None) -> None:
     """Print a result, once per job; nothing for None and the empty text."""
     if text and is_main():
-        print(text, flush=True)
+        print(text, file=file, flush=True)
 
 
 def note(text: str | None) -> None:
     """Print on stderr anything that is no result, once per job."""
-    if text and is_main():
-        print(text, file=sys.stderr, flush=True)
+    say(text, sys.stderr)
 
 
 def run_command(
@@ -171,9 +136,9 @@ def run_command(
     """Run a command, turn its expected errors into one line each, and return the exit status.
 
     Args:
-        name: begins the line, such as "vocagnolm score".
+        name: begins the line.
         work: parses the command line and does the rest; returns a status, or None for DONE.
-        out_of_memory: advice, "lower --max_length"; without it the error is a traceback.
+        out_of_memory: advice; without it the error is a traceback.
         resumable: the same command continues after an interrupt.
     """
     quiet_logs()
@@ -183,8 +148,9 @@ def run_command(
         return stop(name, error, Exit.BAD_NUMBERS)
     except (ValueError, ImportError, OSError) as error:
         return stop(name, error, Exit.WRONG)
-    except torch.OutOfMemoryError:
-        if not out_of_memory:
+    except RuntimeError as error:
+        # By its name, as a command that loads no model does not load torch either.
+        if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
             raise
         return stop(name, f"out of memory: {out_of_memory}", Exit.WRONG)
     except KeyboardInterrupt:
@@ -205,10 +171,7 @@ def quiet_logs() -> None:
 
 
 def stop(name: str, error: BaseException | str, status: int) -> int:
-    """Tell what ended the command in one line on stderr, and return the exit status.
-
-    What several processes of a machine have to say is said once.
-    """
+    """Tell in one line, once for several processes, what ended the command; return the status."""
     text = " ".join(str(error).split())
     rank = os.environ.get("RANK", "0")
     if rank != "0":
@@ -219,7 +182,7 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
         name = f"{name} (process {rank})"
     sys.stderr.write(f"{name}: error: {text}\n")
     sys.stderr.flush()
-    if rank == "0" and distributed.is_initialized():
+    if rank == "0" and _is_connected():
         # This process may host the store in which the others look whether it was told already.
         time.sleep(2 * _MAIN_FIRST_S)
     return status
@@ -227,14 +190,21 @@ def stop(name: str, error: BaseException | str, status: int) -> int:
 
 def _is_first_to_tell(text: str) -> bool:
     # Wrong arguments come before any connection, and all processes were given them.
-    if not distributed.is_initialized():
+    if not _is_connected():
         return os.environ.get("LOCAL_RANK", "0") == "0"
+    from torch.distributed import distributed_c10d
+
     digest = hashlib.sha256(text.encode()).hexdigest()
     key = f"vocagnolm told {os.environ.get('GROUP_RANK', '0')} {digest}"
     try:
-        return int(distributed.distributed_c10d._get_default_store().add(key, 1)) == 1
+        return int(distributed_c10d._get_default_store().add(key, 1)) == 1
     except (RuntimeError, ValueError):  # the process that hosts the store is gone
         return True
+
+
+def _is_connected() -> bool:
+    """Return True if this process is one of several; without torch it is alone."""
+    return "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized()
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:
@@ -247,10 +217,10 @@ def run_script(main: Callable[[], int]) -> NoReturn:
         status = Exit.INTERRUPTED
     except SystemExit as left:  # --help, or a signal
         status = int(left.code or 0)
-    if not distributed.is_initialized():
+    if not _is_connected():
         sys.exit(status)
     if not is_alone:
-        distributed.destroy_process_group()
+        sys.modules["torch"].distributed.destroy_process_group()
         atexit._run_exitfuncs()  # such as those of trackers
     sys.stdout.flush()
     # Python's own end meets threads of gloo, which now and then abort it.

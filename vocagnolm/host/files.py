@@ -18,13 +18,7 @@ _CHUNK_BYTES = 1 << 22
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
-    """Write a file completely or not at all.
-
-    Args:
-        path: destination.
-        write: writes the content to an open file.
-        replace: overwrite an existing file; otherwise keep it and drop the new content.
-    """
+    """Write a file completely or not at all; without `replace`, keep one that exists."""
     # Two processes may write the same file: each has its own file aside.
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{ASIDE}")
     with aside.open("wb") as file:
@@ -33,20 +27,19 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
         # The bytes must reach the disk before the name does, or a crash leaves an empty file.
         os.fsync(file.fileno())
     # From here on a reader sees the old file or the new one, never a part.
-    try:
-        if replace:
-            aside.replace(path)
-        else:
+    if not replace:
+        try:
             # Unlike a rename, a hard link fails where the name is taken.
             os.link(aside, path)
-    except FileExistsError:
-        pass
-    except FileNotFoundError:
-        raise
-    except OSError:
-        # This file system has no hard links.
-        if not path.exists():
-            aside.replace(path)
+        except FileExistsError:
+            pass
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # This file system has no hard links.
+            replace = not path.exists()
+    if replace:
+        aside.replace(path)
     aside.unlink(missing_ok=True)
 
 
@@ -71,14 +64,9 @@ def json_bytes(content: Mapping[str, object]) -> bytes:
 
 
 def read_json(path: Path) -> JsonObject:
-    """Read a JSON object.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Read a JSON object; a ValueError says that the file is damaged."""
     try:
         content = json.loads(path.read_bytes())
-    # A ValueError is invalid JSON or invalid UTF-8.
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: it is no JSON ({error}); get it again") from error
     if not isinstance(content, dict):
@@ -108,12 +96,8 @@ def file_sha256(path: Path, *, flush: bool = False) -> str:
 
 
 def check_writable(output_dir: Path) -> None:
-    """Refuse a directory for results before any work is done.
-
-    Raises:
-        ValueError: the directory, or its nearest parent that exists, is a file or read-only.
-    """
-    # What does not exist yet will be made in its nearest parent that does.
+    """Reject a directory for results, before any work is done, if nothing can be written there."""
+    # A directory that does not exist yet will be made in its nearest parent that does.
     place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
     if not place.is_dir():
         raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -18,36 +18,28 @@ logger = logging.getLogger(__name__)
 LOCK_FILE = ".lock"
 # A network file system may take this long to drop the lock of a machine that died.
 _PATIENCE_S = 120
-# POSIX allows either where another process holds the lock.
-_TAKEN = (errno.EACCES, errno.EAGAIN)
 # Locks of this process, by file. A POSIX lock ends with the first close of its file, so each stays
 # open here, and is never opened a second time.
 _held: dict[Path, TextIO] = {}
 
 
 def take(directory: Path, patience_s: int | None = None) -> None:
-    """Lock a directory until `release` or the end of this process.
-
-    Args:
-        directory: made if it does not exist.
-        patience_s: seconds to wait for another process; two minutes by default.
+    """Lock a directory, made if need be, until `release` or the end of this process.
 
     Raises:
-        ValueError: another process keeps the lock.
+        ValueError: another process keeps the lock for `patience_s`, two minutes by default.
     """
     path = directory.resolve() / LOCK_FILE
     if path in _held:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    patience_s = _PATIENCE_S if patience_s is None else patience_s
+    left = _PATIENCE_S if patience_s is None else patience_s
     file = _open_locked(path)
-    for waited in range(patience_s):
-        if file:
-            break
-        if not waited:
-            logger.warning("waiting for another run: %s is held by %s", path, _holder(path))
+    if left and not file:
+        logger.warning("waiting for another run: %s is held by %s", path, _holder(path))
+    while left and not file:
         time.sleep(1)
-        file = _open_locked(path)
+        left, file = left - 1, _open_locked(path)
     if not file:
         raise ValueError(
             f"--output_dir {directory} is written to by another run ({_holder(path)}): stop it, "
@@ -85,16 +77,15 @@ def _open_locked(path: Path) -> TextIO | None:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno in _TAKEN:
+        # POSIX allows either where another process holds the lock.
+        if error.errno in (errno.EACCES, errno.EAGAIN):
             file.close()
             return None
         logger.warning("%s cannot be locked (%s): let one run only write to it", path, error)
     # If `release` unlinked the file between open and lock, the lock binds nobody: open it again.
-    try:
+    with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file
-    except FileNotFoundError:
-        pass
     file.close()
     return _open_locked(path)
 

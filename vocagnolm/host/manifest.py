@@ -26,12 +26,10 @@ Manifest = JsonObject
 # Increase when a directory written now cannot be read like one written before.
 _FORMAT = 1
 _THREADS = min(8, os.cpu_count() or 1)
-# Beginnings of names that come and go.
-_FILES_OF_THE_SYSTEM = (".nfs", ".DS_Store")
 
 
 class FileEntry(TypedDict):
-    """A file in a manifest; a store adds what else it knows of a shard."""
+    """A file in a manifest; a store adds more about a shard."""
 
     file: str
     sha256: str
@@ -43,10 +41,8 @@ def write_manifest(
 ) -> None:
     """Declare a directory complete, once everything in it is flushed to the disk.
 
-    Args:
-        directory: with its files, in subdirectories too.
-        about: further entries of the manifest.
-        expected: files that a network file system may not list yet.
+    `about` is for further entries; `expected` names files that a network file system may not list
+    yet.
     """
     names = sorted({*written_files(directory), *expected})
 
@@ -59,11 +55,9 @@ def write_manifest(
         entries = list(pool.map(describe, names))
     # First the names of the files, then the manifest, then its name and that of the directory: a
     # crash in between leaves a directory without a manifest, never a manifest without its files.
-    for place in {(directory / name).parent for name in names}:
-        _flush_directory(place)
+    _flush_names(*{(directory / name).parent for name in names})
     seal(directory, about, FILES, entries)
-    for place in (directory, directory.parent):
-        _flush_directory(place)
+    _flush_names(directory, directory.parent)
 
 
 def seal(directory: Path, about: Mapping[str, object], key: str, entries: Sequence[object]) -> None:
@@ -78,11 +72,7 @@ def manifest_sha256(manifest: Mapping[str, object]) -> str:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest and check that it is as it was written; leaves out its checksum.
-
-    Raises:
-        ValueError: the manifest is missing, damaged or of another version.
-    """
+    """Read a manifest, less its checksum; a ValueError says that it is missing or damaged."""
     path = directory / MANIFEST_FILE
     if not path.is_file():
         raise ValueError(f"it has no {MANIFEST_FILE}, so it was not finished or is another tool's")
@@ -108,14 +98,12 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, dict):
-        return False
-    types = {"file": str, "sha256": str, "bytes": int}
-    if not all(isinstance(entry.get(name), kind) for name, kind in types.items()):
-        return False
-    # A manifest with right checksums could still lead to files elsewhere, and have them removed.
-    path = PurePosixPath(entry["file"])
-    return not path.is_absolute() and ".." not in path.parts
+    match entry:
+        case {"file": str(file), "sha256": str(), "bytes": int()}:
+            # Even with right checksums it must not lead to files elsewhere, and have them removed.
+            path = PurePosixPath(file)
+            return not path.is_absolute() and ".." not in path.parts
+    return False
 
 
 def find_faults(directory: Path, entries: Iterable[FileEntry]) -> Iterator[tuple[str, str]]:
@@ -143,8 +131,8 @@ def find_faults(directory: Path, entries: Iterable[FileEntry]) -> Iterator[tuple
 def content_fault(directory: Path, manifest: Manifest) -> str | None:
     """Read every byte of a directory and return its first fault; None if it is as written."""
     known = {entry["file"] for entry in manifest[FILES]}
-    # A file that the manifest does not know is a fault, but not one in a subdirectory of its own,
-    # such as an evaluation's.
+    # A file that the manifest does not know is a fault, but not in a subdirectory of its own, such
+    # as an evaluation's.
     places = {Path(name).parent for name in known}
     found = {name for name in written_files(directory) if Path(name).parent in places}
     if extra := sorted(found - known):
@@ -154,27 +142,18 @@ def content_fault(directory: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def content_bytes(manifest: Manifest) -> int:
-    """Sum the sizes of all files."""
-    return sum(entry["bytes"] for entry in manifest[FILES])
-
-
 def written_files(directory: Path) -> set[str]:
     """List the files below a directory, without the manifest and incomplete files."""
-    names = {
-        path.relative_to(directory).as_posix()
-        for path in directory.rglob("*")
-        if path.is_file()
-        and not path.name.startswith(_FILES_OF_THE_SYSTEM)
-        and not (path.name.startswith(".") and path.name.endswith(ASIDE))
-    }
-    return names - {MANIFEST_FILE}
+    paths = (path for path in directory.rglob("*") if path.is_file())
+    # The first two are the system's, which come and go.
+    passing = (".nfs*", ".DS_Store*", f".*{ASIDE}")
+    kept = (path for path in paths if not any(map(path.match, passing)))
+    return {path.relative_to(directory).as_posix() for path in kept} - {MANIFEST_FILE}
 
 
-def _flush_directory(directory: Path) -> None:
-    """Flush the names in a directory to the disk; flushing a file does not flush its name."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
+def _flush_names(*directories: Path) -> None:
+    """Flush the names in directories to the disk; flushing a file does not flush its name."""
+    for directory in directories:
+        handle = os.open(directory, os.O_RDONLY)
         os.fsync(handle)
-    finally:
         os.close(handle)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS, SHADES, DASHES = "os^DvPX", ("black", "0.35", "0.6"), ("-", "--", ":", "-.")
-SMALL = 8  # points: legends, ticks and notes
+# Points: legends, ticks and notes.
+SMALL = 8
 
 
 def series_style(number: int) -> dict[str, Any]:
@@ -24,11 +25,7 @@ def dashes(number: int) -> str:
 
 
 def new_plot(
-    width: float,
-    height: float,
-    widths: tuple[float, ...] = (1.0,),
-    *,
-    share_y: bool = False,
+    width: float, height: float, widths: tuple[float, ...] = (1.0,), *, share_y: bool = False
 ) -> tuple[Figure, list[Axes]]:
     """Open a figure, in inches, with axes side by side of the given relative widths."""
     # A bare Figure needs no screen, and leaves the backend of a notebook as it is.

@@ -15,32 +15,25 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
 from torch import distributed
 
+from vocagnolm.conventions import SharedError
+
 LONGEST_WAIT = timedelta(days=7)
 # Between two looks of a process that waits.
 _LOOK_S = 0.05
 _T = TypeVar("_T")
 
 
-class SharedError(ValueError):
-    """An error that all processes raise and one reports."""
-
-
 @contextmanager
 def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
-    """Raise the error of one process in all of them, so that none is left waiting for it.
-
-    Args:
-        takes_long: one process may need longer than the time-out of the others.
-    """
+    """Raise the error of one process in all of them; `takes_long` lifts the others' time-out."""
     # All processes come to the exchange below, whether they failed or not; one that raised at once
     # would leave the others waiting there until their time-out.
-    why = None
-    wait = _patience() if takes_long else None
+    why, wait = None, _patience() if takes_long else None
     try:
         yield
     except (ValueError, ImportError, OSError) as error:
         why = str(error)
-    if wait is not None:
+    if wait:
         wait()
     if reasons := list(filter(None, gather_object([why]))):
         raise SharedError(reasons[0])
@@ -58,11 +51,7 @@ def decided_by_one(decide: Callable[[], _T]) -> _T:
 
 @contextmanager
 def first_of_machine_first() -> Iterator[None]:
-    """Let one process of each machine do the work, and the others find it done.
-
-    There is no time-out. A process that waits looks up all the time, so that signals reach it and
-    it notices at once when another one has ended.
-    """
+    """Let one process of each machine do the work, and the others find it done; no time-out."""
     wait, is_first = _patience(), PartialState().is_local_main_process
     if not is_first:
         wait()
@@ -82,6 +71,7 @@ def _patience() -> Callable[[], None]:
 
     def wait() -> None:
         work = distributed.barrier(group, async_op=True)
+        # Awake, so that signals reach it, and it notices at once when another one has ended.
         while not work.is_completed():
             time.sleep(_LOOK_S)
         work.wait()
@@ -97,10 +87,8 @@ def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
 
 
 def is_on_cpu() -> bool:
-    """Return True without an accelerator, and under `accelerate launch --cpu`.
-
-    Accelerate has to be told, or it takes processes on a CPU for separate runs.
-    """
+    """Return True without an accelerator, and under `accelerate launch --cpu`."""
+    # Accelerate has to be told, or it takes processes on a CPU for separate runs.
     return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 
 

@@ -16,30 +16,15 @@ _Settings = Mapping[str, object]
 
 
 def differences(before: _Settings, now: _Settings, *, prefix: str = "") -> list[str]:
-    """List the settings of `now` that were others before, as "NAME was X, now Y".
-
-    Both are compared as JSON, where a tuple is a list. What `now` leaves out is not compared.
-    """
-    # Settings of before were read from JSON.
+    """List the settings of `now` that were others before, as "NAME was X, now Y"."""
+    # Settings of before were read from JSON, where a tuple is a list.
     before, now = (json.loads(json.dumps(dict(settings))) for settings in (before, now))
-    return [
-        f"{prefix}{name} was {before.get(name)}, now {now[name]}"
-        for name in sorted(now)
-        if before.get(name) != now[name]
-    ]
+    changed = [name for name in sorted(now) if before.get(name) != now[name]]
+    return [f"{prefix}{name} was {before.get(name)}, now {now[name]}" for name in changed]
 
 
 def check_same(changed: Sequence[str], holder: str, remedy: str) -> None:
-    """Refuse to continue under other settings.
-
-    Args:
-        changed: `differences`, of all parts of the settings.
-        holder: subject of the message, such as "DIRECTORY holds another run".
-        remedy: advice.
-
-    Raises:
-        ValueError: a setting differs; the message lists all of them.
-    """
+    """Raise "HOLDER (all `differences`): REMEDY" if there are any."""
     if changed:
         raise ValueError(f"{holder} ({'; '.join(changed)}): {remedy}")
 
@@ -51,13 +36,7 @@ def run_of(path: str | Path) -> JsonObject:
 
 
 def origin_fault(path: str | Path, settings: _Settings, defaults: _Settings) -> str | None:
-    """Compare a checkpoint's run with this one; None if they fit or its run is unknown.
-
-    Args:
-        path: checkpoint.
-        settings: those known so far; the rest is not compared.
-        defaults: for options younger than the checkpoint's run.
-    """
+    """Compare a checkpoint's run with this one, as `check_settings` does; None if they fit."""
     before = run_of(path)
     changed = differences({**defaults, **before}, settings, prefix="--") if before else []
     return f"it is of a run with other settings ({'; '.join(changed)})" if changed else None
@@ -69,7 +48,7 @@ def check_settings(
     defaults: _Settings | None = None,
     checkpoint: str | None = None,
 ) -> None:
-    """Refuse to continue a run under other settings than it was started with.
+    """Reject an `output_dir` that cannot be written, or holds a run with other settings.
 
     Args:
         output_dir: home of the run.
@@ -78,20 +57,14 @@ def check_settings(
         checkpoint: resumed from, if known; it may be of another directory.
 
     Raises:
-        ValueError: `output_dir` cannot be used or belongs to another run; the message lists every
-            difference.
+        ValueError: the message lists every difference.
     """
-    # Here, as readers of settings and records do without the seconds that transformers takes.
-    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
     directory = Path(output_dir)
     check_writable(directory)
     path = directory / RUN_FILE
     # Settings alone bind nobody: a run that was stopped before it saved may be given others.
-    has_progress = any(directory.glob(f"{PREFIX_CHECKPOINT_DIR}-*")) or any(
-        directory.glob("*.safetensors")
-    )
-    if path.exists() and has_progress:
+    progress = (directory.glob(pattern) for pattern in ("checkpoint-*", "*.safetensors"))
+    if path.exists() and any(map(any, progress)):
         before = json_or_empty(path)
         if not before:
             raise ValueError(f"{path} is damaged: give another --output_dir")
@@ -114,6 +87,6 @@ def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None)
         return
     import wandb
 
-    if wandb.run is not None:
-        place = {name: getattr(wandb.run, name) for name in ("id", "project", "entity")}
+    if run := wandb.run:
+        place = {"id": run.id, "project": run.project, "entity": run.entity}
         write_json(Path(output_dir) / TRACKER_FILE, place)

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str:
-    r"""Lay out rows, the first of which is the header; no line end follows the last one.
-
-    Args:
-        rows: cells as text; a bar in a cell is escaped.
-        padded: align the columns, which suits a terminal too; otherwise a cell is as wide as it is.
+    r"""Lay out rows, the first of which is the header; `padded` columns suit a terminal, too.
 
     >>> print(markdown_table([["method", "loss"], ["a|b", "1.25"]]))
     | method | loss |

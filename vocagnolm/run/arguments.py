@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vocagnolm.host.command import CorpusOptions, option, raise_first
+from vocagnolm.host.command import option, raise_first
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
@@ -94,14 +94,6 @@ class DataArguments:
             yield "--eval_dataset and --eval_fraction exclude each other: give one"
         if self.num_proc is not None and self.num_proc < 1:
             yield f"--num_proc must be at least 1, got {self.num_proc}"
-
-    def corpus_options(self) -> CorpusOptions:
-        """Return the options of the corpus as `load_corpus` takes them."""
-        return {
-            "split": self.dataset_split,
-            "text_column": self.text_column,
-            "config_name": self.dataset_config,
-        }
 
     def processes(self, documents: int) -> int | None:
         """Return the number of processes that share the work on a corpus; None: this one alone."""

@@ -10,6 +10,7 @@ import datasets
 
 from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
+from vocagnolm.host.command import corpus_options
 from vocagnolm.host.processes import first_of_machine_first, in_agreement
 from vocagnolm.packing import Blocks
 from vocagnolm.run.job import Job
@@ -79,9 +80,9 @@ def _align(job: Job, pair: Pair) -> tuple[datasets.Dataset, Segments, int | None
     with first_of_machine_first():
         total: int | None
         if job.run.dry_run:
-            corpus, total = load_sample(data.dataset, _DRY_RUN_DOCUMENTS, **data.corpus_options())
+            corpus, total = load_sample(data.dataset, _DRY_RUN_DOCUMENTS, **corpus_options(data))
         else:
-            corpus = load_corpus(data.dataset, **data.corpus_options())
+            corpus = load_corpus(data.dataset, **corpus_options(data))
             total = len(corpus)
         processes = data.processes(len(corpus))
         segments = align_corpus(corpus, pair.student_reader, pair.guide, num_proc=processes)

@@ -146,7 +146,7 @@ def _content_fault(path: Path, tell: Tell) -> str | None:
     for source, other in ((_STATE, step), ("its name", _step(path))):
         if other is not None and other != written:
             return f"{manifest.MANIFEST_FILE} is of step {written}, {source} of step {other}"
-    if (size := manifest.content_bytes(found)) > _LARGE_BYTES:
+    if (size := sum(entry["bytes"] for entry in found[manifest.FILES])) > _LARGE_BYTES:
         tell(f"checking the {size / 1e9:.1f} GB of {path}")
     return manifest.content_fault(path, found)
 
