@@ -134,7 +134,7 @@ def watch(moment: Moment) -> None:
         (torch, "save"),
         (os, "fsync"),
         (shutil, "rmtree"),
-        (checkpoints, "write_manifest"),
+        (checkpoints.manifest, "write_manifest"),
         (LlamaForCausalLM, "save_pretrained"),
     ):
         told(owner, name)
