@@ -22,6 +22,7 @@ from benchmarks.harness import Claim, Measured, one_thread
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.models.source import NO_LIMIT
 
 CLAIM = Claim(
     "reading the shared prefix once takes at most half the time of plain batches",
@@ -118,7 +119,7 @@ def left_padded(
 ) -> list[Completion]:
     """Use `generate`: longest first, padded in front, whole prompts, its stop strings."""
     eos_ids = end_of_text_ids(model.generation_config, tokenizer)
-    decoding = Decoding(tokenizer, STOPS, new_tokens, None, eos_ids)
+    decoding = Decoding(tokenizer, STOPS, new_tokens, NO_LIMIT, eos_ids)
     ids = decoding.encode(prompts)
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
     completions = []

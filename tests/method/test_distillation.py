@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +12,12 @@ from references import slow_distance
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmarks.claims import distillation_memory
 from vocagnolm import output_head
 from vocagnolm.distillation import HeadStates, Pairs, entropies, first_tokens
 from vocagnolm.output_head import last_hidden_state, read_head
 from vocagnolm.token_loss import add_token_losses
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "distillation_memory.py"
 SIZES = {
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -250,13 +246,5 @@ def test_first_tokens_are_those_of_nonzero_when_their_number_is_known() -> None:
 
 def test_distances_need_little_memory_when_measured() -> None:
     """A small copy of the benchmark, whose sizes the issue is about: under a quarter of naive."""
-    sizes = ["--tokens=512", "--words=4000", "--teacher_words=19000", "--hidden=16"]
-    output = subprocess.run(
-        [sys.executable, BENCHMARK, *sizes, "--tile_logits=200000"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    measured = [json.loads(line) for line in output.stdout.splitlines()]
-    assert [found["method"] for found in measured] == ["kld", "kld", "uld"]
-    assert all(found["share_of_naive"] < 0.25 for found in measured), measured
+    size = distillation_memory.Size(512, 4000, 19_000, hidden=16, tile_logits=200_000)
+    assert distillation_memory.measure(size).value < 0.25

@@ -39,7 +39,7 @@ ROOMS = {
     "store": "conventions host training method models",
     "views": "conventions host method",
     "run": "conventions host training method models store views",
-    "evaluation": "conventions host models method",
+    "evaluation": "host models",
     "analysis": "conventions host method evaluation views",
     "demo": "conventions host method run evaluation",
     "cli": "host method store views run analysis demo",
