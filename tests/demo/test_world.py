@@ -120,7 +120,7 @@ def test_shipped_teacher_solves_held_out_problems() -> None:
     ("text", "number"),
     [(" 5 + 7 = 12. #### 12", "12"), ("5 + 7\n#### 12", ""), (" ####", ""), (" #### 1 2", "1")],
 )
-def test_final_number_is_the_first_word_behind_the_mark(text: str, number: str) -> None:
+def test_final_number_is_the_word_after_the_mark(text: str, number: str) -> None:
     assert extract("marked", text) == number
 
 

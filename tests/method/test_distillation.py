@@ -71,7 +71,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("teacher_words", [STUDENT_WORDS, 57, 30])
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_distances_and_gradients_equal_full_logits_when_models_are_random(
+def test_distances_and_gradients_equal_those_of_full_logits(
     name: str, teacher_words: int, distance: Any
 ) -> None:
     student, teacher = build(name, STUDENT_WORDS, 0), build("soft_cap", teacher_words, 1)
@@ -108,9 +108,7 @@ def test_distances_and_gradients_equal_full_logits_when_models_are_random(
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_distance_and_gradient_are_exactly_zero_when_the_teacher_is_the_student(
-    name: str, distance: Any
-) -> None:
+def test_distance_from_the_student_itself_is_exactly_zero(name: str, distance: Any) -> None:
     model = build(name, STUDENT_WORDS, 0)
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     tokens = torch.arange(1, 9)
@@ -122,7 +120,7 @@ def test_distance_and_gradient_are_exactly_zero_when_the_teacher_is_the_student(
     assert all((gradient == 0).all() for gradient in gradients(model, found.sum()).values())
 
 
-def test_sorted_distance_is_the_same_when_the_teachers_words_are_permuted() -> None:
+def test_sorted_distance_ignores_the_order_of_teacher_words() -> None:
     student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", 57, 1)
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     tokens = torch.tensor([1, 4, 5, 7, 10])
@@ -143,7 +141,7 @@ def test_sorted_distance_is_the_same_when_the_teachers_words_are_permuted() -> N
     assert not torch.allclose(kl, found[0][0])  # which does look at the words
 
 
-def test_noise_words_of_the_teacher_do_not_matter_when_kl_is_taken() -> None:
+def test_kl_ignores_noise_words_of_the_teacher() -> None:
     """Llemma has 16 words more than its student; they are dropped and the rest renormalised."""
     student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", STUDENT_WORDS + 16, 1)
     ids = torch.randint(1, 30, (1, 9), generator=torch.Generator().manual_seed(2))
@@ -158,7 +156,7 @@ def test_noise_words_of_the_teacher_do_not_matter_when_kl_is_taken() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_distances_are_summed_in_the_widest_dtype_when_models_have_another(
+def test_distances_are_summed_in_the_widest_dtype(
     dtype: torch.dtype,
 ) -> None:
     student, teacher = (build("llama", words, seed) for words, seed in ((41, 0), (57, 1)))
@@ -178,7 +176,7 @@ def test_distances_are_summed_in_the_widest_dtype_when_models_have_another(
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-def test_distances_are_near_those_of_float32_when_products_are_bfloat16(distance: Any) -> None:
+def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
     """Under autocast, as on a GPU; the backward pass runs outside of it."""
     words = 57 if distance == "sorted_l1" else STUDENT_WORDS
     student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", words, 1)
@@ -220,7 +218,7 @@ def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPat
     assert rows == [3, 3, 3, 3, 2, 2]
 
 
-def test_tile_holds_both_vocabularies_when_the_teachers_is_larger() -> None:
+def test_tile_holds_the_larger_teacher_vocabulary() -> None:
     student, teacher = torch.empty(10, 4), torch.empty(990, 4)
     rows = output_head.TILE_LOGITS // 1000
     assert output_head.rows_per_tile(10**6, student, teacher) == max(rows, 1)
@@ -237,7 +235,7 @@ def test_entropies_equal_those_of_full_logits(name: str) -> None:
     torch.testing.assert_close(entropies(states_of(model, ids)), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_first_tokens_are_those_of_nonzero_when_their_number_is_known() -> None:
+def test_first_tokens_equal_nonzero_when_count_is_known() -> None:
     chosen = torch.rand(5, 31, generator=torch.Generator().manual_seed(0)) < 0.3
     expected = chosen.flatten().nonzero()[:, 0]
     assert torch.equal(first_tokens(chosen, len(expected)), expected)

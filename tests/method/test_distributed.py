@@ -54,7 +54,7 @@ def worlds(
 
 
 @pytest.mark.parametrize("processes", [2, 4])
-def test_parameters_are_those_of_one_process_when_there_are_several(
+def test_parameters_do_not_depend_on_the_processes(
     processes: int,
     worlds: dict[str, World],
     tokenizer_dirs: dict[str, Path],

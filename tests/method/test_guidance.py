@@ -87,7 +87,7 @@ def test_maxima_of_every_range_of_a_row(length):
     assert found[0].tolist() == [float(loss[0, a:b].max()) for a, b in ranges]
 
 
-def test_short_ranges_keep_their_precision_late_in_a_long_row():
+def test_short_ranges_keep_their_precision_late_in_rows():
     generator = torch.Generator().manual_seed(0)
     loss = 20 * torch.rand(1, 100_000, generator=generator)
     loss[0, -1] = 1e-4
@@ -97,7 +97,7 @@ def test_short_ranges_keep_their_precision_late_in_a_long_row():
 
 @pytest.mark.parametrize("aggregation", sorted(AGGREGATE))
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_a_broken_teacher_loss_breaks_the_tokens_of_its_ranges_only(aggregation, broken):
+def test_broken_teacher_loss_breaks_only_its_ranges(aggregation, broken):
     loss = torch.tensor([[1.0, broken, 2.0, broken, 3.0]])
     valid = torch.tensor([[True, True, True, False, True]])
     ranges = torch.tensor([[[0, 1], [0, 2], [1, 3], [2, 3], [2, 5]]])
@@ -179,7 +179,7 @@ def test_selection_of_the_worked_example():
     assert mean.tolist() == [[0, 0, 1, 0, 0, 1, 1]]
 
 
-def test_the_mean_strategy_uses_the_mean_of_the_whole_batch():
+def test_mean_strategy_uses_the_whole_batchs_mean():
     student = torch.tensor([[5.0, 5.0], [3.0, 1.0]])
     teacher = torch.tensor([[9.0, 0.0], [1.0, 0.0]])  # mean over the mapped: 5, so excess 0 and -4
     valid, mapped = torch.ones(2, 2, dtype=torch.bool), torch.tensor([[1, 0], [1, 0]]).bool()
@@ -189,7 +189,7 @@ def test_the_mean_strategy_uses_the_mean_of_the_whole_batch():
     assert found.tolist() == [[0, 1], [1, 0]]
 
 
-def test_a_batch_without_teacher_losses_is_selected_by_the_student_under_mean():
+def test_mean_strategy_selects_by_student_without_teacher_losses():
     student, nothing = torch.tensor([[1.0, 3.0, 2.0]]), torch.zeros(1, 3)
     options = {"top_k": 0.4, "scope": "sequence"}
     none, every = torch.zeros(1, 3).bool(), torch.ones(1, 3).bool()
@@ -234,7 +234,7 @@ def test_counts_take_every_millionth_for_what_was_typed():
         assert selected_count(10**6, 0, millionths / 10**6, "exclude") == millionths
 
 
-def test_random_scores_do_not_depend_on_the_batch_split():
+def test_random_scores_do_not_depend_on_batch_split():
     blocks = torch.tensor([7, 0, 123_456, 7, 2**40])
     scores = random_scores(blocks, torch.arange(64), seed=3)
     assert scores.shape == (5, 64)

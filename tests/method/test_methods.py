@@ -70,7 +70,7 @@ def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> 
 
 
 @pytest.mark.parametrize("name", ["kld", "kld forward", "uld", "uld position"])
-def test_distilled_loss_equals_full_logits_when_compared_pair_by_pair(
+def test_distilled_loss_equals_full_logits_pair_by_pair(
     name: str, world: World, tmp_path: Path
 ) -> None:
     """Eq. 5 and Eq. 6, with loops."""
@@ -118,9 +118,7 @@ def test_uld_pairs_tokens_by_number_when_asked(world: World, tmp_path: Path) -> 
     assert not torch.equal(batch["teacher_ranges"], others["teacher_ranges"])
 
 
-def test_kld_adds_exactly_zero_when_the_teacher_is_the_student(
-    world: World, tmp_path: Path
-) -> None:
+def test_kld_from_the_student_itself_adds_zero(world: World, tmp_path: Path) -> None:
     plain = world.trainer(tmp_path / "cpt", "cpt")
     same = make_trainer(
         tmp_path / "kld",
@@ -158,9 +156,7 @@ def slow_selection(
 @pytest.mark.parametrize(
     "method", [m for m in METHODS if m.startswith(("rho1", "chunk", "several"))]
 )
-def test_selected_loss_equals_slow_reference_when_tokens_are_scored(
-    method: str, world: World, tmp_path: Path
-) -> None:
+def test_selected_loss_equals_a_slow_reference(method: str, world: World, tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, method)
     batch = batch_of(trainer)
     student = full_losses(
@@ -240,7 +236,7 @@ def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_update_is_the_same_when_the_global_batch_is_split(
+def test_update_does_not_depend_on_the_batch_split(
     method: str, world: World, tmp_path: Path
 ) -> None:
     results = []
@@ -261,7 +257,7 @@ def test_update_is_the_same_when_the_global_batch_is_split(
         assert largest_difference(results[0], other) < PARAMETER_TOLERANCE
 
 
-def test_rho1_is_vocagnolm_when_the_reference_is_the_teacher(world: World, tmp_path: Path) -> None:
+def test_rho1_equals_vocagnolm_with_its_reference_as_teacher(world: World, tmp_path: Path) -> None:
     runs = []
     for method in ("rho1", "vocagnolm"):
         trainer = make_trainer(
@@ -276,7 +272,7 @@ def test_rho1_is_vocagnolm_when_the_reference_is_the_teacher(world: World, tmp_p
     assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
 
 
-def test_ranges_are_the_identity_when_the_tokenizers_are_equal(world: World) -> None:
+def test_ranges_are_the_identity_for_equal_tokenizers(world: World) -> None:
     """But for a character of several tokens, each of which is mapped to all of them."""
     world.blocks(world.ours)
     (segments,) = (s for key, s in world.segments.items() if key == (id(world.ours), False))
@@ -291,7 +287,7 @@ def test_ranges_are_the_identity_when_the_tokenizers_are_equal(world: World) -> 
     assert 0 < split < total / 20
 
 
-def test_two_teachers_guide_like_one_when_they_are_the_same(world: World, tmp_path: Path) -> None:
+def test_two_equal_teachers_guide_like_one(world: World, tmp_path: Path) -> None:
     one = world.trainer(tmp_path / "one", "vocagnolm")
     one.train()
     for reduction in ("min", "mean", "max"):
@@ -307,9 +303,7 @@ def test_two_teachers_guide_like_one_when_they_are_the_same(world: World, tmp_pa
             assert torch.equal(a, b)
 
 
-def test_teacher_turned_nan_stops_the_run_when_distributions_are_compared(
-    world: World, tmp_path: Path
-) -> None:
+def test_nan_teacher_stops_distillation(world: World, tmp_path: Path) -> None:
     trainer = world.trainer(tmp_path, "uld")
     with torch.no_grad():
         trainer.teacher.models[0].lm_head.weight[3].fill_(torch.nan)

@@ -73,7 +73,7 @@ def test_attaching_refuses_a_head_it_does_not_reproduce(name, monkeypatch):
 
 
 @pytest.mark.parametrize("bound_below", [0, 1])
-def test_gradients_are_nan_when_more_tokens_are_weighted_than_announced(bound_below):
+def test_gradients_are_nan_beyond_the_announced_tokens(bound_below):
     model = add_token_losses(build("phi"))
     ids, labels, weights = batch()
     bound = (int((weights[:, 1:] != 0).sum()) - 1) * bound_below
@@ -92,7 +92,7 @@ def test_gradients_are_zero_when_no_token_is_weighted(bound):
     assert all((g == 0).all() for g in gradients(model, (losses * 0.0).sum()).values())
 
 
-def test_losses_are_zero_at_the_first_token_and_where_labels_are_ignored():
+def test_losses_are_zero_at_first_and_ignored_tokens():
     model = add_token_losses(build())
     ids, labels, _ = batch(ignored=0.5)
     losses = model(input_ids=ids, labels=labels, token_losses=True)
@@ -120,7 +120,7 @@ def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
         rows.clear()
 
 
-def test_an_ignored_token_with_a_nan_state_harms_nothing():
+def test_ignored_token_with_a_nan_state_harms_nothing():
     model = add_token_losses(build())
     ids, labels, _ = batch(rows=1, ignored=0)
     labels[:, -1] = -100
@@ -169,7 +169,7 @@ def test_losses_under_autocast_are_float32_and_close():
         assert cosine > 0.98, name
 
 
-def test_losses_of_a_bfloat16_model_are_float32_and_close():
+def test_losses_of_a_bfloat16_model_are_accurate_float32():
     model = build()
     ids, labels, _ = batch()
     expected = reference_losses(model.bfloat16().float(), ids, labels)
@@ -180,7 +180,7 @@ def test_losses_of_a_bfloat16_model_are_float32_and_close():
     assert model.lm_head.weight.grad.dtype == torch.bfloat16
 
 
-def test_gradients_of_a_bfloat16_head_are_summed_in_float32():
+def test_gradients_of_a_bfloat16_head_sum_in_float32():
     hidden, targets = torch.ones(4000, 8), torch.zeros(4000, dtype=torch.int64)  # 1,000 tiles
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -216,7 +216,7 @@ def test_gradient_checkpointing_changes_nothing():
 
 
 @pytest.mark.parametrize("frozen", ["lm_head", "model"])
-def test_frozen_parts_get_no_gradient_and_change_no_other(frozen):
+def test_frozen_parts_get_and_change_no_gradient(frozen):
     model = build("phi")
     ids, labels, weights = batch()
     getattr(model, frozen).requires_grad_(False)
@@ -249,7 +249,7 @@ def test_every_other_call_is_what_it_was(tmp_path):
         loaded.lm_head(ids, token_losses=True)
 
 
-def test_attaching_twice_is_attaching_once_and_copies_run_their_own_layers():
+def test_attaching_is_idempotent_and_copies_run_their_layers():
     model = add_token_losses(build())
     forward = model.forward
     assert add_token_losses(model).forward == forward
@@ -302,7 +302,7 @@ def test_a_vocabulary_of_three_words_can_be_probed():
 
 
 @pytest.mark.parametrize("where", ["model.layers.0.mlp.down_proj", "lm_head"])
-def test_a_model_with_nan_weights_is_refused_by_name(where):
+def test_model_with_nan_weights_is_rejected_by_name(where):
     model = build()
     model.name_or_path = "some/teacher"
     model.get_submodule(where).weight.data[0, 0] = torch.nan
@@ -312,7 +312,7 @@ def test_a_model_with_nan_weights_is_refused_by_name(where):
     assert model.forward == forward
 
 
-def test_models_of_another_kind_are_refused_with_what_is_expected():
+def test_models_of_another_kind_are_rejected_with_advice():
     for model in (torch.nn.Linear(2, 2), build().model):
         with pytest.raises(
             ValueError, match=rf"for {type(model).__name__}: .*AutoModelForCausalLM"
@@ -328,7 +328,7 @@ def test_models_of_another_kind_are_refused_with_what_is_expected():
         token_loss._token_losses(model, labels=torch.zeros(1, 2).long())
 
 
-def test_nothing_waits_for_the_device_when_the_weighted_tokens_are_known():
+def test_known_token_counts_need_no_device_wait():
     class Waits(TorchDispatchMode):
         """Record the operations whose result a host must wait for."""
 
@@ -357,7 +357,7 @@ def test_labels_are_required():
 
 
 @pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_gradients_are_those_of_the_bare_model_when_wrapped(wrapper, tmp_path):
+def test_gradients_of_a_wrapped_model_equal_the_bare(wrapper, tmp_path):
     from torch import distributed
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -392,6 +392,6 @@ def test_gradients_are_those_of_the_bare_model_when_wrapped(wrapper, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-def test_peak_memory_stays_under_a_tenth_of_the_full_logits():
+def test_peak_memory_stays_below_a_tenth_of_logits():
     extra_bytes, _ = alone(token_loss_memory.score, "token losses", token_loss_memory.FULL)
     assert extra_bytes < 0.1 * 4096 * 152_064 * 4

@@ -183,7 +183,7 @@ def test_update_is_the_same_for_every_split(
     assert largest_difference(results[0][0], results[1][0]) > PARAMETER_TOLERANCE
 
 
-def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_is_1(
+def test_self_guided_full_selection_is_plain_language_modelling(
     training_texts: list[str],
     student_tokenizer: PreTrainedTokenizerBase,
     tiny_llama: Callable[..., Any],
@@ -226,7 +226,7 @@ def test_run_is_plain_language_modelling_when_teacher_is_the_student_and_top_k_i
     assert largest_difference(ours, parameters(reference)) < PARAMETER_TOLERANCE
 
 
-def test_evaluation_is_the_loss_per_token_whatever_the_batch_size(
+def test_evaluation_loss_does_not_depend_on_batch_size(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(len(blocks))])
@@ -259,7 +259,7 @@ def test_teacher_is_neither_trained_nor_saved(
     )
 
 
-def test_run_stops_before_the_update_when_the_teacher_turns_nan(
+def test_run_stops_before_updating_with_a_nan_teacher(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair, gradient_accumulation_steps=2)
@@ -281,7 +281,7 @@ def test_run_stops_before_the_update_when_the_teacher_turns_nan(
         assert torch.equal(a, b)
 
 
-def test_run_stops_before_the_update_when_the_student_turns_nan(
+def test_run_stops_before_updating_with_a_nan_student(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair)
@@ -295,7 +295,7 @@ def test_run_stops_before_the_update_when_the_student_turns_nan(
 
 
 @pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
-def test_run_stops_before_the_update_when_a_gradient_turns_infinite(
+def test_run_stops_before_updating_with_an_infinite_gradient(
     max_grad_norm: float, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair, max_grad_norm=max_grad_norm)

@@ -82,7 +82,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
 
 
 @pytest.mark.parametrize("method", ["cpt", "vocagnolm", "stored", *METHODS])
-def test_micro_batch_waits_for_nothing_when_it_is_trained_on(
+def test_training_a_micro_batch_waits_for_nothing(
     method: str, world: World, waits: Waits, tmp_path: Path
 ) -> None:
     if method == "stored":
@@ -135,7 +135,7 @@ class ManyBlocks(Dataset[Any]):
         return {**self._blocks[number % len(self._blocks)], "block": number}
 
 
-def test_first_batch_comes_within_seconds_when_a_run_of_7_million_blocks_is_resumed(
+def test_resuming_among_7_million_blocks_takes_seconds(
     world: World, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     blocks = ManyBlocks(world.blocks())

@@ -108,7 +108,7 @@ def test_doctests_run_when_read(module: ModuleType, examples: int) -> None:
     assert not results.failed
 
 
-def test_costs_are_those_of_a_hand_count_when_setup_is_the_papers() -> None:
+def test_costs_equal_a_hand_count_of_the_paper() -> None:
     setup = cost.Setup()
     # TinyLlama: 22 x (2 x 2048 x 2048 + 2 x 2048 x 256 + 3 x 2048 x 5632) + 2048 x 32000
     assert cost.matmul_parameters(cost.STUDENT) == 1_034_420_224
@@ -133,7 +133,7 @@ def test_costs_are_those_of_a_hand_count_when_setup_is_the_papers() -> None:
     assert cost.step_messages_s(slow, "DDP", 1) == 0
 
 
-def test_memory_is_that_of_a_hand_count_when_layouts_differ() -> None:
+def test_memory_equals_a_hand_count_for_every_layout() -> None:
     setup, student = cost.Setup(), 1_034_420_224 + 2048 * 32000
     layer, outside = 2 * 233_046_016, 2 * 2 * 3584 * 152064  # 2 bytes of 7.6 B
     teacher = 28 * layer + outside
@@ -155,7 +155,7 @@ def test_memory_is_that_of_a_hand_count_when_layouts_differ() -> None:
         assert cost.device_gib(setup, *layout) == pytest.approx(expected_gib, rel=5e-3), layout
 
 
-def test_sizes_are_those_of_the_models_when_their_configs_are_at_hand(shared_dir: Path) -> None:
+def test_sizes_are_those_of_the_real_configs(shared_dir: Path) -> None:
     directories = dict(
         zip(
             cost.TEACHERS,
@@ -185,7 +185,7 @@ def test_sizes_are_those_of_the_models_when_their_configs_are_at_hand(shared_dir
         )
 
 
-def test_estimated_flops_are_those_of_a_run_when_contexts_are_full() -> None:
+def test_estimated_flops_equal_a_run_with_full_contexts() -> None:
     """The page's formula and the one that runs log agree on the same model."""
     sizes = (64, 160, 3, 4, 2, 16, 120)
     config = LlamaConfig(
@@ -205,7 +205,7 @@ def test_estimated_flops_are_those_of_a_run_when_contexts_are_full() -> None:
     assert logged == tokens * cost.forward_flops(model, context)
 
 
-def test_page_holds_the_scripts_tables_when_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_holds_the_scripts_tables(capsys: pytest.CaptureFixture[str]) -> None:
     scaling.main([])
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     printed = [line for line in capsys.readouterr().out.splitlines() if line[:2] in ("| ", "- ")]
@@ -241,7 +241,7 @@ def test_random_blocks_are_packed_and_aligned_when_made() -> None:
         assert "teacher_losses" in theirs
 
 
-def test_step_benchmark_measures_and_says_what_it_cannot_when_there_is_no_gpu() -> None:
+def test_step_benchmark_says_what_needs_a_gpu() -> None:
     options = ["--scale", "tiny", "--device", "cpu", "--repetitions", "2", "--peak_tflops", "0.1"]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.experiments.gpu_step", *options],

@@ -154,7 +154,7 @@ def test_dry_run_writes_nothing_when_it_succeeds(
 # Options
 
 
-def test_train_stops_when_top_k_is_out_of_range(fail: Callable[..., str]) -> None:
+def test_train_stops_when_top_k_is_invalid(fail: Callable[..., str]) -> None:
     assert fail(top_k="1.4") == "--top_k must be in (0, 1], got 1.4"
 
 
@@ -185,12 +185,12 @@ def test_train_stops_when_the_block_exceeds_the_context(fail: Callable[..., str]
     assert line == "--max_length 256 exceeds the student's context of 128"
 
 
-def test_train_stops_when_the_corpus_makes_less_than_a_step(fail: Callable[..., str]) -> None:
+def test_train_stops_when_the_corpus_is_too_small(fail: Callable[..., str]) -> None:
     line = fail(global_batch_tokens=str(64 * 1000))
     assert re.search(r"makes \d+ blocks of 64 tokens, one optimizer step needs 1,000: lower", line)
 
 
-def test_train_stops_when_the_output_directory_is_a_file(
+def test_train_stops_when_the_output_is_a_file(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"
@@ -214,7 +214,7 @@ def test_train_stops_when_the_directory_holds_another_run(
     assert snapshot(world.run) == before
 
 
-def test_train_stops_when_the_checkpoint_to_resume_from_is_bad(
+def test_train_stops_when_the_given_checkpoint_is_bad(
     world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = {"resume_from_checkpoint": str(world.student)}
@@ -266,9 +266,7 @@ def test_train_stops_when_the_file_holds_no_text(
     assert fail(dataset=str(path)).startswith(f"--dataset {path} {reason}")
 
 
-def test_train_stops_when_no_document_is_left_to_train_on(
-    fail: Callable[..., str], tmp_path: Path
-) -> None:
+def test_train_stops_when_no_document_is_left(fail: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "pages.jsonl"
     path.write_text('{"text": "only one"}\n')
     assert fail(dataset=str(path), eval_fraction="0.5") == (
@@ -295,7 +293,7 @@ def test_train_stops_when_the_tokenizer_is_slow(
 
 
 @pytest.mark.parametrize("family", ["nfc_digits", "trimmed"])  # a larger and a smaller vocabulary
-def test_train_stops_when_the_teacher_is_the_student_with_another_tokenizer(
+def test_train_stops_when_the_teacher_is_the_student(
     fail: Callable[..., str],
     world: World,
     tokenizer_dirs: dict[str, Path],

@@ -444,7 +444,7 @@ def test_export_refuses_when_adapters_are_of_another_student(
 
 
 @pytest.mark.parametrize("names_student", [True, False])
-def test_export_refuses_when_the_configuration_of_the_adapters_is_empty(
+def test_export_rejects_an_empty_adapter_configuration(
     names_student: bool, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(world.root / "adapted", tmp_path / "adapted"))

@@ -210,7 +210,7 @@ def test_models_are_checked_and_then_compiled(
     assert done == expected
 
 
-def test_trainer_probes_the_student_where_it_will_be_trained(
+def test_trainer_probes_the_student_on_its_training_device(
     places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[Any] = []

@@ -138,7 +138,7 @@ def test_parse_computes_in_bfloat16(monkeypatch: pytest.MonkeyPatch, has_bf16: b
 
 @pytest.mark.parametrize("world_size", range(1, 65))
 @pytest.mark.parametrize("given", [(None, None), (2, None), (None, 4), (1, 16), (8, 1024)])
-def test_split_global_batch_multiplies_out_or_shows_the_arithmetic(
+def test_split_global_batch_multiplies_out_or_explains(
     world_size: int, given: tuple[int | None, int | None]
 ) -> None:
     tokens, length, sequences = 2**21, 2048, 1024
@@ -166,9 +166,7 @@ def test_split_global_batch_multiplies_out_or_shows_the_arithmetic(
 
 
 @pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
-def test_split_global_batch_takes_the_largest_divisor_up_to_8(
-    per_device: int, expected: int
-) -> None:
+def test_split_global_batch_takes_divisors_up_to_8(per_device: int, expected: int) -> None:
     assert split_global_batch(per_device * 3 * 10, 10, 3) == (expected, per_device // expected)
 
 
@@ -524,7 +522,7 @@ def test_parse_names_the_output_after_the_models(argv: tuple[str, ...], output_d
     assert parse((*argv, *CPU)).run.output_dir == output_dir
 
 
-def test_parse_evaluates_when_there_is_something_to_evaluate_on() -> None:
+def test_parse_evaluates_when_there_is_evaluation_data() -> None:
     assert parse(TEACHER).run.eval_strategy == IntervalStrategy.NO
     run = parse((*TEACHER, "--eval_fraction", "0.1", "--save_steps", "70")).run
     assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)

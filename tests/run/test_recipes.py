@@ -155,7 +155,7 @@ def rows(table: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def test_table_1_has_a_recipe_for_every_trained_row() -> None:
+def test_table_1_has_recipes_for_every_trained_row() -> None:
     table = json.loads(REPORTED_FILE.read_text())["tables"][0]["rows"]
     assert sorted(name for name, _, _ in rows("table1")) == sorted(set(table) - {"TinyLlama"})
     for path in (RECIPES / "paper" / "table1").glob("*.yaml"):

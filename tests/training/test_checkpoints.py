@@ -176,7 +176,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 # Finding
 
 
-def test_checkpoint_fault_finds_nothing_when_the_checkpoint_is_whole(tmp_path: Path) -> None:
+def test_checkpoint_fault_passes_a_whole_checkpoint(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3)
     assert checkpoint_fault(path) is None
     said = json.loads((path / MANIFEST_FILE).read_text())
@@ -223,12 +223,12 @@ def test_checkpoint_fault_says_what_is_wrong_when_damaged(tmp_path: Path, damage
     assert (checkpoint_fault(path) or "").startswith(fault.format(step=3))
 
 
-def test_checkpoint_fault_says_whose_it_is_when_a_checkpoint_is_renamed(tmp_path: Path) -> None:
+def test_checkpoint_fault_names_the_step_of_renamed_checkpoints(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3).rename(tmp_path / "checkpoint-4")
     assert checkpoint_fault(path) == "manifest.json is of step 3, its name of step 4"
 
 
-def test_checkpoint_fault_tells_what_takes_long_when_it_does(
+def test_checkpoint_fault_reports_what_takes_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, told = make_checkpoint(tmp_path, 3), []
@@ -239,7 +239,7 @@ def test_checkpoint_fault_tells_what_takes_long_when_it_does(
     assert told == [f"checking the 0.0 GB of {path}"]
 
 
-def test_find_checkpoint_gives_the_newest_when_all_are_good(tmp_path: Path) -> None:
+def test_find_checkpoint_gives_the_newest(tmp_path: Path) -> None:
     for step in (2, 10, 9):
         make_checkpoint(tmp_path, step)
     (tmp_path / "checkpoint-99").touch()  # a file
@@ -248,7 +248,7 @@ def test_find_checkpoint_gives_the_newest_when_all_are_good(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "absent"])
-def test_find_checkpoint_skips_the_newest_with_a_warning_when_damaged(
+def test_find_checkpoint_skips_a_damaged_newest_with_warning(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     good, bad = make_checkpoint(tmp_path, 5), make_checkpoint(tmp_path, 6)
@@ -260,7 +260,7 @@ def test_find_checkpoint_skips_the_newest_with_a_warning_when_damaged(
     assert message.startswith(f"not resuming from {bad}: {fault.format(step=6)}")
 
 
-def test_find_checkpoint_gives_none_when_there_is_no_good_one(tmp_path: Path) -> None:
+def test_find_checkpoint_gives_none_without_good_ones(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path) is None
     assert find_checkpoint(tmp_path / "absent") is None
     (make_checkpoint(tmp_path, 1) / "optimizer.pt").unlink()
@@ -270,7 +270,7 @@ def test_find_checkpoint_gives_none_when_there_is_no_good_one(tmp_path: Path) ->
 # Writing
 
 
-def test_finished_checkpoint_is_kept_when_its_step_is_saved_again(tmp_path: Path) -> None:
+def test_finished_checkpoint_survives_a_second_save(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 4)
     for _ in range(2):  # the first attempt is cut off
         make_room(path)
@@ -284,7 +284,7 @@ def test_finished_checkpoint_is_kept_when_its_step_is_saved_again(tmp_path: Path
     assert not aside.exists()
 
 
-def test_finish_refuses_when_a_file_of_another_process_is_not_there(
+def test_finish_refuses_without_the_other_processes_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "checkpoint-4"
@@ -311,7 +311,7 @@ def test_finish_refuses_when_a_file_of_another_process_is_not_there(
         (2, "checkpoint-9", [4, 5]),
     ],
 )
-def test_rotate_keeps_the_newest_and_the_best_when_there_are_too_many(
+def test_rotate_keeps_the_newest_and_the_best(
     limit: int | None, best: str | None, left: list[int], tmp_path: Path
 ) -> None:
     paths = [make_checkpoint(tmp_path, step) for step in (1, 2, 3, 4, 5)]
@@ -320,7 +320,7 @@ def test_rotate_keeps_the_newest_and_the_best_when_there_are_too_many(
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"checkpoint-{n}" for n in left]
 
 
-def test_rotate_keeps_what_was_saved_last_when_a_later_step_is_damaged(tmp_path: Path) -> None:
+def test_rotate_keeps_the_last_save_beside_damaged_steps(tmp_path: Path) -> None:
     older, newest, later = (make_checkpoint(tmp_path, step) for step in (2, 3, 6))
     flip(later / "model.safetensors")
     rotate(newest, 1, None)
@@ -328,7 +328,7 @@ def test_rotate_keeps_what_was_saved_last_when_a_later_step_is_damaged(tmp_path:
     assert not older.exists()
 
 
-def test_rotate_leaves_what_is_not_the_runs_when_there_are_too_many(tmp_path: Path) -> None:
+def test_rotate_leaves_what_is_not_the_runs(tmp_path: Path) -> None:
     for step in (1, 2):
         make_checkpoint(tmp_path, step)
     elsewhere = make_checkpoint(tmp_path / "disk", 3)
@@ -345,7 +345,7 @@ def test_rotate_leaves_what_is_not_the_runs_when_there_are_too_many(tmp_path: Pa
     assert checkpoint_fault(elsewhere) is None
 
 
-def test_make_room_removes_the_link_only_when_a_checkpoint_lies_elsewhere(tmp_path: Path) -> None:
+def test_make_room_removes_only_the_link(tmp_path: Path) -> None:
     elsewhere = make_checkpoint(tmp_path / "disk", 3)
     (elsewhere / MANIFEST_FILE).unlink()
     link = tmp_path / "checkpoint-3"
@@ -355,7 +355,7 @@ def test_make_room_removes_the_link_only_when_a_checkpoint_lies_elsewhere(tmp_pa
     assert (elsewhere / "model.safetensors").exists()
 
 
-def test_checkpoint_is_complete_when_a_file_is_listed_late(
+def test_checkpoint_with_a_late_listed_file_is_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "checkpoint-4"
@@ -368,7 +368,7 @@ def test_checkpoint_is_complete_when_a_file_is_listed_late(
     assert checkpoint_fault(path) is None
 
 
-def test_change_of_processes_says_what_differs_when_it_does(tmp_path: Path) -> None:
+def test_change_of_processes_says_what_differs(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3)
     assert change_of_processes(path, 1) is None
     assert f"{path} was saved by 1 processes and goes on in 4: " in str(
@@ -383,7 +383,7 @@ def test_resolve_finds_the_newest_when_not_told_which(tmp_path: Path, option: st
     assert resolve(option, tmp_path) == str(path)
 
 
-def test_resolve_takes_the_given_path_when_the_run_has_saved_no_later_step(tmp_path: Path) -> None:
+def test_resolve_takes_the_given_path_without_later_steps(tmp_path: Path) -> None:
     path, run = make_checkpoint(tmp_path / "other", 7), tmp_path / "run"
     assert resolve(str(path), run) == str(path)
     make_checkpoint(run, 6)
@@ -399,7 +399,7 @@ def test_resolve_takes_the_given_path_when_the_run_has_saved_no_later_step(tmp_p
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_resolve_refuses_the_given_path_when_it_is_damaged(tmp_path: Path, damage: str) -> None:
+def test_resolve_rejects_a_damaged_given_path(tmp_path: Path, damage: str) -> None:
     make_checkpoint(tmp_path / "run", 6)  # a good one changes nothing
     path = make_checkpoint(tmp_path, 7)
     change, fault = DAMAGES[damage]
@@ -409,7 +409,7 @@ def test_resolve_refuses_the_given_path_when_it_is_damaged(tmp_path: Path, damag
         resolve(str(path), tmp_path / "run")
 
 
-def test_checkpoint_of_a_run_with_other_settings_is_passed_over_or_refused(
+def test_checkpoint_with_other_settings_is_skipped_or_rejected(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_settings(tmp_path / "other", {"top_k": 0.4, "seed": 1})
@@ -426,7 +426,7 @@ def test_checkpoint_of_a_run_with_other_settings_is_passed_over_or_refused(
     assert caplog.messages == [f"not resuming from {tmp_path / 'run' / 'checkpoint-7'}: {fault}"]
 
 
-def test_older_checkpoint_is_taken_when_the_newest_cannot_be_read(
+def test_older_checkpoint_replaces_an_unreadable_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = make_checkpoint(tmp_path, 5), make_checkpoint(tmp_path, 6)
@@ -450,7 +450,7 @@ def test_older_checkpoint_is_taken_when_the_newest_cannot_be_read(
         ({"global_step": 5}, False),
     ],
 )
-def test_is_finished_compares_the_steps_when_everything_is_there(
+def test_is_finished_compares_the_steps(
     tmp_path: Path, state: dict[str, int], finished: bool
 ) -> None:
     make_final_model(tmp_path)
@@ -459,14 +459,14 @@ def test_is_finished_compares_the_steps_when_everything_is_there(
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "README.md", "trainer_state.json"])
-def test_is_finished_says_no_when_a_file_is_missing(tmp_path: Path, missing: str) -> None:
+def test_is_finished_denies_when_a_file_is_missing(tmp_path: Path, missing: str) -> None:
     make_final_model(tmp_path)
     assert is_finished(tmp_path)
     (tmp_path / missing).unlink()
     assert not is_finished(tmp_path)
 
 
-def test_is_finished_says_no_when_the_weights_are_cut_off(tmp_path: Path) -> None:
+def test_is_finished_denies_when_weights_are_truncated(tmp_path: Path) -> None:
     make_final_model(tmp_path)
     truncate(tmp_path / "model.safetensors")
     assert not is_finished(tmp_path)
@@ -505,7 +505,7 @@ def test_check_settings_refuses_when_its_file_is_damaged(tmp_path: Path, content
 
 
 @pytest.mark.parametrize("below", ["", "sub/run"])
-def test_check_settings_refuses_when_the_directory_is_a_file(tmp_path: Path, below: str) -> None:
+def test_check_settings_rejects_a_file_as_directory(tmp_path: Path, below: str) -> None:
     file = tmp_path / "file"
     file.write_text("precious")
     expected = f"--output_dir {file / below}: {file} is a file, not a directory"

@@ -20,7 +20,7 @@ def end_of_child(number: signal.Signals, told: list[str]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_processes_do_not_take_signals_for_their_parent() -> None:
+def test_forked_processes_ignore_signals_for_their_parent() -> None:
     told: list[str] = []
     with handling(SCHEDULERS, told.append):
         assert end_of_child(signal.SIGUSR1, told) == 0

@@ -108,9 +108,7 @@ def part_of(whole: Tensor) -> Tensor:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_checkpoint_is_read_exactly_when_it_was_sharded_and_goes_on_whole(
-    name: str, tmp_path: Path
-) -> None:
+def test_sharded_checkpoint_is_read_exactly_when_resumed_whole(name: str, tmp_path: Path) -> None:
     saved, optimizer = trained(name)
     save_sharded(tmp_path / "checkpoint-2", saved, optimizer)
     model = Student()
@@ -129,7 +127,7 @@ def test_checkpoint_is_read_exactly_when_it_was_sharded_and_goes_on_whole(
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_process_reads_its_part_exactly_when_a_checkpoint_was_whole_and_goes_on_sharded(
+def test_whole_checkpoint_is_read_exactly_when_resumed_sharded(
     name: str, one_of_several: None, tmp_path: Path
 ) -> None:
     saved, optimizer = trained(name)
@@ -157,7 +155,7 @@ def test_process_reads_its_part_exactly_when_a_checkpoint_was_whole_and_goes_on_
         assert str(tmp_path) not in open_files.read_text()
 
 
-def test_restored_optimizer_steps_as_before_when_it_goes_on_sharded(
+def test_restored_optimizer_steps_alike_when_resumed_sharded(
     one_of_several: None, tmp_path: Path
 ) -> None:
     saved, optimizer = trained("adamw")
@@ -180,7 +178,7 @@ def test_restored_optimizer_steps_as_before_when_it_goes_on_sharded(
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("fault", ["shape", "too many", "missing"])
-def test_weights_are_refused_when_they_are_not_the_students(fault: str, tmp_path: Path) -> None:
+def test_weights_of_another_student_are_rejected(fault: str, tmp_path: Path) -> None:
     saved, optimizer = trained("sgd")
     save_sharded(tmp_path / "checkpoint-2", saved, optimizer)
     model = Student(width=5 if fault == "shape" else 4)
@@ -194,7 +192,7 @@ def test_weights_are_refused_when_they_are_not_the_students(fault: str, tmp_path
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
-def test_whole_weights_are_refused_when_fsdp2_does_not_shard_the_student(tmp_path: Path) -> None:
+def test_whole_weights_are_rejected_without_fsdp2(tmp_path: Path) -> None:
     save_whole(tmp_path / "checkpoint-2", *trained("sgd"))
     with pytest.raises(LayoutError, match="set fsdp_version: 2"):
         load_weights(tmp_path / "checkpoint-2", Student())
@@ -204,7 +202,7 @@ class Quantized(torch.optim.AdamW):
     """An optimizer that is not PyTorch's."""
 
 
-def test_optimizer_is_refused_when_its_state_is_not_known_to_be_per_element(
+def test_optimizer_with_unknown_state_is_rejected(
     tmp_path: Path,
 ) -> None:
     model, optimizer = trained("adamw")
@@ -224,7 +222,7 @@ def test_optimizer_is_refused_when_its_state_is_not_known_to_be_per_element(
         load_optimizer(tmp_path / "factors", torch.optim.Adafactor(model.parameters()))
 
 
-def test_change_of_layout_says_what_differs_when_it_does(tmp_path: Path) -> None:
+def test_change_of_layout_says_what_differs(tmp_path: Path) -> None:
     whole, sharded, gathered = (tmp_path / name for name in ("whole", "sharded", "gathered"))
     (sharded / "pytorch_model_fsdp_0").mkdir(parents=True)
     gathered.mkdir()

@@ -43,7 +43,7 @@ def make(
     return trainer
 
 
-def test_handlers_are_those_of_before_when_training_is_over(make: Callable[..., Any]) -> None:
+def test_signal_handlers_are_restored_after_training(make: Callable[..., Any]) -> None:
     numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
     during: list[Any] = []
 
@@ -64,7 +64,7 @@ def test_handlers_are_those_of_before_when_training_is_over(make: Callable[..., 
     assert not trainer.preemption.is_agreed
 
 
-def test_trainer_trains_when_it_is_not_in_the_main_thread(make: Callable[..., Any]) -> None:
+def test_trainer_trains_outside_the_main_thread(make: Callable[..., Any]) -> None:
     trainer = make()
     thread = threading.Thread(target=trainer.train)
     thread.start()
@@ -72,7 +72,7 @@ def test_trainer_trains_when_it_is_not_in_the_main_thread(make: Callable[..., An
     assert trainer.state.global_step == 3
 
 
-def test_trainer_goes_on_from_the_newest_good_checkpoint_when_told_true(
+def test_trainer_resumes_from_the_newest_good_checkpoint(
     make: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(ValueError, match="holds no good checkpoint to resume from"):
@@ -123,9 +123,7 @@ def saves_of(trainer: Any) -> list[int]:
     return saved
 
 
-def test_stopped_run_is_saved_when_only_the_best_checkpoints_are(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_stopped_run_is_saved_despite_best_only(make: Callable[..., Any], tmp_path: Path) -> None:
     epochs = {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1}
     trainer = make(save_strategy="best", metric_for_best_model="loss", **epochs)
     trainer._determine_best_metric = lambda *args, **kwargs: False
@@ -140,7 +138,7 @@ def test_stopped_run_is_saved_when_only_the_best_checkpoints_are(
     assert "eval_loss" in history[-1]
 
 
-def test_checkpoint_is_saved_once_when_it_is_due_anyway(make: Callable[..., Any]) -> None:
+def test_checkpoint_due_at_a_stop_is_saved_once(make: Callable[..., Any]) -> None:
     trainer = make()
     saved = saves_of(trainer)
     trainer.add_callback(AskToStop(trainer, 2))
@@ -150,7 +148,7 @@ def test_checkpoint_is_saved_once_when_it_is_due_anyway(make: Callable[..., Any]
     assert saved == [1, 2]
 
 
-def test_run_is_not_evaluated_again_at_its_start_when_it_goes_on(
+def test_resumed_run_does_not_repeat_its_first_evaluation(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
     evaluation = {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
@@ -161,7 +159,7 @@ def test_run_is_not_evaluated_again_at_its_start_when_it_goes_on(
     assert again.args.eval_on_start
 
 
-def test_older_checkpoint_stays_when_the_newest_cannot_be_finished(
+def test_older_checkpoint_stays_when_the_newest_is_unfinished(
     make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish = checkpoints.finish
@@ -177,7 +175,7 @@ def test_older_checkpoint_stays_when_the_newest_cannot_be_finished(
     assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
-def test_losses_are_written_before_every_checkpoint_when_they_are_kept(
+def test_losses_are_written_before_every_checkpoint(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
     class Notes(Recorder):
@@ -208,7 +206,7 @@ def test_losses_are_written_before_every_checkpoint_when_they_are_kept(
     assert notes.written == [(2, 16), (3, 8)]
 
 
-def test_skipped_step_changes_nothing_when_losses_or_gradients_are_bad(
+def test_skipped_step_changes_nothing(
     make: Callable[..., Any],
 ) -> None:
     trainer = make(max_steps=5, save_strategy="no", optim="adamw_torch", max_bad_steps=1)

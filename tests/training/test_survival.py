@@ -171,9 +171,7 @@ def steps_at(happened: list[str]) -> list[int]:
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
-def test_both_processes_stop_at_one_step_when_one_gets_a_signal(
-    whole_two: Path, place: Place
-) -> None:
+def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
     moments = random.Random(11)
     happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
     for number in range(max(3, KILLS if KILLS > 4 else 0)):
@@ -204,7 +202,7 @@ def test_sharded_run_ends_alike_when_it_is_stopped(place: Place) -> None:
 
 
 @pytest.mark.parametrize("step", [1, 2])  # of two steps in an epoch
-def test_run_ends_alike_when_it_is_stopped_at_the_end_of_an_epoch(step: int, place: Place) -> None:
+def test_run_ends_alike_when_stopped_at_epoch_end(step: int, place: Place) -> None:
     when = dict.fromkeys(("save_strategy", "logging_strategy", "eval_strategy"), "epoch")
     changes = {**when, "max_steps": -1, "num_train_epochs": 4}
     changes |= {"global_batch_tokens": 16 * 48, "per_device_train_batch_size": 4}
@@ -221,7 +219,7 @@ def test_run_ends_alike_when_it_is_stopped_at_the_end_of_an_epoch(step: int, pla
     assert_same_run(out, whole)
 
 
-def test_process_leaves_at_once_when_a_signal_comes_before_training(place: Place) -> None:
+def test_process_leaves_at_a_signal_before_training(place: Place) -> None:
     out = place.root / "early"
     assert place.run(out, signal="SIGTERM", at=[0]) == 75
     line = "SIGTERM: stopped where nothing had to be saved; the same command starts again\n"
@@ -229,14 +227,14 @@ def test_process_leaves_at_once_when_a_signal_comes_before_training(place: Place
     assert not out.exists()
 
 
-def test_run_is_finished_when_a_signal_comes_after_its_last_step(whole: Path, place: Place) -> None:
+def test_run_is_finished_despite_a_late_signal(whole: Path, place: Place) -> None:
     out = place.root / "late"
     assert place.run(out, signal="SIGTERM", at=[len(events(whole)) - 1]) == 0
     assert "SIGTERM: the last step is done; finishing the run" in log(out)
     assert_same_run(out, whole)
 
 
-def test_run_stops_at_once_when_it_is_interrupted_twice(whole: Path, place: Place) -> None:
+def test_run_stops_at_once_when_interrupted_twice(whole: Path, place: Place) -> None:
     out = place.root / "interrupted"
     first = steps_at(events(whole))[4]
     assert place.run(out, signal="SIGINT", at=[first, first + 1]) == 130
@@ -250,7 +248,7 @@ def test_run_stops_at_once_when_it_is_interrupted_twice(whole: Path, place: Plac
 
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-def test_job_ends_with_a_message_when_a_process_dies_or_hangs(
+def test_job_explains_when_a_process_dies_or_hangs(
     number: str, whole_two: Path, place: Place
 ) -> None:
     out = place.root / f"lost-{number}"
@@ -277,7 +275,7 @@ def test_job_ends_with_a_message_when_a_process_dies_or_hangs(
         assert_same_run(out, whole_two)
 
 
-def test_processes_wait_longer_than_their_time_out_when_one_aligns_the_corpus(
+def test_processes_wait_beyond_their_timeout_for_alignment(
     place: Place,
 ) -> None:
     out = place.root / "patient"
@@ -288,7 +286,7 @@ def test_processes_wait_longer_than_their_time_out_when_one_aligns_the_corpus(
 # Another number of processes
 
 
-def test_run_goes_on_when_the_number_of_processes_changes(whole_two: Path, place: Place) -> None:
+def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Place) -> None:
     out = place.root / "alone"
     at = steps_at(events(whole_two.with_name("whole_two-0")))[4]
     assert place.run_two(out, {"signal": "SIGTERM", "at": [at]}, {}) == [75, 75]
@@ -310,9 +308,7 @@ def test_run_goes_on_when_the_number_of_processes_changes(whole_two: Path, place
 # Numbers that go bad
 
 
-def test_steps_are_skipped_when_losses_are_nan_in_one_process(
-    whole_two: Path, place: Place
-) -> None:
+def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) -> None:
     out = place.root / "skipped"
     broken = {"break": [["nan", 4, "1"], ["nan", 5, "1"]]}
     changes = {"max_bad_steps": 2}
@@ -334,9 +330,7 @@ def test_steps_are_skipped_when_losses_are_nan_in_one_process(
     assert ours[-1]["train_loss"] < ours[0]["loss"]
 
 
-def test_run_stops_with_the_batch_when_more_steps_are_bad_than_may_be(
-    whole: Path, place: Place
-) -> None:
+def test_run_stops_after_too_many_bad_steps(whole: Path, place: Place) -> None:
     out = place.root / "bad"
     broken = {"break": [["nan", 4, "0"], ["nan", 5, "0"]]}
     assert place.run(out, {"max_bad_steps": 1}, **broken) == 3
@@ -352,9 +346,7 @@ def test_run_stops_with_the_batch_when_more_steps_are_bad_than_may_be(
     assert [entry.get("skipped_steps") for entry in entries] == [None, None, 1.0, 1.0, None]
 
 
-def test_log_counts_a_skipped_step_when_the_run_is_stopped_before_it_is_told(
-    whole: Path, place: Place
-) -> None:
+def test_log_counts_a_skipped_step_when_stopped_first(whole: Path, place: Place) -> None:
     out = place.root / "between"
     request = {"break": [["nan", 3, "0"]], "signal": "SIGUSR1"}
     at = steps_at(events(whole))[2]
@@ -382,7 +374,7 @@ def test_log_counts_a_skipped_step_when_the_run_is_stopped_before_it_is_told(
         ),
     ],
 )
-def test_run_says_what_to_do_when_memory_or_the_disk_is_full(
+def test_run_advises_when_memory_or_disk_is_full(
     break_: list[Any], told: str, whole: Path, place: Place
 ) -> None:
     out = place.root / f"full-{break_[0]}"

@@ -133,7 +133,7 @@ def keys_by_hand(batch: dict[str, Any], prefix: str = "") -> int:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_work_is_what_torch_counts_when_a_model_trains(name: str) -> None:
+def test_work_equals_torchs_count_when_training(name: str) -> None:
     model, (rows, length) = build(CONFIGS[name]), (2, 48)
     ids = torch.randint(120, (rows, length))
     tokens, keys = rows * length, rows * length**2  # eager attention computes what it masks, too
@@ -151,7 +151,7 @@ def test_work_is_what_torch_counts_when_a_model_trains(name: str) -> None:
     assert work.training_flops(tokens, keys, tokens) == 3 * work.forward_flops(tokens, keys, tokens)
 
 
-def test_work_is_what_torch_counts_when_weights_are_frozen() -> None:
+def test_work_equals_torchs_count_with_frozen_weights() -> None:
     model = build(CONFIGS["llama"])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("mlp.down_proj" in name or "embed" in name)
@@ -164,7 +164,7 @@ def test_work_is_what_torch_counts_when_weights_are_frozen() -> None:
     assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 
-def test_work_is_nearly_what_torch_counts_when_adapters_are_trained() -> None:
+def test_work_is_near_torchs_count_with_adapters() -> None:
     peft = pytest.importorskip("peft")
     config = LlamaConfig(**{**SIZES, "num_hidden_layers": 10}, num_key_value_heads=2)
     settings = peft.LoraConfig(r=8, target_modules="all-linear")
@@ -176,7 +176,7 @@ def test_work_is_nearly_what_torch_counts_when_adapters_are_trained() -> None:
     assert 0.99 < counted.get_total_flops() / expected <= 1
 
 
-def test_work_counts_a_layer_once_when_it_is_trained_whole_beside_adapters() -> None:
+def test_work_counts_a_layer_trained_beside_adapters_once() -> None:
     peft = pytest.importorskip("peft")
     plain = model_work(build(CONFIGS["llama"]))
     settings = peft.LoraConfig(r=8, target_modules=["q_proj"], modules_to_save=["down_proj"])
@@ -207,7 +207,7 @@ def test_work_is_refused_when_weights_are_in_buffers(dtype: torch.dtype) -> None
     model_work(model)
 
 
-def test_work_counts_the_heads_backward_for_used_tokens_when_some_are_not() -> None:
+def test_work_counts_the_heads_backward_for_used_tokens() -> None:
     """The token losses make the used logits once more, which no MFU counts."""
     model = add_token_losses(build(CONFIGS["llama"]))
     ids = torch.randint(120, (2, 48))
@@ -219,7 +219,7 @@ def test_work_counts_the_heads_backward_for_used_tokens_when_some_are_not() -> N
     assert counted.get_total_flops() == pytest.approx(expected, rel=0.01)
 
 
-def test_work_is_the_papers_models_when_nothing_is_loaded() -> None:
+def test_work_of_unloaded_models_matches_the_papers() -> None:
     sizes = {
         "student": (2048, 5632, 22, 32, 4, 32000),
         "teacher": (3584, 18944, 28, 28, 4, 152064),
@@ -249,7 +249,7 @@ def test_work_is_the_papers_models_when_nothing_is_loaded() -> None:
     ],
     ids=["experts", "no decoder"],
 )
-def test_work_is_refused_when_linear_layers_do_not_tell_it(config: Any) -> None:
+def test_work_is_rejected_when_linear_layers_hide_it(config: Any) -> None:
     with torch.device("meta"), pytest.raises(ValueError, match="cannot be counted"):
         model_work(AutoModelForCausalLM.from_config(config))
 
@@ -275,9 +275,7 @@ def test_work_is_refused_when_linear_layers_do_not_tell_it(config: Any) -> None:
         ("AMD Instinct MI300X", None),
     ],
 )
-def test_peak_is_that_of_the_chip_or_unknown_when_looked_up(
-    name: str, expected: float | None
-) -> None:
+def test_peak_is_looked_up_by_chip(name: str, expected: float | None) -> None:
     assert peak_tflops(name) == expected
 
 
@@ -288,7 +286,7 @@ def test_flops_doctests_run_when_read() -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_report_is_that_of_a_hand_count_when_steps_accumulate(
+def test_report_equals_a_hand_count_with_accumulated_steps(
     accumulation: int,
     blocks: Blocks,
     pair: tuple[Any, Any],
@@ -340,7 +338,7 @@ def test_report_is_that_of_a_hand_count_when_steps_accumulate(
     assert set(report) == set(MEASURED) - {"memory_allocated_gib", "memory_reserved_gib"}
 
 
-def test_phases_make_up_the_elapsed_time_when_the_clock_is_real(
+def test_phases_make_up_the_elapsed_time(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair, logging_steps=3)
@@ -355,7 +353,7 @@ def test_phases_make_up_the_elapsed_time_when_the_clock_is_real(
     assert "student_mfu" not in report, "a CPU has no known peak"
 
 
-def test_evaluating_and_saving_are_left_out_when_they_lie_between_logs(
+def test_report_leaves_out_evaluating_and_saving(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -407,7 +405,7 @@ def test_report_names_no_teacher_when_none_is_resident(
     assert report["student_mfu"] > 0
 
 
-def test_teachers_body_is_timed_when_a_method_skips_its_head(
+def test_teachers_body_is_timed_without_its_head(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tick(monkeypatch)
@@ -435,7 +433,7 @@ def test_clock_stops_when_training_has_ended(
     assert trainer.throughput._student.read() == [0, 0, 0]
 
 
-def test_report_has_no_mfu_and_says_why_when_work_cannot_be_counted(
+def test_report_says_why_it_has_no_mfu(
     blocks: Blocks,
     pair: tuple[Any, Any],
     tmp_path: Path,
@@ -477,7 +475,7 @@ class FakeEvent:
         return later.at_ms - self.at_ms
 
 
-def test_timeline_takes_the_streams_time_and_waits_once_when_on_cuda(
+def test_cuda_timeline_waits_once_for_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
@@ -509,7 +507,7 @@ def test_phase_stays_where_an_error_ends_it() -> None:
     assert phases.doing == "the saving of a checkpoint"
 
 
-def test_gpu_reports_its_own_peaks_when_it_is_known(
+def test_gpu_reports_its_own_peaks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu, names = torch.device("cuda"), iter(["NVIDIA H200", "NVIDIA Z9"])
@@ -541,7 +539,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_counting_waits_for_nothing_when_a_micro_batch_passes(
+def test_counting_micro_batches_waits_for_nothing(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     trainer = make_trainer(tmp_path, blocks, *pair)
