@@ -22,8 +22,6 @@ The method lies flat in this package; everything around it is a room. Read it in
 The names of `__all__` are imported when they are first used, so that work on text loads no torch.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

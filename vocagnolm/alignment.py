@@ -1,7 +1,5 @@
 """Token-level lexical alignment: which teacher tokens cover each student token."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from vocagnolm.conventions import UNMAPPED

@@ -3,8 +3,6 @@
 Enters: blocks (`vocagnolm.packing`). Leaves: a `Batch`. Knows neither tokenizers nor models.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

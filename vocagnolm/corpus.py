@@ -4,8 +4,6 @@ Enters: a path or a hub name. Leaves: a `datasets.Dataset` with one column, `tex
 tokenizer.
 """
 
-from __future__ import annotations
-
 import glob
 import logging
 import lzma

@@ -3,8 +3,6 @@
 Tensors only. The counts are known on the host before any forward pass, so nothing waits for them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields

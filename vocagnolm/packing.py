@@ -4,8 +4,6 @@ Enters: aligned segments (`vocagnolm.data`). Leaves: a map-style dataset of bloc
 is an index. Knows neither tokenizers nor models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypedDict, cast
 

@@ -9,8 +9,6 @@ PyTorch's own variable-length attention (`vocagnolm.models.attention`).
     edges         0     3   5 6   8       12       segment i holds [edges[i], edges[i + 1])
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping

@@ -4,8 +4,6 @@ The teacher is never handed to Accelerate: under FSDP2 `prepare_model` would nei
 it and would round its outputs, and a second model in `prepare` is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -7,8 +7,6 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`, `_get_tra
     text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

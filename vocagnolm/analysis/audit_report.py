@@ -1,7 +1,5 @@
 """Lay out an audit as tables and a figure, from the content of its `audit.json`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath

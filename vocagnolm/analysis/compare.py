@@ -5,8 +5,6 @@ were asked or graded differently are not paired, and a number that is partial, o
 or data than the published ones, is marked wherever it is shown.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

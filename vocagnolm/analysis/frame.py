@@ -9,8 +9,6 @@ A row is one number: of a run of train.py (`source` "trained"), of another evalu
 Runs that differ in nothing but their seed are one setting, hence one mark of a figure.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

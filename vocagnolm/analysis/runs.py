@@ -1,7 +1,5 @@
 """Read the directories of evaluations, training runs and audits, and the rows of the paper."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The `vocagnolm` command: a table of commands, each loaded when it is run."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

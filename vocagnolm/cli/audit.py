@@ -7,8 +7,6 @@ equal token count (Figure 3 of the paper), and the documents that fit worst. doc
 every number. Exit status: 0 done, 2 a wrong argument or file.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

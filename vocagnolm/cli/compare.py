@@ -9,8 +9,6 @@ or data than the published ones, is marked wherever it is shown. With --figure t
 are drawn instead. Exit status: 0 done, 2 a wrong argument or file.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

@@ -6,8 +6,6 @@
 Exit status: 0 done, 2 a wrong argument, 3 a run failed.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ read as PyTorch's distributed checkpoints always are: export checkpoints of your
 status: 0 done, 2 a wrong argument or file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -10,8 +10,6 @@ context is cut, and the tokens of each part compete by themselves. Exit status: 
 argument or file, 3 losses that are not finite.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

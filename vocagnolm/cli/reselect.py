@@ -8,8 +8,6 @@ any model on its own tokens, so the student's losses are a store, too. Exit stat
 wrong argument or file.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Sequence

@@ -11,8 +11,6 @@ processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong arg
 losses that are not finite, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

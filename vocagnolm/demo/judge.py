@@ -1,7 +1,5 @@
 """Quality of a model of the embedded world: right answers, and its loss on clean text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Models of the embedded world: shapes of both, and places of the shipped parts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import LlamaConfig

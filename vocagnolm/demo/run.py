@@ -5,8 +5,6 @@ by VocAgnoLM, on every token (cpt) and on a random 40 % of them, by the same cod
 judged on held-out problems. Every number that is printed comes from these runs.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

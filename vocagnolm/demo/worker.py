@@ -1,7 +1,5 @@
 """The runs of the demo, as the processes of its pool do them: several in turn."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """The answer of an output, and the equality of two, by the rules of the published numbers."""
 
-from __future__ import annotations
-
 import atexit
 from functools import cache
 

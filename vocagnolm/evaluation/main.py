@@ -9,8 +9,6 @@ Killed at any moment, the same command continues. Exit status: 0 done, 2 a wrong
 130 interrupted.
 """
 
-from __future__ import annotations
-
 import os
 from argparse import Namespace
 from collections.abc import Sequence

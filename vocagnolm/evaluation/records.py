@@ -4,8 +4,6 @@ A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: 
 the order of `idx`. Until it is complete each process appends to its own `ID.part0.jsonl` and so on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager

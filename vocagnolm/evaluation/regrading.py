@@ -1,7 +1,5 @@
 """Grade outputs that are stored in a file, without a model."""
 
-from __future__ import annotations
-
 import gzip
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """The results of an evaluation as data, and as a row of a table in Markdown and LaTeX."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 

@@ -1,7 +1,5 @@
 """Ask a model all items of some benchmarks, grade the completions, and survive being killed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """The columns of an evaluation in Weights & Biases, beside the run that trained the model."""
 
-from __future__ import annotations
-
 import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Files that are complete or absent, even if the process that writes them is killed."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """One run at a time: the lock of an output directory."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

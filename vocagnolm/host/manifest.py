@@ -8,8 +8,6 @@ entry is a checksum of all others. An earlier layout of checkpoints is read, too
 {name: {"bytes", "sha256"}} under "files", and no checksum of the manifest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Agreement between the processes of one job, and waiting for one another."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

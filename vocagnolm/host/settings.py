@@ -1,7 +1,5 @@
 """Settings of a run on disk: a directory is continued only under those it was begun with."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

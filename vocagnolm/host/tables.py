@@ -1,7 +1,5 @@
 """Markdown tables, written one way everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

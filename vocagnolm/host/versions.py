@@ -1,7 +1,5 @@
 """Versions of Python and of packages that may change a number."""
 
-from __future__ import annotations
-
 import platform
 from contextlib import suppress
 from importlib import metadata

@@ -6,8 +6,6 @@ a mask, and needs no package beside PyTorch.
 Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 

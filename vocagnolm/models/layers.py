@@ -3,8 +3,6 @@
 What each of them changes, and which tokens are selected then, is measured in docs/speed.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 All ways leave the output head as it is, from which losses are computed.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

@@ -4,8 +4,6 @@ Not over all machines: the weights are gathered again for every forward pass, an
 that takes about as long as the pass itself (15 GB for a 7B teacher).
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

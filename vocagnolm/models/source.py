@@ -1,7 +1,5 @@
 """Load models with their tokenizers, name their content, and refuse those that cannot work."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import sys

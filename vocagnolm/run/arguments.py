@@ -1,7 +1,5 @@
 """Arguments of the models, the corpus and the guidance, which `vocagnolm.run.parse` reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """From the corpus of a job to the blocks that it trains and evaluates on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

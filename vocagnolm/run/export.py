@@ -4,8 +4,6 @@ What FSDP has saved in pieces is put together by one process, without a GPU. Its
 export checkpoints of your own only.
 """
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Mapping

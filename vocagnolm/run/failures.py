@@ -1,7 +1,5 @@
 """Explain in one line why a run ended: the cause, the place, and what to do."""
 
-from __future__ import annotations
-
 import torch
 from safetensors import SafetensorError
 from torch import distributed

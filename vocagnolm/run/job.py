@@ -1,7 +1,5 @@
 """A resolved job: what the command line means, and what defines the run."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One training job, from the command line to a finished directory; `train.py` tells its use."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Measured in docs/scaling.md. Left out are tiles of logits, buffers of libraries,
 activations, which are gone by then.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast

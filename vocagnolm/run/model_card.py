@@ -1,7 +1,5 @@
 """README.md of a trained student: settings, results and software, in full."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

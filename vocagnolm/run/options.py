@@ -3,8 +3,6 @@
 python -m vocagnolm.run.options > docs/options.md
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

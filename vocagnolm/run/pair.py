@@ -1,7 +1,5 @@
 """The student and its teachers: from arguments to tokenizers, readers, sizes and weights."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

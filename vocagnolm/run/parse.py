@@ -1,7 +1,5 @@
 """The command line and recipes of `train.py`, and which options go together."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator, Sequence

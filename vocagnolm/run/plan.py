@@ -1,7 +1,5 @@
 """The plan of a run: what it reads, makes and takes. Printed first; alone with `--dry_run`."""
 
-from __future__ import annotations
-
 import math
 import os
 

@@ -1,7 +1,5 @@
 """`transformers.TrainingArguments` with the paper's training set-up; some options are rejected."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

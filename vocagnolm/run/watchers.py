@@ -1,7 +1,5 @@
 """Options of a run that only watch it: a store of its teacher's losses, a table of its guidance."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from vocagnolm.collator import PackedCollator

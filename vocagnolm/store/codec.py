@@ -4,8 +4,6 @@ Ends never go back and no character lies between two tokens, so a token is known
 one before: by the characters it goes beyond it (length), and those it shares (overlap).
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

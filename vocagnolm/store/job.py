@@ -3,8 +3,6 @@
 A corpus, a reader of the teacher and a scorer enter; a finished store leaves.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time

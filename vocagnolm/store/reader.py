@@ -1,7 +1,5 @@
 """Stored teachers as a `Guide` of the alignment: what they read, and their losses of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Every process writes the losses of its own blocks as a shard before a checkpoint
 run that is killed loses only those that it computes again.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 A store holds the losses of any model on its own tokens, so the student's losses are a store, too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

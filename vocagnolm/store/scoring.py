@@ -1,7 +1,5 @@
 """From the options of `vocagnolm score` to a finished store."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """Score windows with vLLM, an optional package: log-probabilities of a prompt's tokens."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Sequence
 from typing import Any

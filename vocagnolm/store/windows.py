@@ -5,8 +5,6 @@ after its start token; a window begins with tokens that the one before has score
 is scored with less context than that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol

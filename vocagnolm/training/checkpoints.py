@@ -9,8 +9,6 @@ The order of writes makes a checkpoint whole or absent, however the run is kille
     rotate          the oldest go, their manifests first
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Count the FLOPs of a decoder from its linear layers, and look up the GPU's peak: MFU."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

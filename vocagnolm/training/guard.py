@@ -1,7 +1,5 @@
 """Stop a run before a NaN reaches the weights, and write the step's batch aside."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

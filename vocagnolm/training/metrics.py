@@ -1,7 +1,5 @@
 """Report a run's loss and guidance: sums on the device, read once per log."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

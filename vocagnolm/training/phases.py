@@ -1,7 +1,5 @@
 """Name the phase that a run is in: words for its error line, and the clock of its throughput."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Save a checkpoint when a signal asks the run to stop, in all processes at one step."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -11,8 +11,6 @@ index. transformers reads either kind under its own layout only.
 The index of a sharded checkpoint is a pickle, and is read as one: read only your own checkpoints.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack

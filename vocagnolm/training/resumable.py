@@ -4,8 +4,6 @@ The loop is transformers'. Overridden, without the public `train`, `evaluate` an
 methods in which the loop saves and loads.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Report tokens per second, MFU, the shares of the phases and memory, once per log."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast

@@ -1,7 +1,5 @@
 """The guidance view of a few fixed blocks, again and again while a student is trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

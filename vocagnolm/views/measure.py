@@ -1,7 +1,5 @@
 """Measure the losses of a text's tokens, and which of them are kept, without a training step."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, replace
 from typing import Any, cast

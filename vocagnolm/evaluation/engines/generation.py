@@ -4,8 +4,6 @@ Two engines that choose the same tokens give the same completions. The rules are
 harness's vLLM path.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile

@@ -3,8 +3,6 @@
 The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator, Sequence
 

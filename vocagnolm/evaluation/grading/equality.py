@@ -1,7 +1,5 @@
 """Equality as numbers or strings, steps 1 to 3 of `math_equal`; nine in ten pairs end here."""
 
-from __future__ import annotations
-
 from math import isclose
 from typing import Literal
 

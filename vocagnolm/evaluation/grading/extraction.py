@@ -3,8 +3,6 @@
 The reference is `extract_answer` and `run_execute` of ZubinGou/math-evaluation-harness at db77bc6.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

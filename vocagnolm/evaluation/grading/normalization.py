@@ -5,8 +5,6 @@ release. What it damages is damaged here too: unit words delete variables ("(a+5
 "(+5)(b+2)"), "and" goes out of "sandwich". Every step takes linear time.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

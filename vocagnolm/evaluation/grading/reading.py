@@ -5,8 +5,6 @@ text, then latex2sympy. The second is replaced by a walk over Python's syntax tr
 what its verdicts come from: matrices, `~` for a space, and the number at the start of a text.
 """
 
-from __future__ import annotations
-
 import ast
 import operator
 import re

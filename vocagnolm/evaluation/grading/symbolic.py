@@ -4,8 +4,6 @@ Run this on a model's text only where it can be killed (`grading.py`): sympy may
 memory. A text that stays a string meets no sympy function, as some of them would evaluate it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

@@ -5,8 +5,6 @@ three lines with fields of `Verdict`: the prediction, the harness's verdict on i
 opinion. A limit of processor time ends the process; the lines so far stand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The benchmarks as data: `benchmarks.yaml` holds a record for each, in the order of Table 1."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources

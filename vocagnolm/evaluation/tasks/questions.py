@@ -4,8 +4,6 @@ Rows are as in the harness's files, their fields checked; golds are not yet norm
 `parse_question` and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Mapping

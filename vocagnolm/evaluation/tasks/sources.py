@@ -3,8 +3,6 @@
 A digest tells, wherever they came from, whether they are the ones behind the published numbers.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The items of a benchmark with their whole prompts, as they are asked in one evaluation."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
