@@ -22,7 +22,6 @@ Reduction = Literal["min", "mean", "max", "weighted"]
 AGGREGATIONS: tuple[Aggregation, ...] = ("max", "mean", "sum")
 UNMAPPED_STRATEGIES: tuple[Unmapped, ...] = ("include", "exclude", "mean")
 SCOPES: tuple[Scope, ...] = ("sequence", "batch")
-SCORES: tuple[Score, ...] = ("loss", "loss_and_entropy")
 
 _UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host and on any device
 
@@ -65,14 +64,9 @@ def aggregate_teacher_losses(
     (float32 on MPS, which has no float64). A teacher loss that is NaN or infinite makes the student
     tokens non-finite whose range it is in, and no others.
 
-    Args:
-        teacher_loss_BT: In nats, any floating dtype.
-        ranges_BS2: Half-open ranges of teacher positions, integers. (-1, -1) is unmapped.
-        aggregation: "max" is the paper's.
-        valid_BT: Teacher tokens that have a loss, bool; others count as absent. All by default.
-
-    Returns:
-        The losses in nats, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
+    Teacher losses are in nats, of any floating dtype; ranges half-open, (-1, -1) where unmapped.
+    Teacher tokens outside of `valid_BT`, bool, count as absent. Returns the losses in nats, float32
+    [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
     """
     _require("--aggregation", aggregation, AGGREGATIONS)
     loss_BT = teacher_loss_BT.detach().float()

@@ -5,7 +5,7 @@ Tensors only. The counts are known on the host before any forward pass, so nothi
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -29,6 +29,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
+from vocagnolm.host.command import option
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
@@ -56,56 +57,41 @@ class Method:
     Named as the options of `train.py` and described by their help texts. The defaults are the
     paper's.
 
-    Raises:
-        ValueError: a value is out of range, or has no effect with the method.
+    A value that is out of range, or has no effect with the method, is a ValueError.
     """
 
-    method: MethodName = field(
-        default="vocagnolm",
-        metadata={
-            "help": "vocagnolm; cpt: plain continual pretraining; random: a random top_k of "
-            "tokens; or a baseline of the paper (Section 4.2)."
-        },
+    method: MethodName = option(
+        "vocagnolm",
+        "vocagnolm; cpt: plain continual pretraining; random: a random top_k of "
+        "tokens; or a baseline of the paper (Section 4.2).",
     )
-    top_k: float = field(default=0.4, metadata={"help": "Share of the tokens trained, Eq. 4."})
-    aggregation: Aggregation = field(
-        default="max", metadata={"help": "How several teacher losses become one, Eq. 2."}
-    )
-    unmapped: Unmapped = field(
-        default="include", metadata={"help": "Tokens without a teacher token, Section 6.2."}
-    )
+    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.")
+    aggregation: Aggregation = option("max", "How several teacher losses become one, Eq. 2.")
+    unmapped: Unmapped = option("include", "Tokens without a teacher token, Section 6.2.")
     # The paper does not say; a sequence's share does not depend on the batch (decision 1).
-    selection_scope: Scope = field(
-        default="sequence", metadata={"help": "What the share is taken of."}
+    selection_scope: Scope = option("sequence", "What the share is taken of.")
+    loss_divisor: Divisor = option(
+        "all", "Divide by all label tokens (Eq. 3) or the selected ones."
     )
-    loss_divisor: Divisor = field(
-        default="all", metadata={"help": "Divide by all label tokens (Eq. 3) or the selected ones."}
+    kld_direction: Literal["reverse", "forward"] = option(
+        "reverse", "KL(student || teacher), Eq. 5, or the other way."
     )
-    kld_direction: Literal["reverse", "forward"] = field(
-        default="reverse", metadata={"help": "KL(student || teacher), Eq. 5, or the other way."}
+    uld_weight: float = option(0.5, "Lambda of Eq. 6.")
+    uld_pairing: Literal["last", "position"] = option(
+        "last",
+        "The teacher token that a student token is compared with: the last one that "
+        "covers it, or the one of the same number in its document.",
     )
-    uld_weight: float = field(default=0.5, metadata={"help": "Lambda of Eq. 6."})
-    uld_pairing: Literal["last", "position"] = field(
-        default="last",
-        metadata={
-            "help": "The teacher token that a student token is compared with: the last one that "
-            "covers it, or the one of the same number in its document."
-        },
+    rho1_score: Score = option(
+        "loss", "Rank tokens by excess loss, or also by the reference's entropy."
     )
-    rho1_score: Score = field(
-        default="loss",
-        metadata={"help": "Rank tokens by excess loss, or also by the reference's entropy."},
+    chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
+    chunk_guidance: Literal["teacher", "random"] = option(
+        "teacher", "Guide by the teacher's chunks, or pick at random."
     )
-    chunks: int = field(default=32, metadata={"help": "Chunks of a sequence (Section 6.1)."})
-    chunk_guidance: Literal["teacher", "random"] = field(
-        default="teacher", metadata={"help": "Guide by the teacher's chunks, or pick at random."}
-    )
-    teacher_reduction: Reduction = field(
-        default="mean", metadata={"help": "How the losses of several teachers become one."}
-    )
-    teacher_weights: list[float] | None = field(
-        default=None,
-        metadata={"help": "Weights of the teachers, for --teacher_reduction weighted."},
+    teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
+    teacher_weights: list[float] | None = option(
+        None, "Weights of the teachers, for --teacher_reduction weighted."
     )
 
     def __post_init__(self) -> None:
@@ -127,9 +113,9 @@ class Method:
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
                 "use --unmapped include or exclude"
             )
-        for option in settings:
-            is_idle = option.name not in self._looked_at()
-            if is_idle and found[option.name] != option.default:
+        for setting in settings:
+            is_idle = setting.name not in self._looked_at()
+            if is_idle and found[setting.name] != setting.default:
                 raise ValueError(
                     f"--{option.name} has no effect with {self.as_typed}: leave it out"
                 )

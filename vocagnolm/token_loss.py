@@ -137,14 +137,9 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     and runs inside the module's own call, so that DDP, FSDP2, autocast and gradient checkpointing
     see an ordinary forward pass; add it before those wrappers. A PEFT model gets it inside.
 
-    Args:
-        model: A `PreTrainedModel`, or a `PeftModel` around one, whole or sharded by `fully_shard`
-            (then all processes have to call this); returned as well.
-        device: Moved there for the probe, if it will run there and is not there yet.
-
-    Raises:
-        ValueError: The model is of another kind, or its own logits on a probe are not reproduced.
-        NonFiniteLoss: The model's losses on the probe are NaN or infinite.
+    The model may be sharded by `fully_shard`; then all processes have to call this. It is moved to
+    `device` for the probe, if it will run there and is not there yet, and returned as well.
+    A model of another kind, or whose own logits are not reproduced on a probe, is a ValueError.
     """
     patched: Any = inner_model(model)
     bound, own_forward = patched.forward, type(patched).forward

@@ -1,8 +1,8 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
 The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
-divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`, `_get_train_sampler`; in
-`training.resumable`: `train`, `evaluate` and the five private methods that save and load.
+divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; in `training.resumable`:
+`train`, `evaluate`, `_get_train_sampler` and the five private methods that save and load.
 
     text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
 """
@@ -14,10 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import RandomSampler, Sampler
 from transformers import EvalPrediction, PreTrainedModel
 
 from vocagnolm.collator import Batch, PackedCollator, student_segments
@@ -52,9 +49,7 @@ class VocAgnoTrainer(ResumableTrainer):
             NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
         device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.
 
-    Raises:
-        ValueError: an argument contradicts another or has no effect.
-        NonFiniteLoss: losses of a model are NaN or infinite.
+    An argument that contradicts another or has no effect is a ValueError.
     """
 
     # `compute_loss` divides by the count of the whole optimizer step, once.
@@ -78,7 +73,6 @@ class VocAgnoTrainer(ResumableTrainer):
         self.model: PreTrainedModel
         self._check_student(models)
         self._check_chunks(method)
-        _keep_losses_float32(self.accelerator)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
@@ -142,20 +136,6 @@ class VocAgnoTrainer(ResumableTrainer):
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that gives token losses, for `model_init`."""
         return add_token_losses(super().call_model_init(trial), self.args.device)
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        """End an epoch where the last whole global batch ends."""
-        # Accelerate would repeat the first blocks until every process has a batch, and an epoch's
-        # last step would depend on how many processes there are. The blocks left out are others in
-        # every epoch.
-        sampler = super()._get_train_sampler(train_dataset)
-        if not isinstance(sampler, RandomSampler):
-            return sampler
-        args = self.args
-        blocks_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        blocks = len(sampler.data_source)
-        kept = blocks - blocks % blocks_per_step if blocks > blocks_per_step else blocks
-        return RandomSampler(sampler.data_source, num_samples=kept, generator=sampler.generator)
 
     # -- Eq. 3: the divisor ------------------------------------------------------------------
 
@@ -316,16 +296,6 @@ def _check_arguments(kwargs: Mapping[str, object]) -> None:
             raise ValueError(f"{name} has no effect: the loss is Eq. 3, and logits are not made")
     if kwargs.get("data_collator") is None:
         raise ValueError("blocks need data_collator=vocagnolm.collator.PackedCollator(max_length)")
-
-
-def _keep_losses_float32(accelerator: Accelerator) -> None:
-    """Undo two defaults of Accelerate's FSDP2 under mixed precision."""
-    # It casts the outputs of the student's forward, here losses that are to be ranked, and reduces
-    # gradients in the parameters' bfloat16 or float16.
-    if accelerator.is_fsdp2 and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy):
-        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
-            param_dtype=policy.param_dtype, reduce_dtype=torch.float32
-        )
 
 
 def _mean_token_loss(rows: EvalPrediction) -> dict[str, float]:

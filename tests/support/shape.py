@@ -34,7 +34,7 @@ ROOMS = {
     BASE: "",
     "host": "conventions",
     "training": "conventions host",
-    METHOD: "conventions training",
+    METHOD: "conventions host training",
     "models": "conventions host method",
     "store": "conventions host training method models",
     "views": "conventions host method",

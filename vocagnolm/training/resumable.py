@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.data import RandomSampler, Sampler
 from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -49,6 +52,21 @@ class ResumableTrainer(Trainer):
         self.add_callback(self.preemption)
         self.phases = Phases(self.args.device)
         self._checkpoints_kept = self.args.save_total_limit
+        _keep_outputs_float32(self.accelerator)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """End an epoch where the last whole global batch ends."""
+        # Accelerate would repeat the first blocks until every process has a batch, and an epoch's
+        # last step would depend on how many processes there are. The blocks left out are others in
+        # every epoch.
+        sampler = super()._get_train_sampler(train_dataset)
+        if not isinstance(sampler, RandomSampler):
+            return sampler
+        args = self.args
+        blocks_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        blocks = len(sampler.data_source)
+        kept = blocks - blocks % blocks_per_step if blocks > blocks_per_step else blocks
+        return RandomSampler(sampler.data_source, num_samples=kept, generator=sampler.generator)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -198,3 +216,13 @@ class ResumableTrainer(Trainer):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(values, op=ReduceOp.MAX)
         return values
+
+
+def _keep_outputs_float32(accelerator: Accelerator) -> None:
+    """Undo two defaults of Accelerate's FSDP2 under mixed precision."""
+    # It casts the outputs of the model's forward, as losses that are to be ranked, and reduces
+    # gradients in the parameters' bfloat16 or float16.
+    if accelerator.is_fsdp2 and (policy := accelerator.state.fsdp_plugin.mixed_precision_policy):
+        accelerator.state.fsdp_plugin.mixed_precision_policy = MixedPrecisionPolicy(
+            param_dtype=policy.param_dtype, reduce_dtype=torch.float32
+        )
