@@ -117,7 +117,7 @@ class Method:
             is_idle = setting.name not in self._looked_at()
             if is_idle and found[setting.name] != setting.default:
                 raise ValueError(
-                    f"--{option.name} has no effect with {self.as_typed}: leave it out"
+                    f"--{setting.name} has no effect with {self.as_typed}: leave it out"
                 )
 
     def _looked_at(self) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ class Method:
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
         values, looked_at = vars(self), self._looked_at()
-        defaults = {option.name: option.default for option in fields(self)}
+        defaults = {setting.name: setting.default for setting in fields(self)}
         idle = {name for name in _OF_SEVERAL if values[name] == defaults[name]}
         return {name: values[name] for name in looked_at if name not in idle}
 

@@ -258,6 +258,7 @@ def real_audit(shared_dir: Path) -> dict[str, dict[str, Any]]:
     return {teacher["teacher"]: teacher for teacher in found["teachers"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_vocabulary_overlap_is_the_papers(real_audit: dict[str, dict[str, Any]], name: str) -> None:
     overlap = real_audit[name]["vocabulary_overlap"]

@@ -19,6 +19,8 @@ from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.spans import encode
 from vocagnolm.tokenizers import PROBE, load_tokenizer
 
+pytestmark = pytest.mark.processes
+
 EXCLUDED = demo_world.held_out_questions()
 SOLUTION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)\.")
 QUESTION = re.compile(r"^Q: (.*)$", re.MULTILINE)
@@ -124,6 +126,7 @@ def test_final_number_is_the_word_after_the_mark(text: str, number: str) -> None
     assert extract("marked", text) == number
 
 
+@pytest.mark.slow
 def test_demo_writes_its_results(tmp_path, capsys) -> None:
     options = ("--max_steps=2", "--eval_steps=1")
     base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
@@ -137,6 +140,7 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
     assert "| VocAgnoLM " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_demo_names_the_log_when_a_run_fails(tmp_path) -> None:
     with pytest.raises(RuntimeError, match=r"SystemExit 2\): see .*base\.log"):
         demo.run_demo(Plan(tmp_path, (0,), base=("--global_batch_tokens=500", "--max_steps=2")))

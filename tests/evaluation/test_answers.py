@@ -238,6 +238,7 @@ def test_answers_equal_says_what_the_grader_says() -> None:
 # The reference
 
 
+@pytest.mark.slow
 def test_answers_agree_with_the_reference(shared_dir: Path, grader: Grader) -> None:
     """All 7,295 predictions; all verdicts but seven in eight of those that need algebra.
 

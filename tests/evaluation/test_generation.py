@@ -353,6 +353,7 @@ def model(tokenizer: Tokenizer, lively_llama: Callable[..., Any]) -> Any:
 
 
 # Not the unigram family: its training gives another vocabulary in every process.
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["metaspace", "byte_level", "nfc_digits"])
 def test_completions_equal_plain_generation(
     family: str, tokenizers_by_family: Tokenizers, lively_llama: Callable[..., Any]

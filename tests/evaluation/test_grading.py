@@ -19,6 +19,8 @@ from vocagnolm.evaluation.grading import grading, worker
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
 
+pytestmark = pytest.mark.processes
+
 BUSY_LIMIT_S = 15.0  # five seconds on an idle machine; the limits are of processor time
 MB = 1_000_000
 MKDIR = "__import__('os').mkdir('CANARY')"
@@ -163,6 +165,7 @@ def test_worker_refuses_code() -> None:
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_grader_gives_verdicts_in_time(grader: Grader) -> None:
     texts = [*ENDLESS[:4], *LONG[:4], LONG[5], LONG[6], *LONG[10:]]
     assert_alive(grader)
@@ -182,6 +185,7 @@ def test_grader_survives_hostile_golds_in_time(grader: Grader) -> None:
     assert_alive(grader)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["free", "letter", "marked"])
 def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
     frames = ["boxed{", "he answer is ", "final answer is $", "$. I hope", "#### ", "answer is ("]
@@ -193,6 +197,7 @@ def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
     assert_alive(grader)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("canary")
 def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
     hostile = list(hostile_pairs(200, seed=1))
@@ -216,6 +221,7 @@ def test_limits_leave_a_verdict_in_five_seconds() -> None:
     assert worker.HARNESS_LIMIT_S + worker.OPINION_LIMIT_S < 5
 
 
+@pytest.mark.slow
 def test_grader_says_timeout_when_algebra_takes_forever(grader: Grader) -> None:
     assert_alive(grader)
     verdict, seconds = timed(grader, None, ("(9**9**9**9,1)", "x"))

@@ -207,6 +207,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType(short))
 
 
+@pytest.mark.slow
 def test_all_nine_benchmarks_run(
     tiny_tinyllama: Path, shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Grader]:
         yield grader
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["outputs.jsonl", "outputs.jsonl.gz"])
 def test_regrade_writes_what_the_grader_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -162,6 +163,7 @@ def test_regrade_refuses_when_the_output_is_no_file(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
+@pytest.mark.processes
 def test_regrade_agrees_with_the_harness(tmp_path: Path, shared_dir: Path, workers: Grader) -> None:
     ids = {"minerva_math": "math", "sat_math": "sat"}
     cases: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)

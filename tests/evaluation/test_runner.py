@@ -317,6 +317,8 @@ def kill_when_written(process: int, path: Path, size: int, delay: float) -> None
     os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_items_are_the_same(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:
@@ -369,6 +371,7 @@ def test_two_real_processes_give_the_same_items(
     assert "demo" not in logs[1].lower()
 
 
+@pytest.mark.processes
 def test_two_real_processes_stop_with_one_line(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:

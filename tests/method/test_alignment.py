@@ -78,6 +78,7 @@ def fuzz_encodings(
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("student_family", FAMILIES)
 def test_align_spans_equals_brute_force(
     fuzz_encodings: dict[str, list[Encoding]], student_family: str
@@ -200,6 +201,7 @@ def real_student(shared_dir: Path, real_texts: list[str]) -> list[Encoding]:
     return encode_batch(tokenizer, real_texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("teacher_name", TEACHERS)
 def test_align_spans_covers_every_character(
     shared_dir: Path, real_texts: list[str], real_student: list[Encoding], teacher_name: str

@@ -242,6 +242,7 @@ def test_first_tokens_equal_nonzero_when_count_is_known() -> None:
     assert first_tokens(chosen, 0).shape == (0,)
 
 
+@pytest.mark.slow
 def test_distances_need_little_memory_when_measured() -> None:
     """A small copy of the benchmark, whose sizes the issue is about: under a quarter of naive."""
     size = distillation_memory.Size(512, 4000, 19_000, hidden=16, tile_logits=200_000)

@@ -15,6 +15,8 @@ from references import largest_difference
 from transformers import PreTrainedTokenizerBase
 from world import make_models
 
+pytestmark = pytest.mark.processes
+
 STEPS, TOLERANCE = 5, 1e-5
 CHECKPOINTED = {"gradient_checkpointing": True}
 METHODS = ("kld", "uld", "rho1 entropy", "chunk", "chunk random", "several weighted")
@@ -53,6 +55,7 @@ def worlds(
     return {"plain": make(False), "tied": make(True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 4])
 def test_parameters_do_not_depend_on_the_processes(
     processes: int,

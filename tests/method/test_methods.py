@@ -69,6 +69,7 @@ def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> 
         assert float((a - b).norm()) <= LOSS_TOLERANCE * float(b.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["kld", "kld forward", "uld", "uld position"])
 def test_distilled_loss_equals_full_logits_pair_by_pair(
     name: str, world: World, tmp_path: Path
@@ -235,6 +236,8 @@ def slow_random_chunks(trainer: Any, batch: dict[str, Any]) -> torch.Tensor:
     return weights
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_update_does_not_depend_on_the_batch_split(
     method: str, world: World, tmp_path: Path

@@ -51,6 +51,7 @@ def corpus(shared_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["deepseek-math-7b"])
 def test_train_learns_saves_resumes_and_loads(
     teacher: str,

@@ -391,6 +391,7 @@ def test_gradients_of_a_wrapped_model_equal_the_bare(wrapper, tmp_path):
         distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_peak_memory_stays_below_a_tenth_of_logits():
     extra_bytes, _ = alone(token_loss_memory.score, "token losses", token_loss_memory.FULL)

@@ -127,6 +127,8 @@ def test_packed_segments_have_the_losses_of_separate_ones(
 SPLITS = [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 2, 2)]  # processes, accumulation, batch size
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_update_is_the_same_for_every_split(
     blocks: Blocks,
     pair: tuple[Any, Any],

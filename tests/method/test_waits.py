@@ -135,6 +135,7 @@ class ManyBlocks(Dataset[Any]):
         return {**self._blocks[number % len(self._blocks)], "block": number}
 
 
+@pytest.mark.slow
 def test_resuming_among_7_million_blocks_takes_seconds(
     world: World, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -233,6 +233,7 @@ def test_several_teachers_have_the_losses_of_sdpa() -> None:
 # Runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["vocagnolm", "several mean", "kld", "uld", "rho1 entropy"])
 def test_a_run_ends_at_the_same_parameters(
     method: str,

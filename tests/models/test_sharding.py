@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from launch import launch
 
+pytestmark = pytest.mark.processes
+
 PROCESSES, LAYERS = 4, 3
 
 
+@pytest.mark.slow
 def test_sharded_teacher_gives_the_same_losses(
     tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:

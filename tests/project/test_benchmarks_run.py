@@ -23,10 +23,13 @@ from benchmarks.estimates import scaling
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.training.flops import model_work
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = claims.load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLAIMS)
 def test_claim_is_measured_at_its_tiniest_size(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -241,6 +244,7 @@ def test_random_blocks_are_packed_and_aligned_when_made() -> None:
         assert "teacher_losses" in theirs
 
 
+@pytest.mark.slow
 def test_step_benchmark_says_what_needs_a_gpu() -> None:
     options = ["--scale", "tiny", "--device", "cpu", "--repetitions", "2", "--peak_tflops", "0.1"]
     done = subprocess.run(

@@ -62,6 +62,7 @@ def test_sdist_holds_every_tracked_file(source: Path) -> None:
     assert {name for name in tracked if not (source / name).is_file()} == set()
 
 
+@pytest.mark.slow
 def test_wheel_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     def vocagnolm(*argv: str | Path) -> str:
         offline = {"PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

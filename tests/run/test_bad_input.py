@@ -399,6 +399,8 @@ def test_train_stops_with_3_and_nothing_to_resume(
 # The script itself
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "changes", "line"),
     [

@@ -27,6 +27,8 @@ from vocagnolm.run import parse as config
 from vocagnolm.run.pair import load_pair
 from vocagnolm.training.checkpoints import checkpoint_fault
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("peft")
 LORA = {
     "use_peft": "True",
@@ -161,6 +163,7 @@ def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> 
     assert sizes.parameters == sizes.trained + sum(weight.numel() for weight in base.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["ddp", "ddp_recomputed", "sharded", "sharded_recomputed", "sharded_resumed"]
 )

@@ -110,6 +110,7 @@ def test_store_holds_every_loss_once_over_epochs(
         assert all(np.isfinite(s.losses).all() for s in segments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["exception", "signal"])
 def test_store_is_whole_after_a_resumed_run(
     how: str,

@@ -19,6 +19,8 @@ from score_world import (
 
 from vocagnolm.store.store import Store
 
+pytestmark = pytest.mark.processes
+
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))  # 50 take half a minute
 
 
@@ -78,6 +80,7 @@ def check_scored_once(scored: Path, shards: int) -> None:
     assert all(begun[process] - ended[process] <= 1 for process in begun)
 
 
+@pytest.mark.slow
 def test_store_is_the_same_after_many_kills(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:

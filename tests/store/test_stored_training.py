@@ -136,6 +136,7 @@ def assert_equal(ours: Tensors, theirs: Tensors) -> None:
         assert torch.equal(parameter, theirs[name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "training"),
     [
@@ -188,6 +189,7 @@ REDUCTIONS: list[tuple[Any, ...]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
 def test_copies_of_a_store_give_its_parameters(
     world: World, store: Store, tmp_path: Path, reduction: tuple[Any, ...]
@@ -606,6 +608,7 @@ def real(
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("teacher", ["qwen2.5"])
 def test_stored_run_equals_online_run_on_real_text(
     real: Callable[..., Place], texts: list[str], teacher: str, tmp_path: Path
@@ -630,6 +633,7 @@ def test_stored_run_equals_online_run_on_real_text(
     assert_equal(stored, online)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("student", ["tinyllama", "gpt2", "llama-3-8b"])
 def test_one_store_trains_students_of_any_tokenizer(
     real: Callable[..., Place],

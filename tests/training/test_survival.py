@@ -22,6 +22,8 @@ from survival_worker import Runs
 from vocagnolm.training.checkpoints import checkpoint_fault, find_checkpoint
 from vocagnolm.training.throughput import TIMING_KEYS
 
+pytestmark = pytest.mark.processes
+
 # More of them prove more: VOCAGNOLM_KILLS=30 is what the numbers in docs/running.md are from.
 KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
 STEPS, SAVE_STEPS = 8, 3
@@ -123,6 +125,7 @@ def whole(place: Place) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_log_tells_every_loss_when_nothing_happens(whole: Path) -> None:
     entries = history(whole)
     assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 4, 6, 8]
@@ -132,6 +135,7 @@ def test_log_tells_every_loss_when_nothing_happens(whole: Path) -> None:
     assert entries[-1]["train_loss"] == pytest.approx(mean, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) -> None:
     moments = random.Random(7)
     times, happened = zip(*timed_events(whole), strict=True)
@@ -171,6 +175,7 @@ def steps_at(happened: list[str]) -> list[int]:
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
+@pytest.mark.slow
 def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
     moments = random.Random(11)
     happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
@@ -189,6 +194,7 @@ def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
         assert_same_run(out, whole_two)
 
 
+@pytest.mark.slow
 def test_sharded_run_ends_alike_when_it_is_stopped(place: Place) -> None:
     whole, out = place.root / "sharded", place.root / "sharded-stopped"
     sharding = {"break": [["fsdp", 2]]}
@@ -201,6 +207,7 @@ def test_sharded_run_ends_alike_when_it_is_stopped(place: Place) -> None:
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2])  # of two steps in an epoch
 def test_run_ends_alike_when_stopped_at_epoch_end(step: int, place: Place) -> None:
     when = dict.fromkeys(("save_strategy", "logging_strategy", "eval_strategy"), "epoch")
@@ -247,6 +254,7 @@ def test_run_stops_at_once_when_interrupted_twice(whole: Path, place: Place) -> 
 # Processes that are lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_job_explains_when_a_process_dies_or_hangs(
     number: str, whole_two: Path, place: Place
@@ -275,6 +283,7 @@ def test_job_explains_when_a_process_dies_or_hangs(
         assert_same_run(out, whole_two)
 
 
+@pytest.mark.slow
 def test_processes_wait_beyond_their_timeout_for_alignment(
     place: Place,
 ) -> None:
@@ -308,6 +317,7 @@ def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Pl
 # Numbers that go bad
 
 
+@pytest.mark.slow
 def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) -> None:
     out = place.root / "skipped"
     broken = {"break": [["nan", 4, "1"], ["nan", 5, "1"]]}
@@ -330,6 +340,7 @@ def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) 
     assert ours[-1]["train_loss"] < ours[0]["loss"]
 
 
+@pytest.mark.slow
 def test_run_stops_after_too_many_bad_steps(whole: Path, place: Place) -> None:
     out = place.root / "bad"
     broken = {"break": [["nan", 4, "0"], ["nan", 5, "0"]]}
@@ -357,6 +368,7 @@ def test_log_counts_a_skipped_step_when_stopped_first(whole: Path, place: Place)
     assert skipped == [None, None, 1.0, None, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_", "told"),
     [
@@ -385,6 +397,7 @@ def test_run_advises_when_memory_or_disk_is_full(
     assert_same_run(out, whole)
 
 
+@pytest.mark.slow
 def test_error_is_told_once_by_whoever_has_it(place: Place) -> None:
     one, all_ = place.root / "one", place.root / "all"
     broken = {"break": [["file", "1"]]}

@@ -563,6 +563,8 @@ def test_padding_counts_for_nothing_when_attention_crosses_documents(pair: tuple
     assert counter.read() == [0, 0, 0]
 
 
+@pytest.mark.processes
+@pytest.mark.slow
 def test_report_covers_all_processes_when_there_are_two(
     blocks: Blocks,
     pair: tuple[Any, Any],
