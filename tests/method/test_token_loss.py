@@ -1,6 +1,7 @@
 """Token losses against full logits, on tiny models of the real architectures."""
 
 import copy
+import gc
 import inspect
 import sys
 
@@ -386,8 +387,10 @@ def test_gradients_of_a_wrapped_model_equal_the_bare(wrapper, tmp_path):
             whole, *_ = output_head.read_head(model, torch.zeros(1))
             assert not isinstance(whole, DTensor)
     finally:
-        # The group's threads may need the interpreter, which the end of its last owner holds.
-        wrapped = losses = None
+        # All that owns the group goes before it, hooks on parameters included: its last owner would
+        # wait, holding the interpreter, for the end of threads that may need it.
+        model = wrapped = bare = losses = found = None
+        gc.collect()
         distributed.destroy_process_group()
 
 
