@@ -19,6 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import vocagnolm.store.windows
+from vocagnolm.models.source import ModelSource
 from vocagnolm.store.vllm import VLLMScorer
 from vocagnolm.store.windows import HFScorer, Window, windows
 
@@ -200,7 +201,7 @@ def test_vllm_scorer_gives_the_losses_of_hf(
     model: Any, asked: list[Window], vllm: list[LLM]
 ) -> None:
     context = max(len(window.ids) for window in asked)
-    found = VLLMScorer("name", context, "float32", "main").losses(asked)
+    found = VLLMScorer(ModelSource("name", "teacher", "main"), context, "float32").losses(asked)
     assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == ("name", "main", "float32")
     expected = HFScorer(model, 512).losses(asked)
     for row, other in zip(found, expected, strict=True):
@@ -213,4 +214,4 @@ def test_vllm_scorer_says_how_to_install_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
     with pytest.raises(ValueError, match=r"pip install vllm.*--engine hf"):
-        VLLMScorer("name", 8, "float32")
+        VLLMScorer(ModelSource("name", "teacher"), 8, "float32")

@@ -103,8 +103,7 @@ def _json_object(text: str) -> dict[str, object]:
 def options_of(arguments: argparse.Namespace) -> Scoring:
     """Return the options of a command line that scores."""
     names = {option.name for option in fields(Scoring)}
-    values = {name: value for name, value in vars(arguments).items() if name in names}
-    return Scoring(**values, corpus=corpus_options(arguments))
+    return Scoring(**{name: value for name, value in vars(arguments).items() if name in names})
 
 
 def _verify(arguments: argparse.Namespace) -> int:

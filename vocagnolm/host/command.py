@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NoReturn, TextIO, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
 
@@ -68,16 +68,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--dtype", choices=choices, default="auto", help=shown)
 
 
-class CorpusOptions(TypedDict):
-    """Keyword arguments of `vocagnolm.corpus.load_corpus` and `load_sample`."""
-
-    split: str
-    text_column: str
-    config_name: str | None
-
-
-def corpus_options(arguments: object) -> CorpusOptions:
-    """Return the options of `Parser.add_dataset` as `load_corpus` takes them."""
+def corpus_options(arguments: object) -> dict[str, Any]:
+    """Return the options of `Parser.add_dataset` as `load_corpus` and `load_sample` take them."""
     found = vars(arguments)
     split, config_name = found["dataset_split"], found["dataset_config"]
     return {"split": split, "text_column": found["text_column"], "config_name": config_name}
@@ -135,11 +127,9 @@ def run_command(
 ) -> int:
     """Run a command, turn its expected errors into one line each, and return the exit status.
 
-    Args:
-        name: begins the line.
-        work: parses the command line and does the rest; returns a status, or None for DONE.
-        out_of_memory: advice; without it the error is a traceback.
-        resumable: the same command continues after an interrupt.
+    `work` parses the command line and does the rest; it returns a status, or None for DONE. With
+    advice, `out_of_memory`, that error is a line too. The same command continues one that is
+    `resumable` after an interrupt.
     """
     quiet_logs()
     try:

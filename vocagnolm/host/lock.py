@@ -24,8 +24,7 @@ _held: dict[Path, TextIO] = {}
 def take(directory: Path, patience_s: int | None = None) -> None:
     """Lock a directory, made if need be, until `release` or the end of this process.
 
-    Raises:
-        ValueError: another process keeps the lock for `patience_s`, two minutes by default.
+    A ValueError if another process keeps the lock for `patience_s`, two minutes by default.
     """
     path = directory.resolve() / LOCK_FILE
     if path in _held:

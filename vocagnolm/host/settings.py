@@ -48,14 +48,8 @@ def check_settings(
 ) -> None:
     """Reject an `output_dir` that cannot be written, or holds a run with other settings.
 
-    Args:
-        output_dir: home of the run.
-        settings: those known so far; the rest is not compared.
-        defaults: for options younger than the run.
-        checkpoint: resumed from, if known; it may be of another directory.
-
-    Raises:
-        ValueError: the message lists every difference.
+    Only `settings` are compared, with `defaults` for options younger than the run; also with those
+    of the `checkpoint` that is resumed from, which may be of another directory.
     """
     directory = Path(output_dir)
     check_writable(directory)

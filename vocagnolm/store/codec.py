@@ -22,13 +22,9 @@ _ESCAPE = 255
 def encode_spans(spans: Spans, start: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
     """Encode spans that leave no gap as a byte per token, and a list of the few that need more.
 
-    Args:
-        spans: [N, 2] half-open, starts and ends non-decreasing, no character between two tokens.
-        start: first character.
-
-    Returns:
-        codes: uint8 [N], 2 x length + overlap.
-        exceptions: int32 [3 M]; for every code 255 its position, length and overlap.
+    Takes spans [N, 2], starts and ends non-decreasing, that begin at the character `start`; returns
+    codes, uint8 [N], 2 x length + overlap, and for every code 255 its position, length and overlap,
+    int32 [3 M].
 
     >>> codes, exceptions = encode_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 400]]), 0)
     >>> codes.tolist(), exceptions.tolist()

@@ -25,8 +25,7 @@ from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
 from vocagnolm.spans import Encoding, encode_batch
 from vocagnolm.store import store
-from vocagnolm.store.store import PLAN_FILE
-from vocagnolm.store.windows import Scorer, windows
+from vocagnolm.store.windows import Scorer, Window, windows
 from vocagnolm.tokenizers import Reader
 
 logger = logging.getLogger(__name__)
@@ -41,13 +40,8 @@ _LOG_S = 30.0
 class ScoringJob:
     """The part of a scoring job that every process knows.
 
-    Attributes:
-        directory: store.
-        corpus: documents.
-        reader: tokenizer and limits of the teacher.
-        min_context: tokens of context before what a further window of a document scores.
-        shard_documents: documents of the corpus per shard.
-        loss_dtype: precision of the losses in the store.
+    `min_context` tokens stand before those that a further window of a document scores, and
+    `shard_documents` counts documents of the corpus, usable or not.
     """
 
     directory: Path
@@ -75,7 +69,9 @@ class ScoringJob:
 
     def is_written(self, shard: int) -> bool:
         """Return True if a shard exists; see `store.is_written`."""
-        return store.is_written(self.directory, shard, self.source(shard))
+        # Documents are read only where there is a shard to compare them with.
+        exists = (self.directory / store.shard_name(shard)).exists()
+        return exists and store.is_written(self.directory, shard, self.source(shard))
 
 
 # -- Scoring -----------------------------------------------------------------------------------
@@ -84,19 +80,11 @@ class ScoringJob:
 def score_corpus(
     job: ScoringJob, scorer: Scorer, description: Mapping[str, object], state: PartialState
 ) -> None:
-    """Score the shards that are not written, and finish the store.
+    """Score the shards that are not written, and finish the store; `description` is its manifest's.
 
-    Another job may do the same at the same time.
-
-    Args:
-        job: the same in every process.
-        scorer: on this process's device.
-        description: for the manifest.
-        state: processes of this job.
-
-    Raises:
-        ValueError: the corpus has no usable document, or another one than what is written.
-        NonFiniteLoss: see `score_shard`.
+    Every process has the same job, and its own scorer. Another job may do the same at the same
+    time. A ValueError where the corpus has no usable document, or is not the one of what is
+    written; a NonFiniteLoss as of `score_shard`.
     """
     with in_agreement():
         # One process looks for all: another job may write a shard between the looks of two.
@@ -104,12 +92,15 @@ def score_corpus(
     (left,) = broadcast_object_list(found)
     # Every process takes every n-th shard, so that all end at about the same time.
     mine = left[state.process_index :: state.num_processes]
-    progress = _Progress(len(mine), state.num_processes)
-    for shard in mine:
+    tokens, started = 0, time.monotonic()
+    told = started
+    for done, shard in enumerate(mine, 1):
         # Another job may have written it meanwhile.
-        tokens = 0 if job.is_written(shard) else score_shard(job, shard, scorer)
-        if state.is_main_process:
-            progress.add(tokens)
+        tokens += 0 if job.is_written(shard) else score_shard(job, shard, scorer)
+        now = time.monotonic()
+        if state.is_main_process and (now - told >= _LOG_S or done == len(mine)):
+            told = now
+            _tell(done, len(mine), tokens, now - started, state.num_processes)
     with in_agreement():
         state.wait_for_everyone()
         if state.is_main_process:
@@ -123,35 +114,22 @@ def _left(job: ScoringJob) -> list[int]:
             f"--dataset has no usable document: {len(job.corpus):,} read, all of them empty or not "
             "text; give another one, or another --text_column"
         )
-    left = []
-    for shard in range(job.shards):
-        # Documents are read only where there is a shard to compare them with.
-        exists = (job.directory / store.shard_name(shard)).exists()
-        if not (exists and job.is_written(shard)):
-            left.append(shard)
+    left = [shard for shard in range(job.shards) if not job.is_written(shard)]
     if len(left) < job.shards:
         logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
     return left
 
 
 def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
-    """Score the documents of a shard and write it.
+    """Score the documents of a shard, write it, and return the number of tokens.
 
-    Returns:
-        Number of tokens that were scored.
-
-    Raises:
-        NonFiniteLoss: a loss is NaN or infinite; nothing is written.
+    A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
     """
     texts, reader = job.documents(shard), job.reader
     encodings = _encode(reader.tokenizer, texts)
-    asked = [
-        window
-        for number, encoding in enumerate(encodings)
-        for window in windows(
-            number, encoding.ids.tolist(), reader.start, reader.limit, job.min_context
-        )
-    ]
+    asked: list[Window] = []
+    for number, one in enumerate(encodings):
+        asked += windows(number, one.ids.tolist(), reader.start, reader.limit, job.min_context)
     # The windows of a document score its tokens in order, each of them once.
     losses: list[list[store.LossArray]] = [[np.empty(0, np.float32)] for _ in texts]
     for window, row in zip(asked, scorer.losses(asked), strict=True):
@@ -162,8 +140,9 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
         _check_finite(whole, text, job.loss_dtype)
         segment = store.StoredSegment(0, len(text), encoding.spans, whole)
         segments.append((store.document_key(text), segment))
-    source = job.source(shard)
-    store.write_shard(job.directory, shard, segments, job.loss_dtype, source, is_shared=True)
+    store.write_shard(
+        job.directory, shard, segments, job.loss_dtype, job.source(shard), is_shared=True
+    )
     return sum(len(encoding.ids) for encoding in encodings)
 
 
@@ -193,30 +172,16 @@ def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtyp
         )
 
 
-class _Progress:
-    """Tells from time to time the speed of a process and the time that is left."""
-
-    def __init__(self, shards: int, processes: int):
-        self._shards, self._processes = shards, processes
-        self._done = self._tokens = 0
-        self._started = self._told = time.monotonic()
-
-    def add(self, tokens: int) -> None:
-        """Count a shard."""
-        self._done, self._tokens = self._done + 1, self._tokens + tokens
-        now = time.monotonic()
-        if now - self._told < _LOG_S and self._done < self._shards:
-            return
-        self._told, passed = now, max(now - self._started, 1e-9)
-        left_s = passed / self._done * (self._shards - self._done)
-        logger.info(
-            "%d of %d shards%s, %s tokens per second, %s left",
-            self._done,
-            self._shards,
-            "" if self._processes == 1 else f" of process 0 of {self._processes}",
-            f"{self._tokens / passed:,.0f}",
-            timedelta(seconds=round(left_s)),
-        )
+def _tell(done: int, shards: int, tokens: int, passed_s: float, processes: int) -> None:
+    """Log the speed of the first process and the time that is left."""
+    logger.info(
+        "%d of %d shards%s, %s tokens per second, %s left",
+        done,
+        shards,
+        "" if processes == 1 else f" of process 0 of {processes}",
+        f"{tokens / max(passed_s, 1e-9):,.0f}",
+        timedelta(seconds=round(passed_s / done * (shards - done))),
+    )
 
 
 # -- Whose store a directory is ----------------------------------------------------------------
@@ -226,20 +191,14 @@ def begin(directory: Path, plan: Mapping[str, object]) -> None:
     """Claim a directory for a store, unless another job has just claimed it for another one."""
     # The first job's plan stays; the others compare theirs with it.
     with store.unless_finished(directory):
-        write_json(directory / PLAN_FILE, plan, replace=False)
+        write_json(directory / store.PLAN_FILE, plan, replace=False)
     check_plan(directory, plan)
 
 
 def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     """Refuse to continue a store under other settings than it was begun with.
 
-    Args:
-        directory: store; it need not exist.
-        plan: all that decides the content of a store.
-
-    Raises:
-        ValueError: the directory holds another store, finished or not; the message lists every
-            difference.
+    The directory need not exist; `plan` is all that decides the content of a store.
     """
     before = _begun_with(directory)
     if before is None:
@@ -259,25 +218,21 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
 def _begun_with(directory: Path) -> Manifest | None:
     """Read the settings of a store, finished or not; None if there is none."""
     try:
-        return read_json(directory / PLAN_FILE)
+        return read_json(directory / store.PLAN_FILE)
     except (FileNotFoundError, NotADirectoryError):
         pass
     if (directory / MANIFEST_FILE).exists():
         return store.manifest_of(directory)
     if any(directory.glob("shard-*")):
         raise ValueError(
-            f"--output_dir {directory} holds shards, but neither {PLAN_FILE} nor {MANIFEST_FILE}, "
-            "which would say of what: give another directory"
+            f"--output_dir {directory} holds shards, but neither {store.PLAN_FILE} nor "
+            f"{MANIFEST_FILE}, which would say of what: give another directory"
         )
     return None
 
 
 def check_corpus(job: ScoringJob, manifest: Manifest) -> None:
-    """Compare a finished store with the corpus.
-
-    Raises:
-        ValueError: shards are made of other documents; the message counts them.
-    """
+    """Refuse a finished store whose shards are made of other documents."""
     sources = [entry["source"] for entry in manifest[SHARDS]]
     changed = sum(source != job.source(shard) for shard, source in enumerate(sources))
     if changed:

@@ -15,12 +15,7 @@ from vocagnolm.tokenizers import Reader
 
 @dataclass(frozen=True)
 class StoredTokens:
-    """Tokens of one teacher in a run of characters.
-
-    Attributes:
-        spans: [N, 2], in characters of the run.
-        losses: [N] float32, nats.
-    """
+    """N tokens of one teacher: spans [N, 2] in characters of a run, and losses, float32 [N]."""
 
     spans: Spans
     losses: LossArray
@@ -28,11 +23,9 @@ class StoredTokens:
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """All tokens of one document that the stored teachers read.
+    """All tokens of one document that each of the stored teachers read.
 
-    Attributes:
-        cuts: starts of the first teacher's segments; 0 for a document that it read as a whole.
-        teachers: all tokens of each.
+    `cuts` are the starts of the first one's segments: 0 if it read the document as a whole.
     """
 
     cuts: tuple[int, ...]
@@ -75,11 +68,7 @@ class StoredReader(Guide):
         return "|".join(store.fingerprint() for store in self.stores)
 
     def check(self) -> None:
-        """Verify the checksums of all stores.
-
-        Raises:
-            ValueError: a store is damaged.
-        """
+        """Verify the checksums of all stores."""
         for store in self.stores:
             store.check()
 
@@ -106,11 +95,7 @@ class StoredReader(Guide):
         return [piece.read() for piece in pieces if isinstance(piece, StoredPiece)]
 
     def open(self, text: str) -> StoredDocument | None:
-        """Read a document; None if it is not in all stores.
-
-        Raises:
-            ValueError: a loss is not finite; a NaN would pass for a token without a loss.
-        """
+        """Read a document; None if it is not in all stores."""
         found = [store.segments(text) for store in self.stores]
         if None in found:
             return None

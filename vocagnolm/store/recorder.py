@@ -30,14 +30,8 @@ PROCESSES = 10_000
 class LossRecorder(Recorder):
     """Collects losses and writes them; see `VocAgnoTrainer(recorder=...)`.
 
-    Args:
-        directory: store.
-        corpus: documents.
-        segments: rows that the blocks are packed from.
-        blocks: training data.
-        reader: tokenizer and limits of the teacher.
-        loss_dtype: precision in the store.
-        description: for the manifest.
+    The blocks are packed from the segments, and those cut from the corpus, for the teacher's
+    reader; the description goes into the manifest.
     """
 
     def __init__(
@@ -61,11 +55,7 @@ class LossRecorder(Recorder):
         self._recorded.append((block_B, loss_BT.detach()))
 
     def on_step_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Move the losses off the device, and write them before they fill the memory."""
         self._recorded = [(blocks.cpu(), losses.cpu()) for blocks, losses in self._recorded]
@@ -74,11 +64,7 @@ class LossRecorder(Recorder):
             self.write(state.global_step)
 
     def on_train_end(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        **kwargs: object,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Write the rest and, unless the run was stopped before its end, the manifest."""
         process = PartialState()

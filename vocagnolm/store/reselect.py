@@ -51,19 +51,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Selections:
-    """Counts of tokens that candidates choose, alone and together.
-
-    Attributes:
-        candidates: in the order of all arrays.
-        tokens: label tokens that were looked at.
-        together: [N, N], tokens that both candidates choose; the diagonal counts those of one.
-        gained: [N, V], by token id, those that a candidate chooses and the first one does not.
-        lost: [N, V], the other way round.
-    """
+    """Counts of the tokens that N candidates choose, alone and together."""
 
     candidates: list[Candidate]
+    # Label tokens that were looked at.
     tokens: int
+    # [N, N], those that both candidates choose; the diagonal counts those of one.
     together: IntArray
+    # [N, V], by token id, those that a candidate chooses and the first one does not; and reversed.
     gained: IntArray
     lost: IntArray
 
@@ -80,16 +75,9 @@ def align_stores(
     corpus: datasets.Dataset,
     max_length: int,
 ) -> tuple[Blocks, PackedCollator]:
-    """Check the stores and pack the documents that all of them have.
+    """Check the stores, and pack the documents that all of them have into blocks.
 
-    Args:
-        stores: the student's own losses first, then those of the teachers.
-        tokenizer: the student's.
-        corpus: scored by all.
-        max_length: tokens of a block.
-
-    Raises:
-        ValueError: a store is damaged or not the student's, or no document is in all of them.
+    The first store has the losses of the student itself, whose tokenizer this is.
     """
     stored = StoredReader(stores)
     stored.check()
@@ -113,13 +101,9 @@ def align_stores(
 def reselect(
     blocks: Blocks, collator: PackedCollator, candidates: Sequence[Candidate], vocabulary: int
 ) -> Selections:
-    """Choose tokens under every candidate.
+    """Choose tokens under every candidate, of a student with a vocabulary of that size.
 
-    Args:
-        blocks: the first store has the student's losses, the others those of the teachers.
-        collator: for the blocks.
-        candidates: their teachers are named in the order of the stores.
-        vocabulary: size of the student's.
+    The candidates' teachers are named in the order of the stores behind the student's own.
     """
     count = len(candidates)
     together = np.zeros((count, count), np.int64)
@@ -181,19 +165,16 @@ def selection_table(selections: Selections, tokenizer: PreTrainedTokenizerBase) 
         order = [int(i) for i in np.argsort(-counts, kind="stable")[:_SHOWN] if counts[i]]
         return ", ".join(f"{tokenizer.decode([i])!r} {counts[i]:,}" for i in order) or "-"
 
-    rows = [["setting", "tokens", "also in the first", "overlap", "gains most", "loses most"]]
-    for number, candidate in enumerate(selections.candidates):
-        rows.append(
-            [
-                str(candidate),
-                f"{own[number] / max(selections.tokens, 1):.1%}",
-                f"{selections.together[number, 0] / max(own[number], 1):.1%}",
-                f"{overlap[number, 0]:.3f}",
-                most(selections.gained[number]),
-                most(selections.lost[number]),
-            ]
-        )
-    return markdown_table(rows, padded=False)
+    def row(number: int, candidate: Candidate) -> list[str]:
+        share = own[number] / max(selections.tokens, 1)
+        common = selections.together[number, 0] / max(own[number], 1)
+        figures = [f"{share:.1%}", f"{common:.1%}", f"{overlap[number, 0]:.3f}"]
+        changes = [most(selections.gained[number]), most(selections.lost[number])]
+        return [str(candidate), *figures, *changes]
+
+    header = ["setting", "tokens", "also in the first", "overlap", "gains most", "loses most"]
+    rows = [row(*numbered) for numbered in enumerate(selections.candidates)]
+    return markdown_table([header, *rows], padded=False)
 
 
 def write_selections(selections: Selections, table: str, directory: Path) -> None:

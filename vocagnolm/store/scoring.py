@@ -9,8 +9,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
-from vocagnolm.corpus import load_corpus
-from vocagnolm.host.command import CorpusOptions, resolve_dtype, say
+from vocagnolm.corpus import TEXT, load_corpus
+from vocagnolm.host.command import corpus_options, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
@@ -29,12 +29,14 @@ _LONGEST_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class Scoring:
-    """Options of `vocagnolm score`, under their names there; `corpus` has the other --dataset_*."""
+    """Options of `vocagnolm score`, under their names there."""
 
     teacher: str
     dataset: str
     output_dir: Path
-    corpus: CorpusOptions
+    dataset_config: str | None = None
+    dataset_split: str = "train"
+    text_column: str = TEXT
     teacher_revision: str | None = None
     teacher_tokenizer: str | None = None
     context: int | None = None
@@ -52,36 +54,21 @@ class Scoring:
     @property
     def source(self) -> ModelSource:
         """The teacher."""
-        return ModelSource(
-            self.teacher,
-            "teacher",
-            self.teacher_revision,
-            self.attn_implementation,
-            self.trust_remote_code,
-        )
+        revision, attention = self.teacher_revision, self.attn_implementation
+        return ModelSource(self.teacher, "teacher", revision, attention, self.trust_remote_code)
 
 
 def score(options: Scoring) -> None:
-    """Score a corpus, or what is left of it.
-
-    Raises:
-        ValueError: an option, a model or a file is wrong; in all processes.
-        NonFiniteLoss: the teacher gives a loss that no store holds.
-    """
+    """Score a corpus, or what is left of it; a ValueError is raised in all processes."""
     state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
     dtype = resolve_dtype(options.dtype, state.device)
     with in_agreement():
         config = options.source.config()
         reader = load_reader(options, config)
         min_context = _min_context(options, reader.limit)
-        job = ScoringJob(
-            options.output_dir,
-            load_corpus(options.dataset, **options.corpus),
-            reader,
-            min_context,
-            options.shard_documents,
-            options.loss_dtype,
-        )
+        corpus = load_corpus(options.dataset, **corpus_options(options))
+        sizes = (min_context, options.shard_documents)
+        job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
         plan = _plan(options, config, job, dtype)
     # The first process looks for all, as it also repairs.
     with in_agreement():
@@ -147,11 +134,7 @@ def _plan(
 
 
 def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
-    """Look at the directory, and open a bad store again; returns True if nothing is left to do.
-
-    Raises:
-        ValueError: the directory cannot be written, or holds another store.
-    """
+    """Look at the directory, and open a bad store again; returns True if nothing is left to do."""
     directory = job.directory
     check_writable(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -179,9 +162,7 @@ def _load_scorer(options: Scoring, reader: Reader, dtype: str, state: PartialSta
 
         if state.num_processes > 1:
             raise ValueError("--engine vllm spreads a model over the GPUs itself: start it alone")
-        return VLLMScorer(
-            source.name, reader.limit, dtype, source.revision, source.trust_remote_code
-        )
+        return VLLMScorer(source, reader.limit, dtype)
     model = source.load(getattr(torch, dtype), options.quantization, state.device)
     # Quantized weights were placed as they were loaded.
     if not options.quantization:

@@ -57,12 +57,9 @@ class ShardEntry(FileEntry):
 
 @dataclass(frozen=True)
 class StoredSegment:
-    """The teacher's tokens in a run of characters of a document.
+    """N tokens of the teacher in a run [start, end) of characters of a document.
 
-    Attributes:
-        start, end: the run in the document, in characters, half-open.
-        spans: [N, 2] of the tokens, in characters of the document, without a gap.
-        losses: [N] float32, nats.
+    Their spans [N, 2] count the document's characters and leave no gap; losses are float32 [N].
     """
 
     start: int
@@ -90,14 +87,9 @@ def write_shard(
 ) -> None:
     """Write a shard completely or not at all, and its description for `finish_store`.
 
-    Args:
-        directory: store.
-        number: shard.
-        segments: keys of documents with their segments, in the order of the corpus.
-        loss_dtype: precision in the file.
-        source: name of the texts that the shard is made of, for `is_written`.
-        is_shared: keep a shard that exists, because other jobs write the store too and one may have
-            read its checksum already; otherwise replace it.
+    Takes the keys of documents with their segments, in the order of the corpus; `source` names the
+    texts that they are made of, for `is_written`. Where the store `is_shared`, a shard that exists
+    is kept, because another job may have read its checksum already; otherwise it is replaced.
     """
     fields = pa.schema(
         {
@@ -182,11 +174,7 @@ def shard_name(number: int) -> str:
 
 
 def is_written(directory: Path, number: int, source: str) -> bool:
-    """Return True if a shard exists, from a job that was killed or from another one.
-
-    Raises:
-        ValueError: it is made of other texts, or cannot be read.
-    """
+    """Return True if a shard exists; a ValueError if it is of other texts, or cannot be read."""
     path = directory / shard_name(number)
     if not path.exists():
         return False
@@ -212,10 +200,7 @@ def finish_store(
 ) -> None:
     """Write the manifest, which makes a directory of shards a store.
 
-    Args:
-        directory: store.
-        numbers: all of its shards, which are written.
-        description: what a reader has to know: teacher, tokenizer, segmentation, versions.
+    All its shards are written; the description names teacher, tokenizer, segmentation, versions.
     """
     entries = [_entry(directory / shard_name(number)) for number in numbers]
     # Names of the shards' texts, in order, name the corpus.
@@ -256,11 +241,7 @@ def reopen(directory: Path, bad: Sequence[str]) -> None:
 
 
 def manifest_of(directory: Path) -> Manifest:
-    """Read the manifest of a finished store.
-
-    Raises:
-        ValueError: it is missing, damaged or of another format.
-    """
+    """Read the manifest of a store; a ValueError if it is unfinished, damaged or another's."""
     try:
         manifest = read_manifest(directory)
         if SHARDS not in manifest:
@@ -286,11 +267,7 @@ def remedy(manifest: Manifest) -> str:
 
 
 class Store:
-    """A finished store, memory-mapped, by document.
-
-    Raises:
-        ValueError: it is not finished, of another format, or damaged; the message says what to do.
-    """
+    """A finished store, memory-mapped, by document."""
 
     def __init__(self, directory: str | Path):
         self.directory = Path(directory)
@@ -302,11 +279,7 @@ class Store:
         return manifest_sha256(self.manifest)
 
     def check(self) -> None:
-        """Compare every shard with its checksum.
-
-        Raises:
-            ValueError: a shard is bad; the message names the first ones.
-        """
+        """Compare every shard with its checksum; a ValueError names the first bad ones."""
         if faults := bad_shards(self.directory, self.manifest):
             shown = "; ".join(f"{file} {fault}" for file, fault in list(faults.items())[:10])
             raise ValueError(

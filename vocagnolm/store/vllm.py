@@ -7,32 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from vocagnolm.models.source import ModelSource
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Window
 
 
 class VLLMScorer:
-    """Computes losses of windows, from the log-probabilities that vLLM has of its prompts.
+    """Computes losses of windows, of at most `context` tokens, from vLLM's prompt_logprobs."""
 
-    Args:
-        model_name: directory or hub name.
-        context: most tokens of a window.
-        dtype: "bfloat16", "float16" or "float32".
-        revision: branch, tag or commit on the hub.
-        trust_remote_code: run code that comes with the model.
-
-    Raises:
-        ValueError: vLLM is not installed.
-    """
-
-    def __init__(
-        self,
-        model_name: str,
-        context: int,
-        dtype: str,
-        revision: str | None = None,
-        trust_remote_code: bool = False,
-    ):
+    def __init__(self, source: ModelSource, context: int, dtype: str):
         try:
             self._vllm: Any = importlib.import_module("vllm")
         except ImportError as error:
@@ -41,9 +24,9 @@ class VLLMScorer:
                 "or use --engine hf"
             ) from error
         self._llm = self._vllm.LLM(
-            model=model_name,
-            revision=revision,
-            trust_remote_code=trust_remote_code,
+            model=source.name,
+            revision=source.revision,
+            trust_remote_code=source.trust_remote_code,
             skip_tokenizer_init=True,
             dtype=dtype,
             tensor_parallel_size=max(1, torch.cuda.device_count()),

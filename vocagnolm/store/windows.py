@@ -21,12 +21,9 @@ from vocagnolm.token_loss import add_token_losses
 
 @dataclass(frozen=True)
 class Window:
-    """Tokens that a model reads at once.
+    """Tokens of a document that a model reads at once, after a start token.
 
-    Attributes:
-        document: number of the document.
-        ids: start token, and tokens of the document.
-        scored: tokens at the end that are scored; those before are context.
+    So many at their end are `scored`; those before are context.
     """
 
     document: int
@@ -47,13 +44,8 @@ def windows(
 ) -> Iterator[Window]:
     """Cut a document into windows: each scores the tokens that the ones before did not.
 
-    Args:
-        document: its number.
-        ids: its tokens.
-        start: start token, which every window begins with.
-        context: most tokens of a window.
-        min_context: tokens of context before those that a further window scores, below
-            `context` - 1.
+    A window has at most `context` tokens, the first of them `start`; a further window has
+    `min_context` tokens, below `context` - 1, before those that it scores.
 
     >>> [(w.ids, w.scored) for w in windows(0, [1, 2, 3, 4, 5], start=9, context=4, min_context=1)]
     [([9, 1, 2, 3], 3), ([9, 3, 4, 5], 2)]
@@ -73,14 +65,9 @@ def windows(
 
 
 class HFScorer:
-    """Scores windows with a causal LM of `transformers`.
+    """Scores windows with a causal LM of `transformers`, which is frozen, on its device.
 
-    Args:
-        model: on its device; it is put into eval mode and frozen.
-        batch_tokens: positions of a batch, padding counted; a single window may exceed it.
-
-    Raises:
-        ValueError: its losses cannot be computed without its logits (see `add_token_losses`).
+    A batch has at most `batch_tokens` positions, padding counted; a single window may exceed it.
     """
 
     def __init__(self, model: PreTrainedModel, batch_tokens: int):
@@ -120,7 +107,5 @@ class HFScorer:
         )
         rows = loss_BT.float().cpu().numpy()
         ends = [len(window.ids) for window in windows]
-        return [
-            row[end - window.scored : end]
-            for row, end, window in zip(rows, ends, windows, strict=True)
-        ]
+        parts = zip(rows, ends, windows, strict=True)
+        return [row[end - window.scored : end] for row, end, window in parts]
