@@ -543,10 +543,13 @@ def test_command_draws_several_figures(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--figure", "4"], "expected --output_dir with --figure"),
-        (["--figure", "4", "--output_dir", "o", "--seed", "1"], "expected --seed for tables only"),
-        (["--figure", "4", "--output_dir", "o", "--resamples", "9"], "expected --resamples for"),
-        (["--metric", "AVG"], "expected --figure with --metric"),
+        (["--figure", "4"], "--figure needs --output_dir: say where"),
+        (
+            ["--figure", "4", "--output_dir", "o", "--seed", "1"],
+            "--seed has no effect with --figure",
+        ),
+        (["--figure", "4", "--output_dir", "o", "--resamples", "9"], "--resamples has no effect"),
+        (["--metric", "AVG"], "--metric has no effect without --figure"),
         (["--figure", "2"], "invalid choice: 2"),
         (["--figure", "9"], "invalid choice: 9"),
         (["--figure", "x"], "invalid int value: 'x'"),

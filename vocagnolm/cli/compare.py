@@ -9,13 +9,12 @@ or data than the published ones, is marked wherever it is shown. With --figure t
 are drawn instead. Exit status: 0 done, 2 a wrong argument or file.
 """
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.analysis import compare
 from vocagnolm.analysis.figures import NUMBERS, make
-from vocagnolm.host.command import Parser, run_command, say
+from vocagnolm.host.command import Parser, refuse_idle, run_command, say
 from vocagnolm.host.files import check_writable
 
 _NAME = "vocagnolm compare"
@@ -29,37 +28,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(argv: Sequence[str] | None) -> None:
     parser = _parser()
     arguments = parser.parse_args(argv)
-    # Figures are drawn from the same runs, and have no bootstrap.
-    if arguments.figure:
-        idle = parser.given(arguments) & {"resamples", "seed"}
-        _draw(arguments, idle)
-        return
-    if arguments.metric:
-        raise ValueError(
-            "expected --figure with --metric, found none: name a figure or leave it out"
-        )
+    runs, out, reported = arguments.runs, arguments.output_dir, arguments.reported
     # Before the work, which may take minutes.
-    output_dir = arguments.output_dir
-    if output_dir:
-        check_writable(output_dir)
-    comparison = compare.compare(
-        arguments.runs, arguments.reported, arguments.resamples, arguments.seed
-    )
-    if output_dir:
-        compare.write_comparison(comparison, output_dir)
+    if out:
+        check_writable(out)
+    if arguments.figure:
+        if not out:
+            raise ValueError("--figure needs --output_dir: say where the figures shall be")
+        # Figures are drawn from the same runs, and have no bootstrap.
+        refuse_idle(parser.given(arguments), ("resamples", "seed"), "with --figure")
+        say("\n".join(map(str, make(arguments.figure, runs, out, arguments.metric, reported))))
+        return
+    refuse_idle(parser.given(arguments), ("metric",), "without --figure")
+    comparison = compare.compare(runs, reported, arguments.resamples, arguments.seed)
+    if out:
+        compare.write_comparison(comparison, out)
     say(compare.comparison_markdown(comparison).rstrip("\n"))
-
-
-def _draw(arguments: argparse.Namespace, idle: set[str]) -> None:
-    if not arguments.output_dir:
-        raise ValueError("expected --output_dir with --figure, found none: say where they shall be")
-    check_writable(arguments.output_dir)
-    if idle:
-        raise ValueError(
-            f"expected --{min(idle)} for tables only, found it with --figure: leave it out"
-        )
-    out, metric, reported = arguments.output_dir, arguments.metric, arguments.reported
-    say("\n".join(map(str, make(arguments.figure, arguments.runs, out, metric, reported))))
 
 
 def _parser() -> Parser:

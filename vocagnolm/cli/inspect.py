@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import datasets
@@ -24,7 +25,8 @@ from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
 from vocagnolm.host import command
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.processes import is_on_cpu
-from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
+from vocagnolm.objective import Method
+from vocagnolm.run.arguments import ModelArguments
 from vocagnolm.run.pair import load_models, load_pair
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
@@ -80,9 +82,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _inspect(arguments: argparse.Namespace) -> None:
     # Checked before anything is loaded.
-    guidance = GuidanceArguments(
-        top_k=arguments.top_k, aggregation=arguments.aggregation, unmapped=arguments.unmapped
-    )
+    guidance = Method("vocagnolm", arguments.top_k, arguments.aggregation, arguments.unmapped)
     if arguments.output_dir:
         check_writable(arguments.output_dir)
     pair = _load(arguments, guidance)
@@ -106,21 +106,14 @@ def _has_color(choice: str) -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _load(arguments: argparse.Namespace, guidance: GuidanceArguments) -> LoadedPair:
+def _load(arguments: argparse.Namespace, guidance: Method) -> LoadedPair:
     """Load both models: the student in float32, the teacher in `--dtype`."""
     # As a run of train.py would have it, so that the same checks apply.
-    revision, tokenizer = arguments.teacher_revision, arguments.teacher_tokenizer
-    model = ModelArguments(
-        student=arguments.student,
-        student_revision=arguments.student_revision,
-        student_tokenizer=arguments.student_tokenizer,
-        teacher=[arguments.teacher],
-        teacher_revision=[revision] if revision else None,
-        teacher_tokenizer=[tokenizer] if tokenizer else None,
-        teacher_dtype=arguments.dtype,
-        attn_implementation=arguments.attn_implementation,
-        trust_remote_code=arguments.trust_remote_code,
-    )
+    given = vars(arguments) | {"teacher_dtype": arguments.dtype}
+    for name in ("teacher", "teacher_revision", "teacher_tokenizer"):
+        given[name] = [given[name]] if given[name] else None
+    names = {field.name for field in fields(ModelArguments)}
+    model = ModelArguments(**{name: given[name] for name in names & given.keys()})
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
     pair = load_pair(model, guidance, device, arguments.max_length)

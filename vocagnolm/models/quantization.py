@@ -54,13 +54,13 @@ def fp8_products() -> object:
     return config
 
 
-def json_settings(option: str, text: str) -> dict[str, object]:
-    """Read an option that is a JSON object of settings, a ValueError where it is not."""
+def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, object]:
+    """Read an option that is a JSON object of settings, perhaps of none, or raise a ValueError."""
     try:
         content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{option}: {text} is not JSON: {error}") from error
-    if not (isinstance(content, dict) and content):
+    if not isinstance(content, dict) or not (content or empty):
         raise ValueError(f"{option}: {text} is not a JSON object of settings")
     return content
 

@@ -150,12 +150,12 @@ class _Source:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the checkpoint's own tokenizer, or the one that the run has used."""
-        place, revision = str(self.checkpoint), None
-        if not (self.checkpoint / "tokenizer_config.json").exists():
+        trust, revision = self.trust_remote_code, None
+        place = self.settings.get("student_tokenizer")
+        if (self.checkpoint / "tokenizer_config.json").exists():
+            place = str(self.checkpoint)
+        elif not place:
             place, revision = self.student.name, self.student.revision
-            if elsewhere := self.settings.get("student_tokenizer"):
-                place, revision = elsewhere, None
-        trust = self.trust_remote_code
         return load_tokenizer(place, "student", revision=revision, trust_remote_code=trust)
 
     def model(self) -> PreTrainedModel:
@@ -168,22 +168,21 @@ class _Source:
                 names = (option.name for option in fields(AdapterArguments))
                 arguments = AdapterArguments(**{name: self.settings[name] for name in names})
                 config = lora_config(model, arguments)
-            return merge_adapters(model, config, self._adapters())
+            return merge_adapters(model, config, self._weights())
         if self.is_sharded:
             return self._put_together()
         trust = self.trust_remote_code
         whole = ModelSource(str(self.checkpoint), "checkpoint", trust_remote_code=trust)
         return whole.load(torch.float32)
 
-    def _adapters(self) -> dict[str, Tensor]:
+    def _weights(self) -> dict[str, Tensor]:
         if self.is_sharded:
             return relayout.read_sharded(self.checkpoint, relayout.MODEL)
         return load_file(self.checkpoint / "adapter_model.safetensors")
 
     def _put_together(self) -> PreTrainedModel:
         model = self.student.skeleton(self.student.config())
-        weights = relayout.read_sharded(self.checkpoint, relayout.MODEL)
-        found = model.load_state_dict(weights, assign=True, strict=False)
+        found = model.load_state_dict(self._weights(), assign=True, strict=False)
         # A shared weight may have been saved once.
         model.tie_weights()
         absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
@@ -195,6 +194,6 @@ class _Source:
         # The student may have none.
         with suppress(OSError):
             revision = self.student.revision or "main"
-            config = GenerationConfig.from_pretrained(self.student.name, revision=revision)
-            model.generation_config = config
+            generation = GenerationConfig.from_pretrained(self.student.name, revision=revision)
+            model.generation_config = generation
         return model

@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError
-from torch.distributed.checkpoint.api import CheckpointException
-
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
@@ -36,36 +33,28 @@ _NAME = "train.py"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one training job and return its exit status."""
     quiet_logs()
+    trainer: VocAgnoTrainer | None = None
     with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
         try:
             job = parse(sys.argv[1:] if argv is None else argv)
             built = build(job)
-        except NonFiniteLoss as error:
-            return stop(_NAME, error, Exit.BAD_NUMBERS)
-        except RuntimeError as error:
-            return _stop_if_known(error, "the preparation")
-        except (ValueError, ImportError, OSError) as error:
-            return stop(_NAME, error, Exit.WRONG)
-        if built is None:
-            return Exit.DONE
-        trainer, checkpoint = built
-        try:
+            if built is None:
+                return Exit.DONE
+            trainer, checkpoint = built
             return train_and_save(trainer, checkpoint, job)
         except NonFiniteLoss as error:
             return stop(_NAME, error, Exit.BAD_NUMBERS)
-        except LayoutError as error:
-            return stop(_NAME, error, Exit.WRONG)
-        except (RuntimeError, OSError, SafetensorError, CheckpointException) as error:
-            doing = f"{trainer.phases.doing} ({trainer.state.global_step} steps done)"
-            return _stop_if_known(error, doing)
-
-
-def _stop_if_known(error: BaseException, doing: str) -> int:
-    """Tell in one line what this process alone has met, or raise the error as it is."""
-    explanation = failures.explain(error, doing)
-    if explanation is None:
-        raise error
-    return stop(_NAME, explanation, Exit.LOST)
+        except Exception as error:
+            wrong = LayoutError if trainer else (ValueError, ImportError, OSError)
+            if isinstance(error, wrong):
+                return stop(_NAME, error, Exit.WRONG)
+            doing = "the preparation"
+            if trainer:
+                doing = f"{trainer.phases.doing} ({trainer.state.global_step} steps done)"
+            # Something that this process alone has met, or a fault of the program.
+            if explanation := failures.explain(error, doing):
+                return stop(_NAME, explanation, Exit.LOST)
+            raise
 
 
 def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:

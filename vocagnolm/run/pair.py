@@ -16,7 +16,8 @@ from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization
 from vocagnolm.models.source import ModelSource, check_distinct, context_length
-from vocagnolm.run.arguments import GuidanceArguments, ModelArguments
+from vocagnolm.objective import Method
+from vocagnolm.run.arguments import ModelArguments
 from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
@@ -72,15 +73,11 @@ class Pair:
         """Precision of the teachers, never "auto"."""
         return resolve_dtype(self.arguments.teacher_dtype, self.device)
 
-    @property
-    def _dtype(self) -> torch.dtype:
-        return getattr(torch, self.teacher_dtype)  # type: ignore[no-any-return]
-
     @cached_property
     def teacher_quantization(self) -> dict[str, object] | None:
         """Quantization config of the teachers, if any; a dry run does not need its packages."""
         name = self.arguments.teacher_quantization
-        return quantization(name, self._dtype) if name else None
+        return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
 
     @cached_property
     def student_sizes(self) -> Sizes:
@@ -98,7 +95,7 @@ class Pair:
 
 def load_pair(
     model: ModelArguments,
-    method: GuidanceArguments,
+    method: Method,
     device: torch.device,
     max_length: int | None = None,
 ) -> Pair:
@@ -151,9 +148,7 @@ def _models(
     ]
 
 
-def _guide(
-    student: Model, teachers: list[Model], method: GuidanceArguments, length: int
-) -> Guide | None:
+def _guide(student: Model, teachers: list[Model], method: Method, length: int) -> Guide | None:
     """Return the co-resident teachers' way to read what the student reads."""
     if method.method in ("kld", "rho1"):
         for teacher in teachers:
@@ -203,9 +198,9 @@ def _load_teacher(
 ) -> list[PreTrainedModel] | StoredTeacher | None:
     if pair.is_stored:
         return StoredTeacher(len(pair.arguments.teacher_losses or ()))
-    loaded = []
+    loaded, dtype = [], getattr(torch, pair.teacher_dtype)
     for teacher in pair.teachers:
-        model = teacher.source.load(pair._dtype, pair.teacher_quantization, pair.device)
+        model = teacher.source.load(dtype, pair.teacher_quantization, pair.device)
         check_distinct(student, model, pair.student.tokenizer, teacher.tokenizer)
         # Sharded before the next one is loaded.
         if pair.arguments.teacher_sharding == "node":

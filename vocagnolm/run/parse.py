@@ -116,24 +116,17 @@ def _check_idle(job: Job) -> None:
     )
     stored = "with --teacher_losses, which no teacher is loaded for"
     # From the general to the particular: the first row that holds tells why.
-    for is_idle, part, names, condition in (
-        (not method.needs_teacher, model, of_a_teacher, f"with {method.as_typed}"),
-        (not method.needs_teacher, model, "teacher_losses", f"with {method.as_typed}"),
-        (model.teacher_losses, model, of_a_teacher, stored),
-        (
-            len(teachers) < 2,
-            method,
-            "teacher_reduction teacher_weights",
-            "without several teachers",
-        ),
-        (not model.teacher, model, "save_store", "without --teacher"),
-        (not model.save_store, model, "store_dtype", "without --save_store"),
-        (not model.teacher_losses, job.data, "missing_losses", "without --teacher_losses"),
+    parts = [(part, option) for part in (model, job.data, method) for option in fields(part)]
+    given = {option.name for part, option in parts if vars(part)[option.name] != option.default}
+    for is_idle, names, condition in (
+        (not method.needs_teacher, f"{of_a_teacher} teacher_losses", f"with {method.as_typed}"),
+        (model.teacher_losses, of_a_teacher, stored),
+        (len(teachers) < 2, "teacher_reduction teacher_weights", "without several teachers"),
+        (not model.teacher, "save_store", "without --teacher"),
+        (not model.save_store, "store_dtype", "without --save_store"),
+        (not model.teacher_losses, "missing_losses", "without --teacher_losses"),
     ):
         if is_idle:
-            given = [
-                field.name for field in fields(part) if vars(part)[field.name] != field.default
-            ]
             refuse_idle(given, names.split(), condition)
     method.check_teachers(max(len(teachers), 1))
 

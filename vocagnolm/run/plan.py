@@ -16,16 +16,16 @@ from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
 from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import Reader
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
+# Tokens of the example of a dry run.
+_SHOWN = 16
 _GIB = 2**30
 
 
 def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
-    """Describe a run in lines that begin with a word each."""
-    # Shapes are counted on the meta device; nothing is loaded.
+    """Describe a run in lines that begin with a word each; shapes are counted, nothing loaded."""
     student, run = pair.student_sizes, job.run
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
@@ -33,7 +33,7 @@ def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
     for teacher, sizes in zip(pair.teachers, pair.teacher_sizes, strict=True):
         lines.append(f"teacher    {teacher.source.name}: {sizes.parameters:,} parameters, frozen")
     if pair.teachers and (run.dry_run or devices_of_a_machine() > 1):
-        lines.append(_both_shardings(pair))
+        lines.append(_describe_shardings(pair))
     if pair.guide:
         lines += [f"teacher    {stored}" for stored in pair.guide.describe()]
     settings = ", ".join(f"{name} {value}" for name, value in job.method.in_effect().items())
@@ -101,7 +101,7 @@ def device_memory(job: Job, pair: Pair) -> dict[str, float]:
     tokens = (job.run.per_device_train_batch_size or 1) * job.data.max_length
     parts = memory.student_memory(pair.student_sizes, student_layout(job.run), tokens)
     is_sharded = job.model.teacher_sharding == "node"
-    return parts | _teachers_memory(pair, _devices_of_the_jobs_machines() if is_sharded else 1)
+    return parts | _teachers_memory(pair, _devices_per_machine() if is_sharded else 1)
 
 
 def student_layout(run: RunArguments) -> memory.Layout:
@@ -137,13 +137,13 @@ def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:
     return total
 
 
-def _devices_of_the_jobs_machines() -> int:
+def _devices_per_machine() -> int:
     """Return the processes of this machine; one alone plans for machines as they usually are."""
     return devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
 
 
-def _both_shardings(pair: Pair) -> str:
-    several = _devices_of_the_jobs_machines()
+def _describe_shardings(pair: Pair) -> str:
+    several = _devices_per_machine()
     whole, shard = (sum(_teachers_memory(pair, n).values()) / _GIB for n in (1, several))
     return (
         f"sharding   --teacher_sharding {pair.arguments.teacher_sharding}; the teacher takes per "
@@ -157,16 +157,11 @@ def show_example(pair: Pair, documents: Documents) -> str:
         return ""
     row = documents.segments.rows[0]
     text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
-    return "\n".join(aligned_example(text, pair.student_reader, pair.guide.readers[0]))
-
-
-def aligned_example(text: str, student: Reader, teacher: Reader, tokens: int = 16) -> list[str]:
-    """List the first tokens of a text, each with the teacher tokens behind it."""
-    ours, theirs = encode(student.tokenizer, text), encode(teacher.tokenizer, text)
-    ranges = align_spans(ours.spans, theirs.spans)
+    readers = pair.student_reader, pair.guide.readers[0]
+    ours, theirs = (encode(reader.tokenizer, text).spans for reader in readers)
     lines = [f"{'student token':24} teacher tokens"]
-    for (start, end), (first, last) in zip(ours.spans[:tokens], ranges, strict=False):
+    for (start, end), (first, last) in zip(ours[:_SHOWN], align_spans(ours, theirs), strict=False):
         # An unmapped token has the range (-1, -1), of which nothing is left.
-        pieces = " ".join(repr(text[a:b]) for a, b in theirs.spans[max(first, 0) : max(last, 0)])
+        pieces = " ".join(repr(text[a:b]) for a, b in theirs[max(first, 0) : max(last, 0)])
         lines.append(f"{text[start:end]!r:24} {pieces or '(unmapped)'}")
-    return lines
+    return "\n".join(lines)
