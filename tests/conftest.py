@@ -32,6 +32,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 _CACHE = tempfile.TemporaryDirectory(prefix="vocagnolm-tests-")  # goes when the tests end
 os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
+pytest_plugins = ["world"]  # fixtures of blocks and models for a trainer
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SINGLE_DIGITS = (

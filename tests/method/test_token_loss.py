@@ -1,14 +1,16 @@
 """Token losses against full logits, on tiny models of the real architectures."""
 
 import copy
-import gc
 import inspect
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, VOCABULARY, assert_same_gradients, build, gradients
+from launch import launch
+from torch import distributed
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import BaseModelOutput
@@ -357,9 +359,13 @@ def test_labels_are_required():
         add_token_losses(build())(input_ids=batch()[0], token_losses=True)
 
 
-@pytest.mark.parametrize("wrapper", ["ddp", "fsdp2"])
-def test_gradients_of_a_wrapped_model_equal_the_bare(wrapper, tmp_path):
-    from torch import distributed
+@pytest.mark.processes
+def test_gradients_of_a_wrapped_model_equal_the_bare(tmp_path):
+    launch(Path(__file__), tmp_path, 1)
+
+
+def compare_wrapped(wrapper):
+    """Compare a model in a process group of one with the same model bare."""
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
@@ -367,31 +373,22 @@ def test_gradients_of_a_wrapped_model_equal_the_bare(wrapper, tmp_path):
     ids, labels, weights = batch()
     bare = model(input_ids=ids, labels=labels, token_losses=True)
     expected = gradients(model, (bare * weights).sum())
-    store = distributed.FileStore(str(tmp_path / "store"), 1)
-    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    try:
-        if wrapper == "ddp":
-            wrapped = torch.nn.parallel.DistributedDataParallel(model)
-        else:
-            mesh = distributed.init_device_mesh("cpu", (1,))
-            for layer in model.model.layers:
-                fully_shard(layer, mesh=mesh)
-            wrapped = fully_shard(model, mesh=mesh)
-        losses = wrapped(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=26)
-        assert torch.equal(losses, bare)
-        found = gradients(model, (losses * weights).sum())
-        found = {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in found.items()}
-        assert_same_gradients(found, expected)
-        if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
-            assert isinstance(model.lm_head.weight, DTensor)
-            whole, *_ = output_head.read_head(model, torch.zeros(1))
-            assert not isinstance(whole, DTensor)
-    finally:
-        # All that owns the group goes before it, hooks on parameters included: its last owner would
-        # wait, holding the interpreter, for the end of threads that may need it.
-        model = wrapped = bare = losses = found = None
-        gc.collect()
-        distributed.destroy_process_group()
+    if wrapper == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    else:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        wrapped = fully_shard(model, mesh=mesh)
+    losses = wrapped(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=26)
+    assert torch.equal(losses, bare)
+    found = gradients(model, (losses * weights).sum())
+    found = {k: g.full_tensor() if isinstance(g, DTensor) else g for k, g in found.items()}
+    assert_same_gradients(found, expected)
+    if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
+        assert isinstance(model.lm_head.weight, DTensor)
+        whole, *_ = output_head.read_head(model, torch.zeros(1))
+        assert not isinstance(whole, DTensor)
 
 
 @pytest.mark.slow
@@ -399,3 +396,10 @@ def test_gradients_of_a_wrapped_model_equal_the_bare(wrapper, tmp_path):
 def test_peak_memory_stays_below_a_tenth_of_logits():
     extra_bytes, _ = alone(token_loss_memory.score, "token losses", token_loss_memory.FULL)
     assert extra_bytes < 0.1 * 4096 * 152_064 * 4
+
+
+if __name__ == "__main__":
+    distributed.init_process_group("gloo")
+    for name in ("ddp", "fsdp2"):
+        compare_wrapped(name)
+    # `launch` ends the process at once: gloo's threads may hang the end of a group.

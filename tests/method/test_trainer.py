@@ -20,7 +20,7 @@ from references import (
 )
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
-from world import MAX_LENGTH, make_blocks, make_models, make_segments, make_trainer
+from world import MAX_LENGTH, make_blocks, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
@@ -28,24 +28,6 @@ from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
-
-
-@pytest.fixture(scope="module")
-def blocks(
-    training_texts: list[str],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> Blocks:
-    return make_blocks(training_texts[:59], student_tokenizer, teacher_tokenizer)
-
-
-@pytest.fixture
-def pair(
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> tuple[Any, Any]:
-    return make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:

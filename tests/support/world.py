@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pytest
 import torch
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
@@ -50,6 +51,26 @@ def make_models(
                 parameter.mul_(5)  # losses far from uniform
         model.double()
     return models[0], models[1]
+
+
+@pytest.fixture(scope="session")
+def blocks(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> Blocks:
+    """Blocks of 59 texts: no whole number of batches of 8."""
+    return make_blocks(training_texts[:59], student_tokenizer, teacher_tokenizer)
+
+
+@pytest.fixture
+def pair(
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Any, Any]:
+    """A student and a teacher."""
+    return make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
 
 
 def make_trainer(

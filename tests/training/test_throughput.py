@@ -25,19 +25,17 @@ from transformers import (
     LlamaConfig,
     MambaConfig,
     MixtralConfig,
-    PreTrainedTokenizerBase,
     Qwen2Config,
     TrainerCallback,
 )
-from world import make_blocks, make_models, make_trainer
+from world import make_blocks, make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.packing import Blocks
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.training import flops, throughput
 from vocagnolm.training.flops import ModelWork, model_work, peak_tflops
-from vocagnolm.training.phases import SHARES, Phases
-from vocagnolm.training.throughput import TIMING_KEYS
+from vocagnolm.training.throughput import SHARES, TIMING_KEYS, Phases
 
 SIZES: dict[str, Any] = {
     "vocab_size": 120,
@@ -63,24 +61,6 @@ MEASURED = [k for k in TIMING_KEYS if k.endswith(("_device", "_mfu", "_gib", "_t
 def build(config: Any) -> Any:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-
-
-@pytest.fixture(scope="module")
-def blocks(
-    training_texts: list[str],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> Blocks:
-    return make_blocks(training_texts[:59], student_tokenizer, teacher_tokenizer)
-
-
-@pytest.fixture
-def pair(
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> tuple[Any, Any]:
-    return make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
 
 
 class Reader(TrainerCallback):

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host.files import write_file, write_json
@@ -105,9 +105,12 @@ class StepGuard(TrainerCallback):
         self._trainer.metrics.start()
 
     def on_pre_optimizer_step(
-        self, args: object, state: TrainerState, *rest: object, **kwargs: object
+        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
-        """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
+        """Skip the update, or stop, if a loss or a gradient is not finite on any process.
+
+        Stop after the step, if any process was asked to.
+        """
         trainer = self._trainer
         trainer.phases.begin("agreement")
         # One maximum over processes of four numbers, each -1 or 0 where all is well:
@@ -115,7 +118,8 @@ class StepGuard(TrainerCallback):
         mine = torch.cat([trainer.metrics.bad_blocks, self._gradient_fault()[None]])
         asked = torch.full((1,), int(trainer.preemption.is_asked), device=mine.device)
         *worst, is_asked = trainer.reduce_max(torch.cat([mine, asked])).tolist()
-        trainer.preemption.is_agreed |= bool(is_asked)
+        if is_asked:
+            trainer.preemption.is_agreed = control.should_training_stop = True
         if max(worst) < 0:
             trainer.metrics.keep_step()
             if self._recorder is not None:

@@ -17,8 +17,8 @@ class Preemption(TrainerCallback):
     """Stops a run after the step in which a signal came, with everything saved.
 
     SIGTERM and SIGUSR1 may come to any process, and any number of times. A first SIGINT asks too; a
-    second one stops at once. All processes learn of it in the reduction that the trainer makes
-    before every update, so they stop at one step.
+    second one stops at once. All processes learn of it in the reduction that
+    `StepGuard` makes before every update, so they stop at one step.
 
     Attributes:
         is_asked: this process was asked to stop.
@@ -50,13 +50,6 @@ class Preemption(TrainerCallback):
     def on_save(self, args: object, state: TrainerState, *rest: object, **kwargs: object) -> None:
         """Remember the saved step."""
         self._saved_step, self.must_save = state.global_step, False
-
-    def on_step_end(
-        self, args: object, state: object, control: TrainerControl, **kwargs: object
-    ) -> None:
-        """Stop, after all that is due at this step."""
-        if self.is_agreed:
-            control.should_training_stop = True
 
     def on_epoch_end(
         self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object

@@ -23,8 +23,8 @@ from vocagnolm.host.manifest import written_files
 from vocagnolm.host.processes import decided_by_one
 from vocagnolm.training import checkpoints, relayout
 from vocagnolm.training.metrics import GuidanceMetrics
-from vocagnolm.training.phases import Phases
 from vocagnolm.training.preemption import Preemption
+from vocagnolm.training.throughput import Phases
 
 _OVERRIDDEN = (
     "_save_checkpoint _maybe_log_save_evaluate _load_from_checkpoint "
