@@ -403,48 +403,12 @@ def test_command_prints_tables_when_called(
     assert cells(output.out, "GSM8K")[3:] == ["8", "1", "3", "0.625", "1.000"]
 
 
-def break_json(first: Path, other: Path) -> list[Path]:
-    (other / "results.json").write_text('{"model": ')
-    return [first, other]
+# Changes the other run, or returns the paths to give in place of both.
+Change = Callable[[Path, Path], object]
 
 
-def break_field(first: Path, other: Path) -> list[Path]:
-    edit(other, lambda results: results.pop("grader"))
-    return [first, other]
-
-
-def break_type(first: Path, other: Path) -> list[Path]:
-    (other / "results.json").write_text("[1]")
-    return [first, other]
-
-
-def break_column(first: Path, other: Path) -> list[Path]:
-    edit(other, lambda results: results["benchmarks"].update(gsm9k={}))
-    return [first, other]
-
-
-def break_item(first: Path, other: Path) -> list[Path]:
-    (other / "gsm8k.jsonl").write_text('{"idx": 0, "corr')
-    return [first, other]
-
-
-def break_item_field(first: Path, other: Path) -> list[Path]:
-    (other / "gsm8k.jsonl").write_text('{"idx": 0, "correct": true}\n')
-    return [first, other]
-
-
-def break_verdict(first: Path, other: Path) -> list[Path]:
-    edit_last_item(other, "gsm8k", correct=True)
-    return [first, other]
-
-
-def remove_items(first: Path, other: Path) -> list[Path]:
-    (other / "gsm8k.jsonl").unlink()
-    return [first, other]
-
-
-def share_nothing(first: Path, other: Path) -> list[Path]:
-    return [first, write_evaluation(other.parent / "third", {"svamp": FIRST})]
+def write(name: str, text: str) -> Change:
+    return lambda first, other: (other / name).write_text(text)
 
 
 def name_twice(first: Path, other: Path) -> list[Path]:
@@ -452,21 +416,36 @@ def name_twice(first: Path, other: Path) -> list[Path]:
     return [first, other, other.parent / "link"]
 
 
-BROKEN: dict[str, tuple[Callable[[Path, Path], list[Path]], str]] = {
+BROKEN: dict[str, tuple[Change, str]] = {
     "no_directory": (lambda first, other: [first, other / "absent"], "expected results.json in"),
     "no_results": (lambda first, other: [first, other.parent], "run evaluate_math.py first"),
-    "damaged_json": (break_json, "Expecting value"),
-    "missing_field": (break_field, "'grader'"),
-    "wrong_type": (break_type, "expected the results of evaluate_math.py"),
-    "unknown_benchmark": (break_column, "results.json: expected"),
-    "damaged_item": (break_item, "gsm8k.jsonl, line 1: expected JSON"),
+    "damaged_json": (write("results.json", '{"model": '), "Expecting value"),
+    "missing_field": (
+        lambda _, other: edit(other, lambda results: results.pop("grader")),
+        "'grader'",
+    ),
+    "wrong_type": (write("results.json", "[1]"), "expected the results of evaluate_math.py"),
+    "unknown_benchmark": (
+        lambda _, other: edit(other, lambda results: results["benchmarks"].update(gsm9k={})),
+        "results.json: expected",
+    ),
+    "damaged_item": (
+        write("gsm8k.jsonl", '{"idx": 0, "corr'),
+        "gsm8k.jsonl, line 1: expected JSON",
+    ),
     "missing_item_field": (
-        break_item_field,
+        write("gsm8k.jsonl", '{"idx": 0, "correct": true}\n'),
         "the items of evaluate_math.py, found none or an unknown 'prompt_sha256'",
     ),
-    "other_verdict": (break_verdict, "expected 8 items, 5 of them right, as in results.json"),
-    "no_items": (remove_items, "gsm8k.jsonl, found none"),
-    "nothing_shared": (share_nothing, "to share a benchmark, found gsm8k, math and svamp"),
+    "other_verdict": (
+        lambda _, other: edit_last_item(other, "gsm8k", correct=True),
+        "expected 8 items, 5 of them right, as in results.json",
+    ),
+    "no_items": (lambda _, other: (other / "gsm8k.jsonl").unlink(), "gsm8k.jsonl, found none"),
+    "nothing_shared": (
+        lambda first, other: [first, write_evaluation(other.parent / "third", {"svamp": FIRST})],
+        "to share a benchmark, found gsm8k, math and svamp",
+    ),
     "same_run": (name_twice, "twice"),
 }
 
@@ -475,8 +454,10 @@ BROKEN: dict[str, tuple[Callable[[Path, Path], list[Path]], str]] = {
 def test_command_rejects_wrong_runs_in_one_line(
     runs: list[Path], name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build, message = BROKEN[name]
-    assert cli.main(["compare", *map(str, build(*runs))]) == 2
+    change, message = BROKEN[name]
+    found = change(*runs)
+    paths = found if isinstance(found, list) else runs
+    assert cli.main(["compare", *map(str, paths)]) == 2
     output = capsys.readouterr()
     assert message in output.err
     assert output.err.startswith("vocagnolm compare: error: ")

@@ -16,13 +16,11 @@ import vocagnolm.analysis.overlap
 from vocagnolm.alignment import align_spans
 from vocagnolm.analysis.overlap import (
     MapCounts,
-    VocabularyOverlap,
-    byte_overlap,
     chunk_overlaps,
     count_map,
     decoded_vocabulary,
     overlaps,
-    raw_overlap,
+    vocabulary_overlap,
 )
 from vocagnolm.packing import chunk_edges
 from vocagnolm.spans import Spans, encode
@@ -43,8 +41,11 @@ def test_overlap_doctests_run_when_read() -> None:
 
 
 def test_shares_divide_by_each_size_when_counted() -> None:
-    found = VocabularyOverlap(shared=2, teacher_size=8, student_size=4).shares()
-    assert found == {"teacher": 0.25, "student": 0.5, "union": 0.2}
+    found = vocabulary_overlap({1, 2, 3, 4}, {3, 4, 5, 6, 7, 8, 9, 10})
+    assert found == {
+        **{"teacher": 0.25, "student": 0.5, "union": 0.2},
+        **{"shared": 2, "teacher_size": 8, "student_size": 4},
+    }
 
 
 def test_decoded_vocabulary_holds_every_byte_when_byte_level(
@@ -80,18 +81,18 @@ def test_decoded_vocabulary_has_the_tokens_of_a_text(
 def test_byte_overlap_finds_words_behind_a_space(
     tokenizers_by_family: Tokenizers,
 ) -> None:
-    student, teacher = (tokenizers_by_family[name] for name in ("metaspace", "byte_level"))
-    raw, decoded = raw_overlap(student, teacher), byte_overlap(student, teacher)
-    ours, theirs = set(student.get_vocab()), set(teacher.get_vocab())
-    assert astuple(raw) == (len(ours & theirs), len(theirs), len(ours))
+    both = [tokenizers_by_family[name] for name in ("metaspace", "byte_level")]
+    ours, theirs = (set(tokenizer.get_vocab()) for tokenizer in both)
+    decoded = vocabulary_overlap(*map(decoded_vocabulary, both))
     as_letters = {word.replace("▁", "Ġ") for word in ours}
-    assert decoded.shared > len(as_letters & theirs) > raw.shared
+    assert decoded["shared"] > len(as_letters & theirs) > len(ours & theirs)
 
 
 def test_overlap_is_whole_when_vocabularies_are_equal(tokenizers_by_family: Tokenizers) -> None:
     for tokenizer in tokenizers_by_family.values():
-        for compare in (raw_overlap, byte_overlap):
-            assert set(compare(tokenizer, tokenizer).shares().values()) == {1.0}
+        for words in (set(tokenizer.get_vocab()), decoded_vocabulary(tokenizer)):
+            found = vocabulary_overlap(words, words)
+            assert [found[whose] for whose in ("teacher", "student", "union")] == [1.0] * 3
 
 
 # Characters

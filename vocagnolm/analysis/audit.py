@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,16 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import datasets
 import numpy as np
+import pandas as pd
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.analysis.audit_report import audit_markdown, draw_audit
 from vocagnolm.analysis.overlap import (
     MapCounts,
-    byte_overlap,
     chunk_overlaps,
     count_map,
-    raw_overlap,
+    decoded_vocabulary,
+    vocabulary_overlap,
 )
 from vocagnolm.analysis.runs import reject
 from vocagnolm.corpus import TEXT, unusable, values
@@ -137,12 +137,8 @@ def audit(
     numbers = (number for number in range(len(corpus)) if number not in rejected)
     sampled = list(_sequences(corpus, numbers, student.tokenizer, settings))
     if not sampled:
-        logger.warning(
-            "no sequence of %d student tokens in %d documents, so no chunks: lower"
-            " --sequence_length",
-            settings.sequence_length,
-            documents,
-        )
+        text = "no sequence of %d student tokens in %d documents, so no chunks: lower %s"
+        logger.warning(text, settings.sequence_length, documents, "--sequence_length")
     return {
         "format": 1,
         "student": student.name,
@@ -160,12 +156,15 @@ def audit(
 
 def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[JsonObject]) -> JsonObject:
     counts = tally.counts
-    overlaps = {"raw": raw_overlap, "bytes": byte_overlap}
-    words = {how: find(student.tokenizer, teacher.tokenizer) for how, find in overlaps.items()}
+    both = (student.tokenizer, teacher.tokenizer)
+    words = {
+        "raw": vocabulary_overlap(*(set(tokenizer.get_vocab()) for tokenizer in both)),
+        "bytes": vocabulary_overlap(*map(decoded_vocabulary, both)),
+    }
     return {
         "teacher": teacher.name,
         "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
-        "vocabulary_overlap": {how: x.shares() | asdict(x) for how, x in words.items()},
+        "vocabulary_overlap": words,
         "mapping": counts.shares(),
         "token_level": {"iou": counts.iou, "ios": counts.ios},
         "chunks": chunks,
@@ -243,16 +242,13 @@ def _chunks(
 ) -> list[JsonObject]:
     """Average IoU and IoS over sequences for each number of chunks, with standard errors."""
     pairs = [(ours, encode(teacher.tokenizer, text).spans) for text, ours in sampled]
-    found = []
+    found: list[JsonObject] = []
     for chunks in numbers if pairs else ():
-        overlaps = (chunk_overlaps(ours, theirs, chunks) for ours, theirs in pairs)
-        means = np.array([[iou.mean(), ios.mean()] for iou, ios in overlaps])
-        iou, ios = means.mean(axis=0).tolist()
-        about = {"chunks": chunks, "iou": iou, "ios": ios}
-        if len(means) > 1:
-            errors = (means.std(axis=0, ddof=1) / math.sqrt(len(means))).tolist()
-            about["iou_standard_error"], about["ios_standard_error"] = errors
-        found.append(about)
+        overlaps = [map(np.mean, chunk_overlaps(*pair, chunks)) for pair in pairs]
+        means = pd.DataFrame(overlaps, columns=["iou", "ios"])
+        # A single sequence has no standard error.
+        errors = means.sem().dropna().add_suffix("_standard_error")
+        found.append({"chunks": chunks, **means.mean(), **errors})
     return found
 
 

@@ -1,67 +1,70 @@
 """Lay out an audit as tables and a figure, from the content of its `audit.json`."""
 
 import json
-from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 
-from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line
+import pandas as pd
+
+from vocagnolm.analysis.panels import Figure, draw_figure, overlap_panels
+from vocagnolm.analysis.runs import teacher_rows
 from vocagnolm.host.files import JsonObject
 from vocagnolm.host.tables import markdown_table
 
-# Lines of the two first tables: what they are called, and the keys of a teacher that lead to them.
+# Lines of the first two tables: what they are called, and where a teacher has their numbers.
 _VOCABULARY = {
-    f"{size}, {how}": ("vocabulary_overlap", key, of)
+    f"{size}, {how}": f"vocabulary_overlap.{key}.{of}"
     for key, how in (("raw", "as written"), ("bytes", "as bytes"))
     for of, size in (("teacher", "teacher's"), ("student", "student's"), ("union", "either's"))
 }
 _PER_TOKEN = {
-    "mapped": ("mapping", "mapped"),
-    "unmapped": ("mapping", "unmapped"),
-    "range of 1 teacher token": ("mapping", "range_of_1"),
-    "range of 2": ("mapping", "range_of_2"),
-    "range of 3 or more": ("mapping", "range_of_3_or_more"),
-    "one-to-one (same characters)": ("mapping", "one_to_one"),
-    "one-to-many": ("mapping", "one_to_many"),
-    "many-to-one": ("mapping", "many_to_one"),
-    "straddling": ("mapping", "straddling"),
-    "IoU": ("token_level", "iou"),
-    "IoS": ("token_level", "ios"),
+    "mapped": "mapping.mapped",
+    "unmapped": "mapping.unmapped",
+    "range of 1 teacher token": "mapping.range_of_1",
+    "range of 2": "mapping.range_of_2",
+    "range of 3 or more": "mapping.range_of_3_or_more",
+    "one-to-one (same characters)": "mapping.one_to_one",
+    "one-to-many": "mapping.one_to_many",
+    "many-to-one": "mapping.many_to_one",
+    "straddling": "mapping.straddling",
+    "IoU": "token_level.iou",
+    "IoS": "token_level.ios",
 }
-_RATIOS = (
-    "teacher tokens per student token",
-    "student tokens per character",
-    "teacher tokens per character",
-)
+_RATIOS = {
+    "teacher tokens per student token": "mapping.teacher_tokens_per_student_token",
+    "student tokens per character": "mapping.student_tokens_per_character",
+    "teacher tokens per character": "mapping.teacher_tokens_per_character",
+}
 
 
 def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
     teachers, names = content["teachers"], labels(content)
-
-    def table(corner: str, rows: Mapping[str, Callable[[JsonObject], str]]) -> list[list[str]]:
-        lines = [[name, *map(cell, teachers)] for name, cell in rows.items()]
-        return [[corner, *names], *lines]
-
-    ratios = {name: _ratio(name.replace(" ", "_")) for name in _RATIOS}
-    per_token = {name: _percent(*keys) for name, keys in _PER_TOKEN.items()}
-    vocabulary = {name: _percent(*keys) for name, keys in _VOCABULARY.items()}
+    # A row for each number, as "mapping.one_to_one", and a column for each teacher.
+    numbers = pd.json_normalize(teachers).T
+    ratios = [[title, *map("{:.4f}".format, numbers.loc[key])] for title, key in _RATIOS.items()]
+    vocabulary, per_token = (
+        [[title, *map(_percent, numbers.loc[key])] for title, key in keys.items()]
+        for keys in (_VOCABULARY, _PER_TOKEN)
+    )
     tables = {
-        "Vocabulary overlap (%)": table("shared, of the words", vocabulary),
-        "Token-level map (% of the student's tokens)": table("", per_token | ratios),
+        "Vocabulary overlap (%)": [["shared, of the words", *names], *vocabulary],
+        "Token-level map (% of the student's tokens)": [["", *names], *per_token, *ratios],
     }
     if content["sequences"]:
         sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
-        counts = enumerate(content["settings"]["chunks"])
-        title = f"Chunks of {sizes} student tokens, IoU / IoS (%)"
-        tables[title] = table("chunks", {str(n): _both(place) for place, n in counts})
+        both = [
+            [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in t["chunks"]] for t in teachers
+        ]
+        chunks = zip(map(str, content["settings"]["chunks"]), *both, strict=True)
+        tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = [["chunks", *names], *chunks]
     for name, teacher in zip(names, teachers, strict=True):
         if teacher["worst"]:
             tables[f"Documents that fit {name} worst, numbered from 0"] = _worst(teacher)
-    corpus = f"{content['dataset']}, {content['documents']:,} documents"
     lines = [
         f"student: {content['student']}",
         *(f"teacher: {teacher['teacher']}" for teacher in teachers),
-        f"corpus: {corpus} ({content['skipped']:,} left out)",
+        f"corpus: {content['dataset']}, {content['documents']:,} documents"
+        f" ({content['skipped']:,} left out)",
     ]
     for title, rows in tables.items():
         lines += ["", f"## {title}", "", markdown_table(rows)]
@@ -75,28 +78,14 @@ def labels(content: JsonObject) -> list[str]:
     return short if len(set(short)) == len(short) else names
 
 
-def _percent(*keys: str) -> Callable[[JsonObject], str]:
-    def cell(part: JsonObject) -> str:
-        *path, last = keys
-        for key in path:
-            part = part[key]
-        return f"{100 * part[last]:.2f}"
-
-    return cell
-
-
-def _ratio(key: str) -> Callable[[JsonObject], str]:
-    return lambda teacher: f"{teacher['mapping'][key]:.4f}"
-
-
-def _both(place: int) -> Callable[[JsonObject], str]:
-    return lambda teacher: " / ".join(_percent(x)(teacher["chunks"][place]) for x in ("iou", "ios"))
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
 
 
 def _worst(teacher: JsonObject) -> list[list[str]]:
     rows = [["document", "IoU", "IoS", "mapped", "student tokens", "teacher tokens", "begins"]]
     for one in teacher["worst"]:
-        shares = (_percent(key)(one) for key in ("iou", "ios", "mapped"))
+        shares = (_percent(one[key]) for key in ("iou", "ios", "mapped"))
         tokens = (str(one[key]) for key in ("student_tokens", "teacher_tokens"))
         beginning = json.dumps(one["beginning"], ensure_ascii=False)
         rows.append([str(one["document"]), *shares, *tokens, beginning])
@@ -105,21 +94,7 @@ def _worst(teacher: JsonObject) -> list[list[str]]:
 
 def draw_audit(content: JsonObject, path: Path) -> None:
     """Draw IoU and IoS against the number of chunks, and beside them the token level."""
-    counts = [str(chunks) for chunks in content["settings"]["chunks"]]
-    panels = []
-    for key, title in (("iou", "IoU (%)"), ("ios", "IoS (%)")):
-        marks: list[Mark] = []
-        for style, (label, teacher) in enumerate(
-            zip(labels(content), content["teachers"], strict=True)
-        ):
-            curve = []
-            for point in teacher["chunks"]:
-                y, half = 100 * point[key], 196 * point.get(f"{key}_standard_error", 0.0)
-                curve.append(Mark(str(point["chunks"]), y, (y - half, y + half)))
-            marks += line(curve, label, style)
-            # The token level is no number of chunks: a mark of its own, on no line.
-            level = Mark("token level", 100 * teacher["token_level"][key])
-            marks += line([level], "" if curve else label, style, joined=False)
-        panels.append(Panel("chunks of equal token count", title, marks, [*counts, "token level"]))
+    named = zip(labels(content), content["teachers"], strict=True)
+    rows = ({"label": label, **row} for label, teacher in named for row in teacher_rows(teacher))
     title = "Characters that chunks share; bars: 95 % intervals over sequences"
-    draw_figure(Figure(3, title, panels), path)
+    draw_figure(Figure(3, title, overlap_panels(pd.DataFrame(rows))), path)

@@ -8,6 +8,7 @@ the guidance page of a text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,16 @@ from vocagnolm.analysis.frame import (
     read_frame,
     settings,
 )
-from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line, name_once
+from vocagnolm.analysis.panels import (
+    TOKEN_LEVEL,
+    Figure,
+    Mark,
+    Panel,
+    draw_figure,
+    line,
+    name_once,
+    overlap_panels,
+)
 from vocagnolm.analysis.runs import (
     EVAL_LOSS,
     find_views,
@@ -40,7 +50,7 @@ from vocagnolm.views.view import read_views
 if TYPE_CHECKING:
     import pandas as pd
 
-_TABLE_2, _TOKEN_LEVEL, _GUIDANCE_PAGE = "Table 2", "token level", 8
+_TABLE_2, _GUIDANCE_PAGE = "Table 2", 8
 _DEFAULT_METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
 _STYLES = {label: number for number, label in enumerate(METHOD_LABELS.values())}
 _QUALITY = "evaluate_math.py, or give --reported NAME if the paper has it"
@@ -144,12 +154,6 @@ def _check_named(rows: Iterable[str], known: Sequence[str], expected: str, those
         reject(f"--reported to name {expected}", found, "leave it out")
 
 
-def _overlap(audit: pd.DataFrame, column: str) -> dict[object, float]:
-    """Map numbers of chunks (0: the token level) to their overlap in percent."""
-    rows = audit[audit.column == column]
-    return dict(zip(rows.chunks.astype(int), rows.value, strict=True))
-
-
 def _metric_label(metric: str) -> str:
     loss = "held-out loss (nats per token)"
     return loss if metric == EVAL_LOSS else f"accuracy, {heading(metric)} (%)"
@@ -191,17 +195,8 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
     audits = audits.assign(label=labels)
     if twice := audits.label[audits.duplicated(["label", "column", "chunks"])].tolist():
         reject(f"one audit of {twice[0]}", "two", "leave one out")
-    columns = [*map(str, sorted(set(audits.chunks.astype(int)) - {0})), _TOKEN_LEVEL]
-    panels = []
-    for name, column in (("IoU", "iou"), ("IoS", "ios")):
-        found: list[Mark] = []
-        # A curve over the numbers of chunks, and one mark for the token level beside it.
-        for style, (label, audit) in enumerate(audits.groupby("label", sort=False)):
-            values = _overlap(audit, column)
-            curve = [Mark(n, values[int(n)]) for n in columns[:-1] if int(n) in values]
-            found += line(curve, label, style)
-            found += line([Mark(_TOKEN_LEVEL, values[0])], "", style, joined=False)
-        panels.append(Panel("chunks of a sequence", f"{name} (% of characters)", found, columns))
+    # The paper draws no intervals.
+    panels = overlap_panels(audits.assign(low=math.nan))
     place = "several corpora" if len(where) > 1 else where.pop()
     return Figure(3, f"Overlap of the student's and the teacher's chunks on {place}", panels)
 
@@ -295,15 +290,16 @@ def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fig
     audit = _audit_of(teachers, frame)
     # Number of chunks, 0 for the token level, stands for x until the overlap replaces it.
     lines = []
-    by_label = {"the teacher's chunks": guided, "random chunks": chosen, _TOKEN_LEVEL: tokens}
+    by_label = {"the teacher's chunks": guided, "random chunks": chosen, TOKEN_LEVEL: tokens}
     for style, (label, runs) in enumerate(by_label.items()):
         points = marks(runs, metric, lambda row: int(row.chunks))
-        lines += line(points, label, style, joined=label != _TOKEN_LEVEL)
+        lines += line(points, label, style, joined=label != TOKEN_LEVEL)
     if reported:
         lines += _table_2(metric)
     panels = []
     for name, column in (("IoU", "iou"), ("IoS", "ios")):
-        overlap = _overlap(audit, column)
+        # By number of chunks, 0 for the token level.
+        overlap = audit[audit.column == column].astype({"chunks": int}).set_index("chunks").value
         if missing := [mark.x for mark in lines if mark.x not in overlap]:
             expected = f"the audit of {teachers[0]} to have {missing[0]} chunks"
             known = ", ".join(str(count) for count in overlap if count)
@@ -337,8 +333,8 @@ def _table_2(metric: str) -> list[Mark]:
     for style, (label, key) in enumerate(curves.items()):
         points = [Mark(count, y) for count, y in zip(table["chunks"], table[key], strict=True)]
         found += line(points, f"reported: {label}", style, reported=True)
-    token = [Mark(0, table[_TOKEN_LEVEL])]
-    return found + line(token, f"reported: {_TOKEN_LEVEL}", 2, joined=False, reported=True)
+    token = [Mark(0, table[TOKEN_LEVEL])]
+    return found + line(token, f"reported: {TOKEN_LEVEL}", 2, joined=False, reported=True)
 
 
 def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:

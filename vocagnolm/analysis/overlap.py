@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Set
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
 
@@ -35,41 +36,22 @@ _BYTE_OF_LETTER = {chr(byte): byte for byte in _PRINTING}
 _BYTE_OF_LETTER |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
-@dataclass(frozen=True)
-class VocabularyOverlap:
-    """Sizes of two vocabularies and of their intersection."""
+def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
+    """Count the words in common, and their share of the teacher's, the student's and either's.
 
-    shared: int
-    teacher_size: int
-    student_size: int
-
-    def shares(self) -> dict[str, float]:
-        """Divide by the teacher's words (the paper's definition), the student's and either's."""
-        return {
-            "teacher": self.shared / self.teacher_size,
-            "student": self.shared / self.student_size,
-            "union": self.shared / (self.teacher_size + self.student_size - self.shared),
-        }
-
-
-def raw_overlap(
-    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
-) -> VocabularyOverlap:
-    """Compare vocabularies as they are written, added tokens included.
-
-    This is the paper's number. It takes ` the`, written `▁the` by one family and `Ġthe` by the
-    other, for different words.
+    Words as they are written, added tokens included, give the paper's number, of the teacher's. It
+    takes ` the`, written `▁the` by one family and `Ġthe` by the other, for different words; those
+    of `decoded_vocabulary` are compared by what they stand for.
     """
-    ours, theirs = set(student.get_vocab()), set(teacher.get_vocab())
-    return VocabularyOverlap(len(ours & theirs), len(theirs), len(ours))
-
-
-def byte_overlap(
-    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase
-) -> VocabularyOverlap:
-    """Compare vocabularies by what their words stand for; sizes are of distinct byte strings."""
-    ours, theirs = decoded_vocabulary(student), decoded_vocabulary(teacher)
-    return VocabularyOverlap(len(ours & theirs), len(theirs), len(ours))
+    shared = len(student & teacher)
+    return {
+        "teacher": shared / len(teacher),
+        "student": shared / len(student),
+        "union": shared / len(student | teacher),
+        "shared": shared,
+        "teacher_size": len(teacher),
+        "student_size": len(student),
+    }
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:

@@ -72,19 +72,13 @@ def pair(first: Run, other: Run, resamples: int, seed: int) -> Pairing:
     Raises:
         ValueError: there is no such benchmark, or a file of items is missing or damaged.
     """
-    counts: dict[str, Discordance] = {}
-    refused: dict[str, str] = {}
-    for name in first.counts:
-        if name in other.counts:
-            found = _discordance(first, other, name)
-            if isinstance(found, str):
-                refused[name] = found
-            else:
-                counts[name] = found
-    if not counts and not refused:
+    both = {name: _discordance(first, other, name) for name in first.counts if name in other.counts}
+    if not both:
         expected = f"{first.label} and {other.label} to share a benchmark"
         found = f"{', '.join(first.counts)} and {', '.join(other.counts)}"
         reject(expected, found, "compare others")
+    refused = {name: reason for name, reason in both.items() if isinstance(reason, str)}
+    counts = {name: count for name, count in both.items() if isinstance(count, Discordance)}
     # A benchmark has a seed of its own, so that its interval does not depend on the others.
     samples = {
         name: resampled_differences(count, resamples, [seed, *name.encode()])
@@ -95,12 +89,12 @@ def pair(first: Run, other: Run, resamples: int, seed: int) -> Pairing:
         name: Difference(count.difference, percentile_interval(samples[name]), count, p, p_holm)
         for (name, count), p, p_holm in zip(counts.items(), p_values, holm(p_values), strict=True)
     }
-    both = {row["column"] for row in first.scores} & {row["column"] for row in other.scores}
     for average, members in AVERAGES.items():
-        missing = [heading(name) for name in members if name not in counts]
-        if average in both and missing:
+        if not all(average in (row["column"] for row in run.scores) for run in (first, other)):
+            continue
+        if missing := [heading(name) for name in members if name not in counts]:
             refused[average] = f"{', '.join(missing)} not paired"
-        elif average in both:
+        else:
             # Each benchmark is resampled on its own, as its items were drawn on their own.
             points = sum(counts[name].difference for name in members) / len(members)
             means = np.mean([samples[name] for name in members], axis=0)
@@ -147,12 +141,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     [0.04, 0.03, 0.5]
     """
     # From the smallest p-value: times the number of those not yet passed, never falling.
-    corrected = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = highest
-    return corrected
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(np.minimum(scaled, 1))
+    return [float(p) for p in corrected]
 
 
 def resampled_differences(

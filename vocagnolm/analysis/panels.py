@@ -5,14 +5,19 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vocagnolm.host.plots import SMALL, dashes, new_plot, save_plot, series_style
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+
+# The place beside the numbers of chunks.
+TOKEN_LEVEL = "token level"
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,27 @@ def name_once(found: Sequence[Mark], names: Mapping[object, str]) -> list[Mark]:
         replace(mark, text=names[mark.x]) if mark.x in names and mark is top else mark
         for mark, top in zip(found, tops, strict=True)
     ]
+
+
+def overlap_panels(audits: pd.DataFrame) -> list[Panel]:
+    """Put IoU and IoS against the number of chunks; the rows of an audit have its `label`."""
+    audits = audits.astype({"chunks": int}).sort_values("chunks", kind="stable")
+    columns = [*map(str, sorted(set(audits.chunks) - {0})), TOKEN_LEVEL]
+    panels = []
+    for name, column in (("IoU", "iou"), ("IoS", "ios")):
+        found: list[Mark] = []
+        rows = audits[audits.column == column].groupby("label", sort=False)
+        for style, (label, audit) in enumerate(rows):
+            level, *curve = (
+                Mark(str(x.chunks), x.value, None if isnan(x.low) else (x.low, x.high))
+                for x in audit.itertuples()
+            )
+            found += line(curve, label, style)
+            # The token level is no number of chunks: a mark of its own, on no line.
+            level = replace(level, x=TOKEN_LEVEL)
+            found += line([level], "" if curve else label, style, joined=False)
+        panels.append(Panel("chunks of a sequence", f"{name} (% of characters)", found, columns))
+    return panels
 
 
 def draw_figure(figure: Figure, path: Path, *suffixes: str) -> None:

@@ -224,23 +224,38 @@ def read_eval_loss(run: Path) -> list[Row]:
 
 
 def read_audit(path: Path) -> list[Row]:
-    """Read an audit as rows: teacher, dataset, column, chunks, value in percent.
+    """Read an audit: the rows of its teachers, with `teacher` and `dataset`."""
+    audit = read_json(path)
+    with readable(path, "what vocagnolm audit writes"):
+        dataset = Path(audit["dataset"]).name
+        return [
+            {"teacher": teacher_name(one["teacher"]), "dataset": dataset, **row}
+            for one in audit["teachers"]
+            for row in teacher_rows(one)
+        ]
+
+
+def teacher_rows(audited: JsonObject) -> list[Row]:
+    """Read an audited teacher as rows: column, chunks, value, low and high in percent.
 
     Columns are "raw" and "bytes", the share of the teacher's vocabulary that is in the student's
     too (strings as written, and decoded), and "iou" and "ios" by chunks, 0 for the token level.
     """
-    audit = read_json(path)
-    rows: list[Row] = []
-    with readable(path, "what vocagnolm audit writes"):
-        for one in audit["teachers"]:
-            words = one["vocabulary_overlap"]
-            values = [(kind, 0, float(words[kind]["teacher"])) for kind in ("raw", "bytes")]
-            for overlap in ({"chunks": 0, **one["token_level"]}, *one["chunks"]):
-                values += [(x, int(overlap["chunks"]), float(overlap[x])) for x in ("iou", "ios")]
-            about = {"teacher": teacher_name(one["teacher"])}
-            about["dataset"] = Path(audit["dataset"]).name
-            rows += [about | {"column": c, "chunks": n, "value": 100 * v} for c, n, v in values]
-    return rows
+
+    def row(column: str, chunks: int, share: float, error: float = math.nan) -> Row:
+        value, half = 100 * float(share), 196 * error
+        interval = {"low": value - half, "high": value + half}
+        return {"column": column, "chunks": int(chunks), "value": value, **interval}
+
+    words = audited["vocabulary_overlap"]
+    rows = [row(kind, 0, words[kind]["teacher"]) for kind in ("raw", "bytes")]
+    rows += [row(x, 0, audited["token_level"][x]) for x in ("iou", "ios")]
+    # Without a standard error there was a single sequence.
+    return rows + [
+        row(x, one["chunks"], one[x], one.get(f"{x}_standard_error", 0.0))
+        for one in audited["chunks"]
+        for x in ("iou", "ios")
+    ]
 
 
 def find_views(path: Path) -> Path | None:
