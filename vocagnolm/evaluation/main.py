@@ -27,7 +27,7 @@ from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.host import command
-from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
+from vocagnolm.host.processes import connect, in_agreement
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 
 _NAME = "vocagnolm evaluate"
@@ -107,7 +107,7 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
     if arguments.regrade:
         regrading.regrade(arguments.regrade, arguments.benchmark, arguments.output)
         return
-    state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
+    state = connect()
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     attention, is_trusted = arguments.attn_implementation, arguments.trust_remote_code

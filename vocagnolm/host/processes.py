@@ -84,6 +84,27 @@ def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
     return group
 
 
+def connect() -> PartialState:
+    """Join the processes of a job, over gloo where there is no accelerator."""
+    state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
+    check_connected()
+    return state
+
+
+def check_connected() -> None:
+    """Reject processes that were started as one job but would run as many, in one directory."""
+    if (started := launched_processes()) != PartialState().num_processes:
+        raise ValueError(
+            f"{started} processes were started (WORLD_SIZE), but this one is connected to no "
+            "other: start them with torchrun or accelerate launch, or unset WORLD_SIZE"
+        )
+
+
+def launched_processes() -> int:
+    """Return the processes of this job, as the launcher says."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def is_on_cpu() -> bool:
     """Return True without an accelerator, and under `accelerate launch --cpu`."""
     # Accelerate has to be told, or it takes processes on a CPU for separate runs.

@@ -16,6 +16,7 @@ from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.host.command import option, raise_first
+from vocagnolm.host.processes import check_connected, is_on_cpu, launched_processes
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.models.quantization import json_settings
 from vocagnolm.run.global_batch import split_global_batch
@@ -120,11 +121,14 @@ class RunArguments(TrainingArguments):
         self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
-        # On a CPU the parent class would drop the time-out.
+        # The parent class takes processes without a GPU for separate runs, unless it is told.
+        self.use_cpu = self.use_cpu or (launched_processes() > 1 and is_on_cpu())
+        # On a CPU it would drop the time-out.
         if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
+        check_connected()
         raise_first(self._faults_of_loading())
         self._check_schedule()
         self._check_optimizer()

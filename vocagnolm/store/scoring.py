@@ -13,7 +13,7 @@ from vocagnolm.corpus import TEXT, load_corpus
 from vocagnolm.host.command import corpus_options, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
-from vocagnolm.host.processes import LONGEST_WAIT, in_agreement, is_on_cpu
+from vocagnolm.host.processes import connect, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.store import store
@@ -60,7 +60,7 @@ class Scoring:
 
 def score(options: Scoring) -> None:
     """Score a corpus, or what is left of it; a ValueError is raised in all processes."""
-    state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
+    state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
     with in_agreement():
         config = options.source.config()
