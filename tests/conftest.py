@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -16,6 +17,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 from fuzz import FUZZ_PIECES
+from hypothesis import settings
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -40,6 +42,17 @@ SINGLE_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+# No deadline: a busy machine is no fault. `--hypothesis-profile` chooses another one.
+settings.register_profile("default", deadline=None)
+settings.register_profile("fast", deadline=None, max_examples=20)
+settings.register_profile("thorough", deadline=None, max_examples=300)
+settings.load_profile("default")
+
+
+def pytest_collection_finish() -> None:
+    """Keep all that was imported out of the garbage collections that every Trainer asks for."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -266,6 +266,7 @@ def test_vocabulary_overlap_is_the_papers(real_audit: dict[str, dict[str, Any]],
     assert found == REAL[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_student_tokens_are_covered(real_audit: dict[str, dict[str, Any]], name: str) -> None:
     assert real_audit[name]["token_level"]["ios"] == 1.0
@@ -273,6 +274,7 @@ def test_real_student_tokens_are_covered(real_audit: dict[str, dict[str, Any]], 
     assert real_audit[name]["counts"]["student_tokens"] > 20_000
 
 
+@pytest.mark.slow
 def test_overlap_falls_with_chunks_when_vocabularies_differ(
     real_audit: dict[str, dict[str, Any]],
 ) -> None:

@@ -209,7 +209,7 @@ CASES: dict[str, list[Case]] = {
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[Grader]:
-    with Grader(workers=2) as grader:
+    with Grader(workers=1) as grader:
         yield grader
 
 

@@ -359,6 +359,7 @@ def run_two(launcher: Launcher, argv: Sequence[str], logs: Path) -> tuple[list[i
     return statuses, [file.read_text() for file in files]
 
 
+@pytest.mark.processes
 def test_two_real_processes_give_the_same_items(
     launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from vocagnolm import guidance
@@ -45,7 +45,6 @@ def teacher_batches(draw):
     )
 
 
-@settings(max_examples=300, deadline=None)
 @given(teacher_batches(), st.sampled_from(sorted(AGGREGATE)))
 def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
     losses, valid, ranges = batch
@@ -136,7 +135,6 @@ def student_batches(draw):
     return matrices
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     student_batches(),
     TOP_K,

@@ -38,6 +38,7 @@ STAGED = {  # directory -> the token to put before a text
     "gpt2": 50256,
     "llama-3-8b": 128000,
 }
+LARGE = ("qwen2.5", "llama-3-8b")  # a second to load
 
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -230,14 +231,25 @@ def test_path_without_tokenizer_is_rejected(tmp_path: Path, content: str | None)
     assert "cannot be loaded (" in load_error(directory)
 
 
-@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in STAGED]
+)
 def test_load_tokenizer_accepts_when_the_tokenizer_is_staged(shared_dir: Path, name: str) -> None:
     tokenizer = load_tokenizer(str(shared_dir / "tokenizers" / name), "teacher")
     assert start_id(tokenizer, "teacher") == STAGED[name]
     assert_spans_hold(encode(tokenizer, PROBE).spans, PROBE)
 
 
-@pytest.mark.parametrize("name", ["tinyllama", "deepseek-math-7b", "qwen2.5", "llama-3-8b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("tinyllama", "qwen2.5"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("deepseek-math-7b", "llama-3-8b")
+        ),
+    ],
+)
 def test_encode_gives_the_ids_of_the_original_tokenizer(shared_dir: Path, name: str) -> None:
     directory = shared_dir / "tokenizers" / name
     separator = "\n__ggml_vocab_test__\n"
