@@ -149,7 +149,11 @@ class PackedCollator:
         if self.teacher_max_length is None or not tokens.shape[1]:
             return [padded_width(width, sys.maxsize) for width in longest]
         pairs = list(zip(longest, limits_of_teachers(self.teacher_max_length), strict=True))
-        assert all(a <= b for a, b in pairs), "packed for a longer row of a teacher"
+        if any(width > limit for width, limit in pairs):
+            raise ValueError(
+                f"blocks have {longest} teacher tokens, more than the teacher_max_length of "
+                f"{self.teacher_max_length}: give the collator the one that they were packed for"
+            )
         return [padded_width(*pair) for pair in pairs]
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:

@@ -74,7 +74,8 @@ def make_store(directory: Path, texts: list[str], teacher: Reader) -> store.Stor
             (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
         )
     store.write_shard(directory, 0, segments, "float16", "generated")
-    store.finish_store(directory, [0], {"teacher": "random", "context": teacher.limit})
+    about = {"teacher": "random", "tokenizer_sha256": "", "context": teacher.limit}
+    store.finish_store(directory, [0], about)
     return store.Store(directory)
 
 

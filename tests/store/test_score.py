@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import PartialState
 from score_world import (
+    ABOUT,
     CONTEXT,
     DOCUMENTS,
     FakeScorer,
@@ -30,8 +31,8 @@ from vocagnolm import cli
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus
 from vocagnolm.spans import encode
+from vocagnolm.store import codec, store
 from vocagnolm.store import job as scoring_job
-from vocagnolm.store import store
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
@@ -142,7 +143,7 @@ def test_unreadable_document_has_no_tokens(
 
     monkeypatch.setattr(scoring_job, "encode_batch", some)
     job = make_job(tmp_path, ["first", "bad", "last"], teacher_tokenizer)
-    scoring_job.score_corpus(job, FakeScorer(), {"context": CONTEXT}, PartialState())
+    scoring_job.score_corpus(job, FakeScorer(), ABOUT, PartialState())
     opened = Store(tmp_path)
     for text in ("first", "last"):
         (segment,) = opened.segments(text) or []
@@ -165,16 +166,16 @@ def test_no_shard_is_written_when_losses_are_nonfinite(
     teacher_tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     loss: float,
-    loss_dtype: store.LossDtype,
+    loss_dtype: codec.LossDtype,
     advice: str,
 ) -> None:
     texts = ["first", "second", "the bad ∑", "last"]
     bad = int(encode(teacher_tokenizer, texts[2]).ids[-1])
     job = make_job(tmp_path, texts, teacher_tokenizer, loss_dtype)
     with pytest.raises(NonFiniteLoss, match=f"'the bad ∑': use {advice}"):
-        scoring_job.score_corpus(job, FakeScorer({bad: loss}), {}, PartialState())
+        scoring_job.score_corpus(job, FakeScorer({bad: loss}), ABOUT, PartialState())
     assert list(contents(tmp_path)) == ["shard-00000.arrow", "shard-00000.arrow.entry.json"]
-    scoring_job.score_corpus(job, FakeScorer(), {}, PartialState())
+    scoring_job.score_corpus(job, FakeScorer(), ABOUT, PartialState())
     Store(tmp_path).check()
 
 
@@ -215,7 +216,7 @@ def test_progress_tells_speed_and_time_left(
             return super().losses(windows)
 
     with caplog.at_level(logging.INFO, logger="vocagnolm"):
-        scoring_job.score_corpus(job, SlowScorer(), {}, PartialState())
+        scoring_job.score_corpus(job, SlowScorer(), ABOUT, PartialState())
     rate = f"{per_shard / 20:,.0f} tokens per second"
     assert caplog.messages == [
         "4 of 10 shards are written already",

@@ -12,13 +12,15 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
-from vocagnolm.store import store
+from vocagnolm.store import codec
 from vocagnolm.store.job import ScoringJob
 from vocagnolm.store.windows import Window
 from vocagnolm.tokenizers import teacher_reader
 
 CONTEXT, MIN_CONTEXT = 48, 8
 DOCUMENTS = 36
+# The least that a store says of itself.
+ABOUT = {"teacher": "T", "tokenizer_sha256": "", "context": CONTEXT}
 
 
 def write_corpus(path: Path, texts: list[Any]) -> Path:
@@ -70,7 +72,7 @@ def make_job(
     directory: Path,
     texts: list[str],
     tokenizer: PreTrainedTokenizerBase,
-    loss_dtype: store.LossDtype = "float16",
+    loss_dtype: codec.LossDtype = "float16",
 ) -> ScoringJob:
     corpus = datasets.Dataset.from_dict({"text": texts})
     return ScoringJob(

@@ -11,7 +11,7 @@ import numpy as np
 
 from vocagnolm.data import Segments
 from vocagnolm.spans import encode
-from vocagnolm.store import store
+from vocagnolm.store import codec, store
 from vocagnolm.store.store import Store, StoredSegment, document_key
 from vocagnolm.store.windows import HFScorer, Window
 from vocagnolm.tokenizers import Reader
@@ -25,7 +25,7 @@ def write_store(
     *,
     context: int = CONTEXT,
     teacher: str = "some/teacher",
-    loss_dtype: store.LossDtype = "float32",
+    loss_dtype: codec.LossDtype = "float32",
 ) -> Store:
     """A store of segments, each with the document it is of, in two shards."""
     directory.mkdir(parents=True)
@@ -33,7 +33,8 @@ def write_store(
     half = len(keyed) // 2
     for number, part in enumerate((keyed[:half], keyed[half:])):
         store.write_shard(directory, number, part, loss_dtype, f"part {number}")
-    store.finish_store(directory, [0, 1], {"teacher": teacher, "context": context})
+    description = {"teacher": teacher, "tokenizer_sha256": "", "context": context}
+    store.finish_store(directory, [0, 1], description)
     return Store(directory)
 
 

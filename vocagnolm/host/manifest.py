@@ -69,8 +69,11 @@ def manifest_sha256(manifest: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest, less its checksum; a ValueError says that it is missing or damaged."""
+def read_manifest(directory: Path, key: str = FILES) -> Manifest:
+    """Read a manifest, less its checksum; a ValueError says that it is missing or damaged.
+
+    It describes its files under `key`: FILES or SHARDS.
+    """
     path = directory / MANIFEST_FILE
     if not path.is_file():
         raise ValueError(f"it has no {MANIFEST_FILE}, so it was not finished or is another tool's")
@@ -89,9 +92,9 @@ def read_manifest(directory: Path) -> Manifest:
         is_as_written = path.read_bytes() == json_bytes(manifest)
         if manifest.pop("sha256", None) != manifest_sha256(manifest) or not is_as_written:
             raise ValueError(f"{MANIFEST_FILE} is damaged: it does not match its own checksum")
-    found = manifest.get(FILES, manifest.get(SHARDS))
+    found = manifest.get(key)
     if not (isinstance(found, list) and all(map(_is_entry, found))):
-        raise ValueError(f"{MANIFEST_FILE} is damaged: it does not describe its files")
+        raise ValueError(f"{MANIFEST_FILE} is damaged: it does not describe its {key}")
     return manifest
 
 

@@ -24,7 +24,7 @@ from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
 from vocagnolm.spans import Encoding, encode_batch
-from vocagnolm.store import store
+from vocagnolm.store import codec, store
 from vocagnolm.store.windows import Scorer, Window, windows
 from vocagnolm.tokenizers import Reader
 
@@ -49,7 +49,7 @@ class ScoringJob:
     reader: Reader
     min_context: int
     shard_documents: int
-    loss_dtype: store.LossDtype
+    loss_dtype: codec.LossDtype
 
     @property
     def shards(self) -> int:
@@ -157,7 +157,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[En
     return [encoding for text in texts for encoding in _encode(tokenizer, [text])]
 
 
-def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtype) -> None:
+def _check_finite(losses: store.LossArray, text: str, loss_dtype: codec.LossDtype) -> None:
     where = f"in the document that begins {text[:60]!r}"
     if not np.isfinite(losses).all():
         raise NonFiniteLoss(

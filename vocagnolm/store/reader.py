@@ -100,12 +100,6 @@ class StoredReader(Guide):
         if None in found:
             return None
         documents = [segments for segments in found if segments]
-        for store, segments in zip(self.stores, documents, strict=True):
-            if not all(np.isfinite(segment.losses).all() for segment in segments):
-                raise ValueError(
-                    f"the teacher-loss store {store.directory} has losses that are not finite, in "
-                    f"the document that begins {text[:60]!r}: score the corpus again"
-                )
         cuts = tuple(segment.start for segment in documents[0])
         teachers = (
             StoredTokens(

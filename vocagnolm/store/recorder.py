@@ -17,7 +17,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from vocagnolm.corpus import TEXT
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
-from vocagnolm.store import store
+from vocagnolm.store import codec, store
 from vocagnolm.tokenizers import Reader
 from vocagnolm.training.guard import Recorder
 
@@ -41,7 +41,7 @@ class LossRecorder(Recorder):
         segments: datasets.Dataset,
         blocks: Blocks,
         reader: Reader,
-        loss_dtype: store.LossDtype,
+        loss_dtype: codec.LossDtype,
         description: Mapping[str, object],
     ):
         self._directory, self._corpus, self._blocks = directory, corpus, blocks
@@ -110,6 +110,11 @@ class LossRecorder(Recorder):
         text = self._corpus[segment["document"]][TEXT]
         start, end = segment["start"], segment["end"]
         (encoding,) = encode_batch(self._reader.tokenizer, [text[start:end]])
-        assert len(encoding.ids) == len(losses), "the teacher reads another text than it was shown"
+        if len(encoding.ids) != len(losses):
+            raise ValueError(
+                f"the teacher reads {len(encoding.ids)} tokens in [{start}, {end}) of document "
+                f"{segment['document']}, of which {len(losses)} losses were recorded: clear the "
+                "cache of datasets, and run the same command again"
+            )
         spans = encoding.spans.astype(np.int64) + start
         return store.document_key(text), store.StoredSegment(start, end, spans, losses)

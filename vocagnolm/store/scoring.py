@@ -16,7 +16,7 @@ from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import connect, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
-from vocagnolm.store import store
+from vocagnolm.store import codec, store
 from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
 from vocagnolm.store.windows import HFScorer, Scorer
 from vocagnolm.tokenizers import Reader, teacher_reader, tokenizer_sha256
@@ -43,7 +43,7 @@ class Scoring:
     min_context: int | None = None
     shard_documents: int = 1000
     batch_tokens: int = 16384
-    loss_dtype: store.LossDtype = "float16"
+    loss_dtype: codec.LossDtype = "float16"
     dtype: str = "auto"
     quantization: dict[str, object] | None = None
     engine: Literal["hf", "vllm"] = "hf"

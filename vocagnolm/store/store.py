@@ -15,15 +15,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.host.files import ASIDE, file_sha256, read_json, write_file, write_json
+from vocagnolm.host.files import ASIDE, file_sha256, json_or_empty, write_file, write_json
 from vocagnolm.host.manifest import (
     MANIFEST_FILE,
     SHARDS,
@@ -35,15 +36,22 @@ from vocagnolm.host.manifest import (
     seal,
 )
 from vocagnolm.spans import Spans
-from vocagnolm.store.codec import decode_spans, encode_spans
+from vocagnolm.store.codec import (
+    KEY_BYTES,
+    LossDtype,
+    decode_spans,
+    encode_spans,
+    open_shard,
+    shard_schema,
+)
 
 # In an unfinished store: the settings that every job must have in common with the first one.
 PLAN_FILE = "plan.json"
-LossDtype = Literal["float16", "float32"]
 LossArray = npt.NDArray[np.float32]
-_KEY_BYTES = 16
 # Ends the name of a shard's description, until the manifest has it.
 _PROVISIONAL = ".entry.json"
+# A loss is a negative logarithm of a probability, but for rounding.
+_BELOW_ZERO = -0.01
 
 
 class ShardEntry(FileEntry):
@@ -53,6 +61,12 @@ class ShardEntry(FileEntry):
     documents: int
     segments: int
     tokens: int
+
+
+# Kinds of what readers take from a manifest, of the store and of each shard.
+_TOTALS = dict.fromkeys(("documents", "segments", "tokens"), int)
+_OF_STORE = {"teacher": str, "tokenizer_sha256": str, "context": int, **_TOTALS}
+_OF_SHARD = {"file": str, "sha256": str, "bytes": int, "source": str, **_TOTALS}
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,7 @@ class StoredSegment:
 
 def document_key(text: str) -> bytes:
     """Return the key of a document: the first 16 bytes of the SHA-256 of its UTF-8 text."""
-    return hashlib.sha256(text.encode()).digest()[:_KEY_BYTES]
+    return hashlib.sha256(text.encode()).digest()[:KEY_BYTES]
 
 
 # -- Writing -----------------------------------------------------------------------------------
@@ -91,18 +105,7 @@ def write_shard(
     texts that they are made of, for `is_written`. Where the store `is_shared`, a shard that exists
     is kept, because another job may have read its checksum already; otherwise it is replaced.
     """
-    fields = pa.schema(
-        {
-            "document": pa.binary(_KEY_BYTES),
-            "start": pa.int32(),
-            "end": pa.int32(),
-            "codes": pa.list_(pa.uint8()),
-            "exceptions": pa.list_(pa.int32()),
-            "losses": pa.list_(pa.from_numpy_dtype(loss_dtype)),
-        },
-        metadata={"source": source},
-    )
-    # All tokens of a segment are one value of the last three columns.
+    fields = shard_schema(loss_dtype).with_metadata({"source": source})
     columns: dict[str, list[object]] = {name: [] for name in fields.names}
     for key, segment in segments:
         codes, exceptions = encode_spans(segment.spans, segment.start)
@@ -142,11 +145,14 @@ def _entry_path(path: Path) -> Path:
 
 def _entry(path: Path) -> ShardEntry:
     """Read the description of a shard, or make it."""
+    entry = json_or_empty(_entry_path(path))
     try:
-        return cast(ShardEntry, read_json(_entry_path(path)))
-    except FileNotFoundError:
-        # A kill came before it was written, or another job's `finish_store` has removed it.
+        _check_kinds(entry, _OF_SHARD)
+    except ValueError:
+        # A kill came before it was written, another job's `finish_store` has removed it, or it is
+        # damaged.
         return _describe(path)
+    return cast(ShardEntry, entry)
 
 
 def _describe(path: Path) -> ShardEntry:
@@ -243,15 +249,38 @@ def reopen(directory: Path, bad: Sequence[str]) -> None:
 def manifest_of(directory: Path) -> Manifest:
     """Read the manifest of a store; a ValueError if it is unfinished, damaged or another's."""
     try:
-        manifest = read_manifest(directory)
-        if SHARDS not in manifest:
-            raise ValueError(f"{MANIFEST_FILE} names no shards")
+        manifest = read_manifest(directory, SHARDS)
+        _check_manifest(manifest)
     except ValueError as error:
         raise ValueError(
             f"{directory} is no finished teacher-loss store: {error}; get it again, finish it with "
             "the command that began it, or make one with `vocagnolm score`"
         ) from error
     return manifest
+
+
+def _check_kinds(found: Mapping[str, object], kinds: Mapping[str, type]) -> None:
+    for name, kind in kinds.items():
+        if type(found.get(name)) is not kind:
+            raise ValueError(f"{MANIFEST_FILE} has {found.get(name)!r:.40} as {name}")
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    """Raise a ValueError where a manifest is no store's: its checksum may be right all the same."""
+    shards = manifest[SHARDS]
+    _check_kinds(manifest, _OF_STORE)
+    for shard in shards:
+        _check_kinds(shard, _OF_SHARD)
+    names = [shard["file"] for shard in shards]
+    # Anything else might be a file of the user's, which `reopen` would delete.
+    if strange := [name for name in names if not re.fullmatch(r"shard-\d{5,}\.arrow", name)]:
+        raise ValueError(f"{MANIFEST_FILE} has {strange[0]!r:.40} as the name of a shard")
+    sums = {name: sum(shard[name] for shard in shards) for name in _TOTALS}
+    if len(set(names)) < len(names) or any(manifest[name] != sums[name] for name in sums):
+        raise ValueError(f"{MANIFEST_FILE} counts {sums} in {len(set(names))} shards")
+    # A start token, and one that it scores.
+    if not 2 <= manifest["context"] < 2**31:
+        raise ValueError(f"{MANIFEST_FILE} has {manifest['context']} as context")
 
 
 def bad_shards(directory: Path, manifest: Manifest) -> dict[str, str]:
@@ -290,12 +319,18 @@ class Store:
 
     def segments(self, text: str) -> list[StoredSegment] | None:
         """Return the segments of a document, in order; None if some of it is missing."""
-        if not self._batches:
-            self._map()
-        key = document_key(text)
-        # Rows with the same key stand together, in any order of their starts.
-        first, last = (np.searchsorted(self._keys, key, side=side) for side in ("left", "right"))
-        found = sorted(map(self._segment, self._rows[first:last]), key=lambda part: part.start)
+        try:
+            if not self._batches:
+                self._batches = self._map()
+            key = document_key(text)
+            # Rows with the same key stand together, in any order of their starts.
+            first, last = (np.searchsorted(self._keys, key, side=s) for s in ("left", "right"))
+            found = sorted(map(self._segment, self._rows[first:last]), key=lambda part: part.start)
+        except ValueError as error:
+            raise ValueError(
+                f"the teacher-loss store {self.directory} has {error}, met at the document that "
+                f"begins {text[:60]!r}: get it again, or score the corpus again"
+            ) from error
         whole, at = [], 0
         for segment in found:
             # A document that the corpus has twice is stored twice: take each segment once.
@@ -304,7 +339,7 @@ class Store:
                 at = segment.end
         return whole if at == len(text) and whole else None
 
-    def _map(self) -> None:
+    def _map(self) -> list[pa.RecordBatch]:
         """Open the shards and sort the keys: 24 bytes of memory per segment.
 
         Rows are numbered through all batches of all shards:
@@ -314,16 +349,15 @@ class Store:
             _ends              5         9     11
             _keys    sorted; `_rows` has the row of each
         """
-        # Mapped, so that processes share the pages and nothing is read before it is needed.
-        for entry in self.manifest[SHARDS]:
-            file = pa.memory_map(str(self.directory / entry["file"]))
-            self._batches.extend(pa.ipc.open_stream(file))
+        paths = (self.directory / entry["file"] for entry in self.manifest[SHARDS])
+        batches = list(chain.from_iterable(map(open_shard, paths)))
         # The second buffer of a column of fixed width holds its values, one behind the other.
-        keys = [np.frombuffer(b.column("document").buffers()[1], "S16") for b in self._batches]
-        self._ends = np.cumsum([len(part) for part in keys])
+        keys = [np.frombuffer(b.column("document").buffers()[1], "S16", len(b)) for b in batches]
+        self._ends = np.cumsum(list(map(len, batches)))
         unsorted = np.concatenate([*keys, np.empty(0, "S16")])
         self._rows = np.argsort(unsorted, kind="stable")
         self._keys = unsorted[self._rows]
+        return batches
 
     def _segment(self, row: int) -> StoredSegment:
         """Read a row: of the first batch that ends behind it, counted from that batch's start."""
@@ -334,7 +368,11 @@ class Store:
         codes, exceptions, losses = (
             batch.column(name)[at].values.to_numpy() for name in ("codes", "exceptions", "losses")
         )
-        spans = decode_spans(codes, exceptions, start)
+        if len(codes) != len(losses):
+            raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
+        if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
+            raise ValueError("losses that are not finite, or below zero")
+        spans = decode_spans(codes, exceptions, start, end)
         return StoredSegment(start, end, spans, losses.astype(np.float32))
 
     def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
