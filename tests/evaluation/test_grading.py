@@ -221,6 +221,12 @@ def test_limits_leave_a_verdict_in_five_seconds() -> None:
     assert worker.HARNESS_LIMIT_S + worker.OPINION_LIMIT_S < 5
 
 
+def test_verdicts_do_not_depend_on_load() -> None:
+    # A worker that gets a hundredth of a core still meets the limits of processor time first.
+    limit = max(worker.HARNESS_LIMIT_S, worker.OPINION_LIMIT_S)
+    assert grading.WALL_LIMIT_S >= 100 * limit
+
+
 @pytest.mark.slow
 def test_grader_says_timeout_when_algebra_takes_forever(grader: Grader) -> None:
     assert_alive(grader)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 import os
 import queue
-import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 
 _ROOT = Path(__file__).resolve().parents[3]
-# For a worker that waits instead of working; processor time ends it sooner.
-WALL_LIMIT_S = 20.0
-START_LIMIT_S = 120.0
+# The last resort, for a worker that waits instead of working. Limits of processor time (`worker.py`)
+# end all others: verdicts are the same however busy the machine is.
+WALL_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -78,83 +77,62 @@ class _Worker:
         self._start()
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            # `-m` looks here first, and finds this very package.
-            cwd=_ROOT,
-            # An interrupt is for us.
-            start_new_session=True,
-        )
-        self._received = b""
-        self._ready = False
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
+                stdin=theirs.fileno(),
+                # A library may print.
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # `-m` looks here first, and finds this very package.
+                cwd=_ROOT,
+                # An interrupt is for us.
+                start_new_session=True,
+            )
+        self._is_ready = False
 
-    def stop(self) -> None:
+    def stop(self) -> int:
+        """End the process, and return its status."""
         self._process.kill()
-        self._process.communicate()
+        self._connection.close()
+        return self._process.wait()
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
         if self._process.poll() is not None:
             self._replace()
-        if not self._ready:
+        if not self._is_ready:
             try:
-                self._receive(START_LIMIT_S)
-            except _WorkerDiedError:
+                self._receive()
+            except (EOFError, OSError):
                 raise ValueError(
                     "expected a grading worker, found that it does not start: "
                     "`python -m vocagnolm.evaluation.grading.worker` says why"
                 ) from None
-            self._ready = True
+            self._is_ready = True
         verdict = Verdict()
         try:
-            self._send(json.dumps([kind, output, gold]).encode() + b"\n")
+            self._connection.send_bytes(json.dumps([kind, output, gold]).encode())
             # Each reply adds to the verdict, which stands if the worker dies before the next one.
             for _ in range(3):
-                verdict = replace(verdict, **self._receive(WALL_LIMIT_S))
-        except _WorkerDiedError as error:
+                verdict = replace(verdict, **self._receive())
+        except (EOFError, OSError) as error:
             # The limit of processor time ends a worker by SIGPROF.
-            ended = "timeout" if self._replace() == -signal.SIGPROF else str(error)
+            late = self._replace() == -signal.SIGPROF or isinstance(error, TimeoutError)
             if not verdict.decided_by:
-                verdict = replace(verdict, decided_by=ended)
+                verdict = replace(verdict, decided_by="timeout" if late else "crash")
         return verdict
 
-    def _send(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        rest = memoryview(line)
-        try:
-            # A signal may end a write in the middle.
-            while rest:
-                rest = rest[self._process.stdin.write(rest) :]
-        except BrokenPipeError as error:
-            raise _WorkerDiedError("crash") from error
-
-    def _receive(self, limit: float) -> dict[str, Any]:
-        """Read the next reply, in at most `limit` seconds."""
-        assert self._process.stdout is not None
-        deadline = time.monotonic() + limit
-        while b"\n" not in self._received:
-            left = max(0.0, deadline - time.monotonic())
-            if not select.select([self._process.stdout], [], [], left)[0]:
-                self._process.kill()
-                raise _WorkerDiedError("timeout")
-            received = self._process.stdout.read(1 << 20)
-            if not received:
-                raise _WorkerDiedError("crash")
-            self._received += received
-        line, _, self._received = self._received.partition(b"\n")
-        reply: dict[str, Any] = json.loads(line)
+    def _receive(self) -> dict[str, Any]:
+        """Read the next reply; an EOFError or OSError where the worker ended before it."""
+        if not self._connection.poll(WALL_LIMIT_S):
+            raise TimeoutError
+        # As JSON: `recv` would unpickle what a worker sends.
+        reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return reply
 
     def _replace(self) -> int:
         """Start another process, and return the status of the last one."""
-        status = self._process.wait()
-        self._process.communicate()
+        status = self.stop()
         self._start()
         return status
-
-
-class _WorkerDiedError(Exception):
-    """The worker ended, or had to be ended, before it replied."""

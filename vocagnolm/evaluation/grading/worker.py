@@ -1,15 +1,14 @@
 """A process that grades answers and may be killed: `python -m vocagnolm.evaluation.grading.worker`.
 
-Reads a JSON request per line, `[kind, output, gold]` or `[null, prediction, gold]`, and answers in
-three lines with fields of `Verdict`: the prediction, the harness's verdict on it, and math-verify's
-opinion. A limit of processor time ends the process; the lines so far stand.
+Its standard input is a connection. Each request, `[kind, output, gold]` or `[null, prediction,
+gold]`, has three replies with fields of `Verdict`: the prediction, the harness's verdict on it, and
+math-verify's opinion. A limit of processor time ends the process; the replies so far stand.
 """
 
 import json
-import os
 import resource
 import signal
-import sys
+from multiprocessing.connection import Connection
 from types import CodeType
 
 from sympy.parsing import sympy_parser
@@ -67,27 +66,32 @@ def restrict_sympy() -> None:
 
 
 def main() -> None:
-    """Serve requests until the input ends."""
-    replies = os.fdopen(os.dup(1), "w", encoding="ascii", buffering=1)
-    # A library may print: that is no reply.
-    os.dup2(2, 1)
+    """Serve requests until the other end is closed."""
+    connection = Connection(0)
+
+    def reply(**fields: object) -> None:
+        connection.send_bytes(json.dumps(fields).encode())
+
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     restrict_sympy()
-    print(json.dumps({"ready": True}), file=replies)
-    for line in sys.stdin:
-        kind, text, gold = json.loads(line)
+    reply(ready=True)
+    while True:
+        try:
+            kind, text, gold = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
         _limit(HARNESS_LIMIT_S)
         prediction = text if kind is None else extract(kind, text)
-        print(json.dumps({"prediction": prediction}), file=replies)
+        reply(prediction=prediction)
         correct, decided_by = _judge(kind, prediction, gold)
-        print(json.dumps({"correct": correct, "decided_by": decided_by}), file=replies)
+        reply(correct=correct, decided_by=decided_by)
         _limit(OPINION_LIMIT_S)
         second = _opinion(kind, text, gold)
         # Before the last reply, which the next request may follow at once.
         _limit(0)
-        print(json.dumps({"math_verify": second}), file=replies)
+        reply(math_verify=second)
 
 
 if __name__ == "__main__":
