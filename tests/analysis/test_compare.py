@@ -430,8 +430,8 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "results.json: expected",
     ),
     "damaged_item": (
-        write("gsm8k.jsonl", '{"idx": 0, "corr'),
-        "gsm8k.jsonl, line 1: expected JSON",
+        write("gsm8k.jsonl", '{"idx": 0, "corr\n'),
+        "gsm8k.jsonl, line 1: expected a JSON object",
     ),
     "missing_item_field": (
         write("gsm8k.jsonl", '{"idx": 0, "correct": true}\n'),

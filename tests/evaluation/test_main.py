@@ -25,6 +25,7 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, prompt_sha256
+from vocagnolm.host.manifest import unsealed
 from vocagnolm.models.source import revision_of
 
 N_ITEMS = 16
@@ -69,7 +70,7 @@ def arguments(model: Path, path: Path, *more: str) -> list[str]:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [unsealed(json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -108,6 +109,7 @@ def slow_record(model: Any, tokenizer: Any, task: tasks.Task, idx: int) -> dict[
             new, text, reason = new[:count], text[: min(places)], "stop"
             break
     return {
+        "benchmark": task.benchmark.id,
         "idx": idx,
         "prompt_sha256": prompt_sha256(task.prompts[idx]),
         "n_prompt_tokens": ids.shape[1],
@@ -141,11 +143,11 @@ def test_records_equal_plain_generation(evaluated: SimpleNamespace, model: Path)
 def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model: Path) -> None:
     names = {path.name for path in evaluated.path.iterdir()} - {"printed", "complained"}
     assert names == {"demo.jsonl", "results.json", "row.md", "row.tex", "settings.json"}
-    results = json.loads((evaluated.path / "results.json").read_text())
+    results = unsealed(json.loads((evaluated.path / "results.json").read_text()))
     assert results["model"]["name"] == str(model)
     assert results["model"]["revision"].startswith("sha256:")
     assert results["benchmarks"]["demo"]["n"] == N_ITEMS
-    settings = json.loads((evaluated.path / "settings.json").read_text())
+    settings = unsealed(json.loads((evaluated.path / "settings.json").read_text()))
     assert settings == results["settings"]
     assert (settings["dtype"], settings["engine"], settings["limit"]) == ("float32", "hf", N_ITEMS)
     assert (evaluated.path / "row.md").read_text() in evaluated.out

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +65,7 @@ def test_torn_last_line_is_ignored_and_cut_off(directory: RunDirectory, torn: by
     assert list(directory.finished("gsm8k")) == [4, 1]
     append(directory, "gsm8k", 0, 7)
     assert list(directory.finished("gsm8k")) == [4, 1, 7]
-    assert path.read_bytes() == whole + b'{"idx": 7, "by": 0}\n'
+    assert path.read_bytes() == whole + to_line({"idx": 7, "by": 0}).encode()
 
 
 def test_file_is_emptied(directory: RunDirectory) -> None:
@@ -90,6 +92,93 @@ def test_damaged_line_is_named(directory: RunDirectory, line: bytes) -> None:
     path.write_bytes(first + line + b"\n" + second)
     with pytest.raises(ValueError, match=r"gsm8k\.part0\.jsonl, line 2: expected .*: delete the"):
         directory.finished("gsm8k")
+
+
+@pytest.fixture
+def whole(directory: RunDirectory) -> dict[int, dict[str, Any]]:
+    """Two finished items of gsm8k, as they are read where nothing is damaged."""
+    with directory.appending("gsm8k", 0) as file:
+        file.truncate(0)
+        for idx in (0, 1):
+            text = {"raw_output": 'so 7 \ud83d "x"', "prediction": "7", "math_verify": None}
+            record = {"benchmark": "gsm8k", "idx": idx, "prompt_sha256": "ab", "correct": True}
+            file.write(to_line(record | text))
+    directory.complete("gsm8k", [0, 1])
+    return directory.finished("gsm8k")
+
+
+def flipped(data: bytes) -> Iterator[bytes]:
+    for at, bit in itertools.product(range(len(data)), range(8)):
+        yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+
+
+def test_flipped_bit_changes_no_record(directory: RunDirectory, whole: dict[int, Any]) -> None:
+    path = directory.path / "gsm8k.jsonl"
+    said, read = [], []
+    for damaged in flipped(path.read_bytes()):
+        path.write_bytes(damaged)
+        try:
+            read.append(directory.finished("gsm8k"))
+        except ValueError as error:
+            said.append(str(error))
+    assert all("gsm8k.jsonl, line " in text for text in said)
+    # Blanks between fields, the key of the checksum, and the end of the last line, whose item is
+    # asked again.
+    assert len(read) < 0.05 * len(said)
+    for records in read:
+        for idx, record in records.items():
+            assert {name: record.get(name) for name in whole[idx]} == whole[idx]
+
+
+def test_truncated_file_loses_whole_records_only(
+    directory: RunDirectory, whole: dict[int, Any]
+) -> None:
+    path = directory.path / "gsm8k.jsonl"
+    data = path.read_bytes()
+    for size in range(len(data)):
+        path.write_bytes(data[:size])
+        assert directory.finished("gsm8k") == {k: whole[k] for k in range(data[:size].count(b"\n"))}
+
+
+def test_repeated_lines_count_once(directory: RunDirectory, whole: dict[int, Any]) -> None:
+    path = directory.path / "gsm8k.jsonl"
+    path.write_bytes(path.read_bytes() * 2)
+    assert directory.finished("gsm8k") == whole
+    with path.open("a") as file:
+        file.write(to_line(whole[1] | {"correct": False}))
+    with pytest.raises(ValueError, match=r"line 5: expected one record of item 1, found another"):
+        directory.finished("gsm8k")
+
+
+def test_file_of_another_benchmark_is_refused(
+    directory: RunDirectory, whole: dict[int, Any]
+) -> None:
+    (directory.path / "gsm8k.jsonl").rename(directory.path / "svamp.jsonl")
+    with pytest.raises(ValueError, match="expected an item of svamp, found one of gsm8k: delete"):
+        directory.finished("svamp")
+
+
+def test_lines_without_a_checksum_are_read(directory: RunDirectory, whole: dict[int, Any]) -> None:
+    # As earlier versions wrote them; they are written again with one.
+    path = directory.path / "gsm8k.jsonl"
+    sealed = path.read_bytes()
+    path.write_text("".join(json.dumps(record) + "\n" for record in whole.values()))
+    assert directory.finished("gsm8k") == whole
+    directory.complete("gsm8k", [0, 1])
+    assert path.read_bytes() == sealed
+
+
+def test_flipped_settings_are_refused(directory: RunDirectory, whole: dict[int, Any]) -> None:
+    path = directory.path / "settings.json"
+    said = []
+    for damaged in flipped(path.read_bytes()):
+        path.write_bytes(damaged)
+        try:
+            directory.check_settings(SETTINGS)
+        except ValueError as error:
+            said.append(str(error))
+    assert all("give another --output_dir" in text for text in said)
+    assert len(said) > 0.8 * 8 * len(damaged)
 
 
 def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDirectory) -> None:
@@ -166,7 +255,7 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
 
 def test_lines_are_numbered_from_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x\.jsonl, line 1: expected a JSON object, found b'\[\]"):
-        list(read_lines(tmp_path / "x.jsonl", [b"[]"]))
+        list(read_lines(tmp_path / "x.jsonl", [b"[]"], dict))
 
 
 # Settings

@@ -16,8 +16,10 @@ import pytest
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation import regrading
 from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.records import to_line
 from vocagnolm.evaluation.regrading import regrade
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.host.manifest import unsealed
 
 OUTPUTS: list[dict[str, Any]] = [
     {"idx": 0, "gold": "8", "raw_output": "5 + 3 = 8.\nThe answer is 8."},
@@ -37,7 +39,7 @@ def write(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def read(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
+    return [unsealed(json.loads(line)) for line in text.splitlines()]
 
 
 @pytest.fixture
@@ -61,7 +63,8 @@ def test_regrade_writes_what_the_grader_says(
         verdicts = list(grader.grade(BENCHMARKS["gsm8k"].answer_kind, pairs))
     graded = read(output.read_text())
     assert graded == [
-        record | asdict(verdict) for record, verdict in zip(OUTPUTS, verdicts, strict=True)
+        record | {"benchmark": "gsm8k"} | asdict(verdict)
+        for record, verdict in zip(OUTPUTS, verdicts, strict=True)
     ]
     assert [record["correct"] for record in graded][:4] == [True, True, True, False]
     printed, complained = capsys.readouterr()
@@ -108,10 +111,11 @@ GOOD = json.dumps(OUTPUTS[0]).encode() + b"\n"
 BAD_FILES: dict[str, tuple[str, bytes | None, str]] = {
     "missing": ("o.jsonl", None, "cannot be read: .*No such file"),
     "empty": ("o.jsonl", b"", "expected stored outputs, one JSON object per line, found none"),
-    "not JSON": ("o.jsonl", GOOD + b"{\n", "line 2: expected JSON"),
-    "torn": ("o.jsonl", GOOD + GOOD[:20], "line 2: expected JSON"),
-    "no UTF-8": ("o.jsonl", b'{"idx": "\xff"}\n', "line 1: expected JSON"),
-    "endless nesting": ("o.jsonl", b"[" * 10**6, "line 1: expected JSON"),
+    "blank lines": ("o.jsonl", b"\n\n" + GOOD + b"\n{\n", "line 5: expected a JSON object"),
+    "not JSON": ("o.jsonl", GOOD + b"{\n", "line 2: expected a JSON object, found .*"),
+    "torn": ("o.jsonl", GOOD + GOOD[:20], "line 2: expected a JSON object, found .*"),
+    "no UTF-8": ("o.jsonl", b'{"idx": "\xff"}\n', "line 1: expected a JSON object, found .*"),
+    "endless nesting": ("o.jsonl", b"[" * 10**6, "line 1: expected a JSON object, found .*"),
     "a list": ("o.jsonl", b"[1]\n", "line 1: expected a JSON object"),
     "a field missing": (
         "o.jsonl",
@@ -127,6 +131,11 @@ BAD_FILES: dict[str, tuple[str, bytes | None, str]] = {
         "o.jsonl",
         b'{"idx": 1, "gold": null, "raw_output": "1"}\n',
         "line 1: expected `gold` to be str or int or float or bool, found NoneType",
+    ),
+    "a changed line": (
+        "o.jsonl",
+        to_line(OUTPUTS[0]).replace("= 8", "= 9").encode(),
+        "line 1: expected content that matches its own checksum, found other content",
     ),
     "truncated gzip": ("o.jsonl.gz", gzip.compress(GOOD * 9)[:-12], "cannot be read: "),
     "damaged gzip": ("o.jsonl.gz", gzip.compress(GOOD)[:12] + b"\xff" * 40, "cannot be read: "),

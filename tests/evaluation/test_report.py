@@ -84,6 +84,24 @@ def test_graders_have_rows_and_keys_of_their_own(tmp_path: Path) -> None:
     assert "math-verify" not in report.to_latex(results)
 
 
+def test_flipped_results_are_refused(tmp_path: Path) -> None:
+    # A benchmark that was asked before keeps its column, which is then read from the results.
+    expected = outputs(build(tmp_path, make_task("gsm8k")), tmp_path)["results.json"].encode()
+    directory, column = RunDirectory(tmp_path), json.loads(expected)["benchmarks"]["gsm8k"]
+    directory.complete("gsm8k", range(4))
+    said = []
+    for at in range(expected.index(b'"benchmarks"'), len(expected)):
+        damaged = expected[:at] + bytes([expected[at] ^ 1]) + expected[at + 1 :]
+        (tmp_path / "results.json").write_bytes(damaged)
+        try:
+            results = report.build_results([], directory, SETTINGS)
+            assert results["benchmarks"] == {"gsm8k": column}
+        except ValueError as error:
+            said.append(str(error))
+    assert all("results.json" in text and "delete it" in text for text in said)
+    assert len(said) > 0.9 * (len(expected) - expected.index(b'"benchmarks"'))
+
+
 def test_nothing_is_marked(tmp_path: Path) -> None:
     results = build(tmp_path, *map(make_task, PAPER_BENCHMARKS))
     texts = outputs(results, tmp_path)

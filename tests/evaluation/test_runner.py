@@ -27,6 +27,7 @@ from vocagnolm.evaluation.runner import run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems
 from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
+from vocagnolm.host.manifest import unsealed
 
 N_ITEMS = 23
 
@@ -106,11 +107,13 @@ def test_run_records_every_item_once(tmp_path: Path) -> None:
     assert run_all(tasks, engine, tmp_path) == ["gsm8k", "math"]
     assert len(engine.asked) == len(set(engine.asked)) == N_ITEMS + 5
     assert set(files(tmp_path)) == {"gsm8k.jsonl", "math.jsonl"}
-    records = [json.loads(line) for line in files(tmp_path)["gsm8k.jsonl"].splitlines()]
+    lines = files(tmp_path)["gsm8k.jsonl"].splitlines()
+    records = [unsealed(json.loads(line)) for line in lines]
     assert [record["idx"] for record in records] == list(range(N_ITEMS))
     for item, record in zip(tasks[0].items, records, strict=True):
         prompt = tasks[0].prompts[item.idx]
         assert record == {
+            "benchmark": "gsm8k",
             "idx": item.idx,
             "prompt_sha256": prompt_sha256(prompt),
             "n_prompt_tokens": len(prompt),
@@ -207,6 +210,21 @@ def test_parts_of_more_processes_are_taken_over(tmp_path: Path) -> None:
     run_all([make_task()], engine, resumed.path)
     assert len(engine.asked) == N_ITEMS - len(records[0::6]) - len(records[5::6])
     assert files(resumed.path) == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("forget", ["", "benchmark"])
+def test_records_of_other_prompts_are_refused(tmp_path: Path, forget: str) -> None:
+    tasks = [make_task("gsm8k"), make_task("svamp")]
+    run_all(tasks, ScriptedEngine(), tmp_path)
+    records = [json.loads(line) for line in files(tmp_path)["gsm8k.jsonl"].splitlines()]
+    for record in records:
+        record.pop(forget, None)  # as earlier versions wrote them
+    (tmp_path / "svamp.jsonl").write_text("".join(map(to_line, records)))
+    said = "the prompt of item 0 of svamp" if forget else "an item of svamp, found one of gsm8k"
+    engine = ScriptedEngine()
+    with pytest.raises(ValueError, match=f"expected {said}.*: delete .* to ask again"):
+        run_all(tasks, engine, tmp_path)
+    assert engine.asked == []
 
 
 def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_load_says_where_to_get_the_file(name: str, tmp_path: Path) -> None:
             ['{"question": "a", "answer": "#### 1"}', "{"],
             r"test\.jsonl, line 2: expected a JSON object",
         ),
-        (["", "[1]"], r"test\.jsonl, line 2: expected a JSON object, found list"),
+        (["", "[1]"], r"test\.jsonl, line 2: expected a JSON object, found b'"),
         (['{"question": "a"}'], r"test\.jsonl, line 1: expected a field `answer`, found question"),
         (['{"question": "a", "answer": 1}'], "line 1: expected `answer` to be str, found int"),
         (['{"question": "a", "answer": "#### 1", "idx": "0"}'], "`idx` to be int, found str"),

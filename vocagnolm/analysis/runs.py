@@ -10,9 +10,10 @@ from typing import NoReturn
 
 import pandas as pd
 
-from vocagnolm.evaluation.records import read_lines
+from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.files import JsonObject, read_json
+from vocagnolm.host.manifest import unsealed
 
 Row = dict[str, object]
 RESULTS_FILE, SETTINGS_FILE, AUDIT_FILE = "results.json", "run.json", "audit.json"
@@ -62,11 +63,11 @@ class Run:
         path = self.directory / f"{benchmark}.jsonl"
         if not path.is_file():
             reject(path, "none", "run evaluate_math.py again")
-        with path.open("rb") as file:
-            records = list(read_lines(path, file))
+        records = read_records(benchmark, path)
         with readable(path, "the items of evaluate_math.py"):
             items = {
-                x["idx"]: (x["correct"] is True, x["prompt_sha256"], x["gold"]) for x in records
+                idx: (record["correct"] is True, record["prompt_sha256"], record["gold"])
+                for idx, record in records.items()
             }
         found = len(items), sum(correct for correct, *_ in items.values())
         if found != (counts := self.counts[benchmark]):
@@ -146,7 +147,7 @@ def find_evaluation(path: Path) -> Path | None:
 def _read_run(directory: Path, label: str) -> Run:
     path = directory / RESULTS_FILE
     with readable(path, "the results of evaluate_math.py"):
-        results = json.loads(path.read_bytes())
+        results = unsealed(json.loads(path.read_bytes()))
         benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
         # The first grader judges benchmarks and averages, the second one some benchmarks.
         columns = benchmarks | results["averages"]

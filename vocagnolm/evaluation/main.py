@@ -106,7 +106,11 @@ def _check(arguments: Namespace, given: set[str]) -> None:
 def _evaluate_or_regrade(arguments: Namespace) -> None:
     if arguments.regrade:
         regrading.regrade(arguments.regrade, arguments.benchmark, arguments.output)
-        return
+    else:
+        _evaluate(arguments)
+
+
+def _evaluate(arguments: Namespace) -> None:
     state = connect()
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
@@ -131,6 +135,8 @@ def _evaluate_or_regrade(arguments: Namespace) -> None:
                 settings["model"]["revision"] = revision_of(arguments.model, config)
                 held.enter_context(directory.lock())
                 directory.check_settings(settings)
+                for task in tasks:
+                    runner.unasked(task, directory)
         with in_agreement():
             engine = _load_engine(arguments, source, tokenizer, state)
             if state.is_main_process:

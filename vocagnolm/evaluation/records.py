@@ -2,16 +2,18 @@
 
 A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: an item per line, in
 the order of `idx`. Until it is complete each process appends to its own `ID.part0.jsonl` and so on.
+Settings, results and lines end with a checksum of their own.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from vocagnolm.host import lock
-from vocagnolm.host.files import check_writable, json_or_empty, write_json, write_text
+from vocagnolm.host.files import check_writable, read_json, write_json, write_text
+from vocagnolm.host.manifest import sealed, unsealed
 from vocagnolm.host.settings import check_same, differences
 
 Record: TypeAlias = dict[str, Any]
@@ -20,18 +22,57 @@ Fields: TypeAlias = Mapping[str, tuple[type, ...]]
 _SETTINGS_FILE = "settings.json"
 
 
-def read_lines(path: Path, lines: Iterable[bytes]) -> Iterator[Record]:
-    """Read the objects of JSON lines; a ValueError names a line that is none."""
+def parse_object(text: bytes) -> Record:
+    """Read a JSON object."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError) as error:  # bad UTF-8 too
+        raise ValueError(f"expected a JSON object, found {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"expected a JSON object, found {text[:40]!r}")
+    return record
+
+
+def read_lines(
+    path: Path, lines: Iterable[bytes], check: Callable[[Record], object]
+) -> Iterator[Record]:
+    """Read the objects of JSON lines; a ValueError names a line that is none or is refused.
+
+    A line that has a checksum must match it; those of other tools and earlier versions have none.
+    """
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:  # bad UTF-8 too
-            raise ValueError(f"{path}, line {number}: expected JSON, found {error}") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{path}, line {number}: expected a JSON object, found {line[:40]!r}")
+            record = unsealed(parse_object(line))
+            check(record)
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from error
         yield record
+
+
+def read_records(benchmark: str, *paths: Path) -> dict[int, Record]:
+    """Read the items of a benchmark by `idx`; a last line that was cut off counts as not written.
+
+    A ValueError where a line is damaged, of another benchmark, or contradicts another line.
+    """
+    records: dict[int, Record] = {}
+
+    def check(record: Record) -> None:
+        check_fields(record, {"idx": (int,)})
+        # Records of earlier versions do not say what they are.
+        if (found := record.get("benchmark", benchmark)) != benchmark:
+            raise ValueError(f"expected an item of {benchmark}, found one of {found}")
+        if records.setdefault(record["idx"], record) != record:
+            raise ValueError(f"expected one record of item {record['idx']}, found another one")
+
+    try:
+        for path in paths:
+            list(read_lines(path, path.read_bytes().split(b"\n")[:-1], check))
+    except ValueError as error:
+        remedy = "delete the line, or the file if it belongs elsewhere, to ask again"
+        raise ValueError(f"{error}: {remedy}") from error
+    return records
 
 
 def check_fields(record: Mapping[str, object], fields: Fields) -> None:
@@ -47,8 +88,8 @@ def check_fields(record: Mapping[str, object], fields: Fields) -> None:
 
 
 def to_line(record: Record) -> str:
-    """Write a record as a line of ASCII: the text of a model may be no valid Unicode."""
-    return json.dumps(record) + "\n"
+    """Write a record, and its checksum, as ASCII: the text of a model may be no valid Unicode."""
+    return json.dumps(sealed(record)) + "\n"
 
 
 class RunDirectory:
@@ -82,34 +123,24 @@ class RunDirectory:
         """Record the settings, together with those of benchmarks that ran before."""
         benchmarks = {**self._settings().get("benchmarks", {}), **settings["benchmarks"]}
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.path / _SETTINGS_FILE, {**settings, "benchmarks": benchmarks})
+        write_json(self.path / _SETTINGS_FILE, sealed({**settings, "benchmarks": benchmarks}))
 
     def _settings(self) -> Record:
         # Without items they bind nobody.
         path = self.path / _SETTINGS_FILE
         if not path.exists():
             return {}
-        settings = json_or_empty(path)
-        if not isinstance(settings.get("benchmarks"), dict):
-            found = "expected the settings of an evaluation, found no benchmarks"
-            raise ValueError(f"{path}: {found}: give another --output_dir")
+        try:
+            settings = unsealed(read_json(path))
+            check_fields(settings, {"benchmarks": (dict,)})
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}: give another --output_dir") from error
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
-        """Read the records so far, by `idx`."""
-        records: dict[int, Record] = {}
+        """Read the records so far, by `idx`; see `read_records`."""
         whole = self.path / f"{benchmark}.jsonl"
-        for path in filter(Path.exists, (whole, *self._parts(benchmark))):
-            # A last line that was cut off counts as not written.
-            lines = path.read_bytes().split(b"\n")[:-1]
-            try:
-                for number, record in enumerate(read_lines(path, lines), 1):
-                    if type(record.get("idx")) is not int:
-                        raise ValueError(f"{path}, line {number}: expected an `idx`, found none")
-                    records.setdefault(record["idx"], record)
-            except ValueError as error:
-                raise ValueError(f"{error}: delete the line to ask its item again") from error
-        return records
+        return read_records(benchmark, *filter(Path.exists, (whole, *self._parts(benchmark))))
 
     def _parts(self, benchmark: str) -> list[Path]:
         return sorted(self.path.glob(f"{benchmark}.part*.jsonl"))

@@ -3,8 +3,8 @@
 import gzip
 import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -29,7 +29,7 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
     """
     if output is not None and output.exists() and not output.is_file():
         raise ValueError(f"--output {output}: expected a file, found something else: give another")
-    records = list(_read(file))
+    records = _read(file)
     if not records:
         raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
@@ -37,7 +37,10 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
         graded = grader.grade(BENCHMARKS[benchmark].answer_kind, answers)
         shown = tqdm(graded, total=len(records), unit="output", disable=None)
         verdicts = [asdict(verdict) for verdict in shown]
-    text = "".join(to_line(a | b) for a, b in zip(records, verdicts, strict=True))
+    pairs = zip(records, verdicts, strict=True)
+    text = "".join(
+        to_line({**record, "benchmark": benchmark, **verdict}) for record, verdict in pairs
+    )
     if output is None:
         sys.stdout.write(text)
     else:
@@ -45,15 +48,10 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
     (sys.stdout if output else sys.stderr).write(_summary(file, benchmark, summarize(verdicts)))
 
 
-def _read(file: Path) -> Iterator[Record]:
+def _read(file: Path) -> list[Record]:
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            for number, record in enumerate(read_lines(file, lines), 1):
-                try:
-                    check_fields(record, _FIELDS)
-                except ValueError as error:
-                    raise ValueError(f"{file}, line {number}: {error}") from error
-                yield record
+            return list(read_lines(file, lines, partial(check_fields, fields=_FIELDS)))
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"--regrade {file} cannot be read: {error}") from error
 

@@ -8,6 +8,7 @@ from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
 from vocagnolm.host.files import read_json, write_json, write_text
+from vocagnolm.host.manifest import sealed, unsealed
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.versions import versions
 
@@ -58,7 +59,11 @@ def build_results(
 def _earlier(directory: RunDirectory) -> Record:
     # Benchmarks that were asked before, under the same settings, keep their columns.
     path = directory.path / RESULTS_FILE
-    results = read_json(path) if path.exists() else {}
+    try:
+        results = unsealed(read_json(path)) if path.exists() else {}
+    except ValueError as error:
+        remedy = "delete it and name all its --benchmarks, whose items are kept"
+        raise ValueError(f"{path}: {error}: {remedy}") from error
     if results.get("grader") != GRADER:
         return {}
     columns: Record = results.get("benchmarks", {})
@@ -145,6 +150,6 @@ def _notes(results: Record) -> list[str]:
 
 def write_results(results: Record, directory: RunDirectory) -> None:
     """Write `results.json`, `row.md` and `row.tex`."""
-    write_json(directory.path / RESULTS_FILE, results)
+    write_json(directory.path / RESULTS_FILE, sealed(results))
     write_text(directory.path / "row.md", to_markdown(results))
     write_text(directory.path / "row.tex", to_latex(results))

@@ -58,16 +58,29 @@ def run(
         yield task
 
 
+def unasked(task: Task, directory: RunDirectory) -> list[Item]:
+    """List the items without a record; a ValueError where a record is of another prompt."""
+    name, finished = task.benchmark.id, directory.finished(task.benchmark.id)
+    asked = {idx: prompt_sha256(prompt) for idx, prompt in task.prompts.items()}
+    for idx, record in finished.items():
+        if record.get("prompt_sha256") != asked.get(idx, ""):
+            found = f"expected the prompt of item {idx} of {name}, found a record of another one"
+            raise ValueError(
+                f"{directory.path}: {found}: delete its files {name}.*jsonl to ask again"
+            )
+    return [item for item in task.items if item.idx not in finished]
+
+
 def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
     # Items of this process: every so manieth by length, for equal work.
-    finished = directory.finished(task.benchmark.id)
-    left = [item for item in task.items if item.idx not in finished]
+    left = unasked(task, directory)
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
     return left[state.process_index :: state.num_processes]
 
 
 def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:
     return {
+        "benchmark": task.benchmark.id,
         "idx": item.idx,
         "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
         "n_prompt_tokens": completion.n_prompt_tokens,

@@ -60,8 +60,20 @@ def write_manifest(
 
 def seal(directory: Path, about: Mapping[str, object], key: str, entries: Sequence[object]) -> None:
     """Write the manifest of files that are described and on the disk, as FILES or as SHARDS."""
-    manifest = {"format": _FORMAT, **about, key: entries}
-    write_json(directory / MANIFEST_FILE, manifest | {"sha256": manifest_sha256(manifest)})
+    write_json(directory / MANIFEST_FILE, sealed({"format": _FORMAT, **about, key: entries}))
+
+
+def sealed(content: Mapping[str, object]) -> JsonObject:
+    """Give a JSON object a checksum of all its other entries, as the last one."""
+    rest = {name: value for name, value in content.items() if name != "sha256"}
+    return rest | {"sha256": manifest_sha256(rest)}
+
+
+def unsealed(content: JsonObject) -> JsonObject:
+    """Take off the checksum, where there is one; a ValueError where it is that of other content."""
+    if "sha256" in content and content != sealed(content):
+        raise ValueError("expected content that matches its own checksum, found other content")
+    return {name: value for name, value in content.items() if name != "sha256"}
 
 
 def manifest_sha256(manifest: Mapping[str, object]) -> str:

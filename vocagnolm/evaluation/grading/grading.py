@@ -18,8 +18,8 @@ from typing import Any
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 
 _ROOT = Path(__file__).resolve().parents[3]
-# The last resort, for a worker that waits instead of working. Limits of processor time (`worker.py`)
-# end all others: verdicts are the same however busy the machine is.
+# The last resort, for a worker that waits. Limits of processor time (`worker.py`) end those that
+# work: verdicts are the same however busy the machine is.
 WALL_LIMIT_S = 600.0
 
 

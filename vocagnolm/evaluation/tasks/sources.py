@@ -12,14 +12,14 @@ from importlib import resources
 from pathlib import Path
 from typing import TypeAlias
 
-from vocagnolm.evaluation.records import Record, check_fields
+from vocagnolm.evaluation.records import check_fields, parse_object
 from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, HubSource, Item
 from vocagnolm.evaluation.tasks.questions import RawRow, is_asked
 
 HARNESS = "ZubinGou/math-evaluation-harness"
 _HARNESS_DATA = f"https://raw.githubusercontent.com/{HARNESS}/{HARNESS_COMMIT}/data"
-# The place of a row, for errors, and whatever stands there.
-PlacedRow: TypeAlias = tuple[str, object]
+# The place of a row, for errors, and the row, or its line.
+PlacedRow: TypeAlias = tuple[str, RawRow | bytes]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _build(benchmark: Benchmark, rows: Iterable[PlacedRow]) -> tuple[Item, ...]:
     items: dict[int, Item] = {}
     for number, (where, content) in enumerate(rows):
         try:
-            row = _parsed(content)
+            row = parse_object(content) if isinstance(content, bytes) else content
             # A row without an `idx` has its number as one.
             idx = row.get("idx", number)
             check_fields({"idx": idx}, {"idx": (int,)})
@@ -88,16 +88,6 @@ def _build(benchmark: Benchmark, rows: Iterable[PlacedRow]) -> tuple[Item, ...]:
             raise ValueError(f"{where}: {error}; {_where_to_get(benchmark)}") from error
         items[idx] = item
     return tuple(items[idx] for idx in sorted(items))
-
-
-def _parsed(row: object) -> Record:
-    try:
-        fields = json.loads(row) if isinstance(row, bytes) else row
-    except (ValueError, RecursionError) as error:  # bad UTF-8 too
-        raise ValueError(f"expected a JSON object, found {error}") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"expected a JSON object, found {type(fields).__name__}")
-    return fields
 
 
 def _where_to_get(benchmark: Benchmark) -> str:
