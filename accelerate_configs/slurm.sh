@@ -27,7 +27,8 @@ preempt() {
 }
 trap preempt USR1 TERM
 
-srun --kill-on-bad-exit=1 bash -c '
+# Since Slurm 22.05 srun does not inherit --cpus-per-task: all processes of a machine would share one core.
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c '
   exec accelerate launch -q --config_file "$0" --machine_rank "$SLURM_NODEID" --num_machines "$SLURM_NNODES" \
     --num_processes "$((8 * SLURM_NNODES))" --main_process_ip "$1" --main_process_port "$2" train.py "${@:3}"
 ' "$config" "$host" "$port" "$@" &

@@ -35,6 +35,7 @@ from vocagnolm.models.source import (
     check_distinct,
     check_vocabulary,
     context_length,
+    tensor_parallel_size,
 )
 from vocagnolm.run import memory
 
@@ -300,6 +301,28 @@ def test_skeleton_asks_nothing_when_remote_code_is_trusted(
 )
 def test_context_length_follows_the_configuration(config: Any, expected: int) -> None:
     assert context_length(config) == expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "gpus", "expected"),
+    [
+        (28, 4, 8, 4),  # Qwen2.5-Math-7B: 7 of 8 would leave one idle
+        (32, 8, 8, 8),
+        (32, 4, 8, 8),  # groups are repeated
+        (24, 8, 6, 2),  # 3 and 6 cannot share 8 groups
+        (28, 4, 0, 1),
+        (28, 4, 1, 1),
+    ],
+)
+def test_gpus_share_heads_evenly(heads: int, groups: int, gpus: int, expected: int) -> None:
+    config = LlamaConfig(
+        num_attention_heads=heads, num_key_value_heads=groups, hidden_size=8 * heads
+    )
+    assert tensor_parallel_size(config, gpus) == expected
+
+
+def test_one_gpu_holds_a_model_without_heads() -> None:
+    assert tensor_parallel_size(MambaConfig(), 8) == 1
 
 
 # Pairs

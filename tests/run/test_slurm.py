@@ -12,7 +12,7 @@ import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "accelerate_configs" / "slurm.sh"
 STAND_INS = {
-    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    "srun": 'while [[ "$1" == --* ]]; do echo "$1" >> srun; shift; done; exec "$@"',
     "scontrol": 'if [[ "$1" == show ]]; then echo first; else echo "$@" >> "$LOG"; fi',
     "pkill": 'echo "pkill $*" >> "$LOG"; touch stop',
     # Says what it was given, then runs until it is told to stop, and fails as the launcher does.
@@ -32,6 +32,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         (tools / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
         (tools / name).chmod(0o755)
     slurm = {"JOB_ID": "123456", "JOB_NODELIST": "n[1-2]", "NODEID": "0", "NNODES": "2"}
+    slurm["CPUS_PER_TASK"] = "64"
     return {
         **os.environ,
         **{f"SLURM_{name}": value for name, value in slurm.items()},
@@ -62,9 +63,9 @@ def test_slurm_script_requeues_when_it_is_preempted(
     assert (pairs["--main_process_ip"], pairs["--machine_rank"]) == ("first", "0")
 
 
-def test_slurm_script_ends_with_the_job(
-    environment: dict[str, str],
-) -> None:
+def test_slurm_script_ends_with_the_job(environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(["bash", SCRIPT], env=environment | {"DONE": "1"}, timeout=30)
     assert done.returncode == 0
     assert Path(environment["LOG"]).read_text() == "started\n"
+    # All the cores of a machine, which srun does not inherit.
+    assert "--cpus-per-task=64" in (tmp_path / "srun").read_text().splitlines()

@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import vocagnolm.store.windows
-from vocagnolm.models.source import ModelSource
+from vocagnolm.models.source import ModelSource, context_length
 from vocagnolm.store.vllm import VLLMScorer
 from vocagnolm.store.windows import HFScorer, Window, windows
 
@@ -159,6 +160,14 @@ class LLM:
     enable_prefix_caching: bool | None = None
     calls: list[Any] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        config = self.hf.config
+        assert self.max_model_len is not None
+        if self.max_model_len > config.max_position_embeddings:
+            raise ValueError("User-specified max_model_len is greater than the derived one")
+        if config.num_attention_heads % self.tensor_parallel_size:
+            raise ValueError("attention heads must be divisible by tensor parallel size")
+
     def generate(
         self, prompts: Sequence[dict[str, Any]], params: SamplingParams, *, use_tqdm: bool = True
     ) -> list[Any]:
@@ -198,11 +207,19 @@ def vllm(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
 
 
 def test_vllm_scorer_gives_the_losses_of_hf(
-    model: Any, asked: list[Window], vllm: list[LLM]
+    model: Any,
+    asked: list[Window],
+    vllm: list[LLM],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    context = max(len(window.ids) for window in asked)
-    found = VLLMScorer(ModelSource("name", "teacher", "main"), context, "float32").losses(asked)
-    assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == ("name", "main", "float32")
+    model.config.save_pretrained(tmp_path)
+    source, context = ModelSource(str(tmp_path), "teacher", "main"), context_length(model.config)
+    # 4 heads, which 6 GPUs cannot share.
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
+    found = VLLMScorer(source, context - 1, "float32").losses(asked)
+    assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == (str(tmp_path), "main", "float32")
+    assert vllm[0].tensor_parallel_size == 2
     expected = HFScorer(model, 512).losses(asked)
     for row, other in zip(found, expected, strict=True):
         assert row.dtype == np.float32

@@ -55,7 +55,8 @@ def audit_markdown(content: JsonObject) -> str:
         both = [
             [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in t["chunks"]] for t in teachers
         ]
-        chunks = zip(map(str, content["settings"]["chunks"]), *both, strict=True)
+        counts = map(str, content["settings"]["chunks"])
+        chunks = [list(row) for row in zip(counts, *both, strict=True)]
         tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = [["chunks", *names], *chunks]
     for name, teacher in zip(names, teachers, strict=True):
         if teacher["worst"]:

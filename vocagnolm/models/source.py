@@ -190,6 +190,20 @@ def context_length(config: PreTrainedConfig) -> int:
     return int(length)
 
 
+def tensor_parallel_size(config: PreTrainedConfig, gpus: int) -> int:
+    """Return over how many of the GPUs, evenly used, vLLM can spread a model's attention heads.
+
+    A head is on one GPU. Groups of keys are spread likewise, or repeated where GPUs are more.
+    """
+    text_config = config.get_text_config()
+    heads = getattr(text_config, "num_attention_heads", None) or 1
+    groups = getattr(text_config, "num_key_value_heads", None) or heads
+    for size in range(gpus, 1, -1):
+        if gpus % size == heads % size == 0 and 0 in (groups % size, size % groups):
+            return size
+    return 1
+
+
 def check_vocabulary(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, role: Role
 ) -> None:

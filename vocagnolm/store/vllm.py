@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vocagnolm.models.source import ModelSource
+from vocagnolm.models.source import ModelSource, tensor_parallel_size
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Window
 
@@ -29,7 +29,7 @@ class VLLMScorer:
             trust_remote_code=source.trust_remote_code,
             skip_tokenizer_init=True,
             dtype=dtype,
-            tensor_parallel_size=max(1, torch.cuda.device_count()),
+            tensor_parallel_size=tensor_parallel_size(source.config(), torch.cuda.device_count()),
             # It generates one token, which nobody needs.
             max_model_len=context + 1,
             # A cached prompt has no log-probabilities.

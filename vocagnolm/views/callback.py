@@ -9,7 +9,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from vocagnolm.collator import Batch
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.views.page import labelled_tokens, token_cells, write_view
-from vocagnolm.views.view import GuidanceView, Sample, TokenView, ViewSettings, view_rows
+from vocagnolm.views.view import GuidanceView, Sample, ViewSettings, view_rows
 
 _COLUMNS = ("token", "status", "student loss", "teacher loss", "excess", "teacher pieces")
 
@@ -62,19 +62,16 @@ class GuidanceTable(TrainerCallback):
             _log_table(view, state.global_step)
 
 
-def _table_row(label: str, token: TokenView, text: str) -> list[str | float | None]:
-    """List a token as `_COLUMNS` name it; losses in nats."""
-    losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
-    return [label, token.status, *losses, token_cells(token, text)[-1]]
-
-
 def _log_table(view: GuidanceView, step: int) -> None:
     """Log a table where the WandbCallback of transformers logs: under the run's own step."""
     import wandb
 
     if wandb.run is None:
         return
-    rows = [_table_row(*labelled) for labelled in labelled_tokens(view)]
+    rows = []
+    for label, token, text in labelled_tokens(view):
+        losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
+        rows.append([label, token.status, *losses, token_cells(token, text)[-1]])
     table = wandb.Table(columns=list(_COLUMNS), data=rows)
     # That callback makes train/global_step the axis, and never names wandb's own step.
     wandb.log({"guidance": table, "train/global_step": step})

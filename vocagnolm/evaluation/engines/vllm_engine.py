@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
-from vocagnolm.models.source import ModelSource, context_length
+from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
 LONGEST_CONTEXT = 8192
@@ -45,8 +45,8 @@ class VLLMEngine:
                 tokenizer_revision=revision,
                 trust_remote_code=source.trust_remote_code,
                 dtype=dtype,
-                # As the harness does.
-                tensor_parallel_size=max(1, torch.cuda.device_count()),
+                # As the harness does, but for heads that all GPUs cannot share.
+                tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
                 seed=0,
                 max_model_len=self._context,
                 enable_prefix_caching=True,
