@@ -7,7 +7,7 @@ token that is predicted.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ Scope = Literal["sequence", "batch"]
 Score = Literal["loss", "loss_and_entropy"]
 Reduction = Literal["min", "mean", "max", "weighted"]
 
-AGGREGATIONS: tuple[Aggregation, ...] = ("max", "mean", "sum")
-UNMAPPED_STRATEGIES: tuple[Unmapped, ...] = ("include", "exclude", "mean")
-SCOPES: tuple[Scope, ...] = ("sequence", "batch")
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
+UNMAPPED_STRATEGIES: tuple[Unmapped, ...] = get_args(Unmapped)
+SCOPES: tuple[Scope, ...] = get_args(Scope)
 
 _UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host and on any device
 

@@ -29,7 +29,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.host.command import option
+from vocagnolm.host.command import option, refuse_idle
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
@@ -55,9 +55,7 @@ class Method:
     """All settings of a method: one record for parser, trainer, views and stores.
 
     Named as the options of `train.py` and described by their help texts. The defaults are the
-    paper's.
-
-    A value that is out of range, or has no effect with the method, is a ValueError.
+    paper's. A value that is out of range, or has no effect with the method, is a ValueError.
     """
 
     method: MethodName = option(
@@ -95,7 +93,7 @@ class Method:
     )
 
     def __post_init__(self) -> None:
-        found, settings = vars(self), fields(self)
+        found = vars(self)
         for name, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal and found[name] not in get_args(kind):
                 expected = ", ".join(get_args(kind))
@@ -113,12 +111,8 @@ class Method:
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
                 "use --unmapped include or exclude"
             )
-        for setting in settings:
-            is_idle = setting.name not in self._looked_at()
-            if is_idle and found[setting.name] != setting.default:
-                raise ValueError(
-                    f"--{setting.name} has no effect with {self.as_typed}: leave it out"
-                )
+        given = [setting.name for setting in fields(self) if found[setting.name] != setting.default]
+        refuse_idle(given, set(found).difference(self._looked_at()), f"with {self.as_typed}")
 
     def _looked_at(self) -> tuple[str, ...]:
         names = ("method", *_LOOKED_AT[self.method])
@@ -128,10 +122,9 @@ class Method:
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        values, looked_at = vars(self), self._looked_at()
-        defaults = {setting.name: setting.default for setting in fields(self)}
+        values, defaults = vars(self), {setting.name: setting.default for setting in fields(self)}
         idle = {name for name in _OF_SEVERAL if values[name] == defaults[name]}
-        return {name: values[name] for name in looked_at if name not in idle}
+        return {name: values[name] for name in self._looked_at() if name not in idle}
 
     @property
     def as_typed(self) -> str:
@@ -248,10 +241,9 @@ class Objective:
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
         if teacher is None:
-            loss_BS, mapped_BS = torch.zeros_like(student_loss_BS), torch.zeros_like(valid_BS)
-            weight_BS = self._unguided(valid_BS, batch)
-            own = (student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS)
-            return TokenGuidance(*own, teacher_loss_BT=loss_BS[:, :0])
+            none_BS = torch.zeros_like(student_loss_BS)
+            own = (student_loss_BS, none_BS, valid_BS, torch.zeros_like(valid_BS))
+            return TokenGuidance(*own, self._unguided(valid_BS, batch), none_BS[:, :0])
         method, ranges_BS2 = self.method, batch["teacher_ranges"]
 
         def on_student(values_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -265,25 +257,23 @@ class Objective:
 
         loss_BS, mapped_BS = on_student(teacher.loss_BT)
         entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]
+        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS)
         weight_BS = select_tokens(
-            *(student_loss_BS, loss_BS, valid_BS, mapped_BS),
+            *own,
             top_k=method.top_k,
             unmapped=method.unmapped,
             scope=method.selection_scope,
             entropy_BS=entropy_BS,
         )
-        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS, weight_BS)
-        return TokenGuidance(*own, teacher_loss_BT=teacher.loss_BT)
+        return TokenGuidance(*own, weight_BS, teacher.loss_BT)
 
     def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
         """Weigh all tokens, or a random share of the tokens or of the chunks."""
         method = self.method
         if method.choice == "all":
             return valid_BS.float()
-        if method.method == "chunk":
-            number_BS = batch["chunk"]
-        else:
-            number_BS = torch.arange(valid_BS.shape[1], device=valid_BS.device)
+        position_S = torch.arange(valid_BS.shape[1], device=valid_BS.device)
+        number_BS = batch["chunk"] if method.method == "chunk" else position_S
         scores_BS = random_scores(batch["block"], number_BS, self.seed)
         return select_top(scores_BS, valid_BS, method.top_k, method.selection_scope).float()
 

@@ -47,9 +47,8 @@ class Head(NamedTuple):
     def tile(self, rows: int, weight_VD: Tensor) -> Tensor | None:
         """Return memory for the logits [rows, V] of one tile after the other."""
         # CUDA's allocator reuses memory; the system's would scatter the tiles.
-        if weight_VD.is_cuda:
-            return None
-        return torch.empty(rows, len(weight_VD), dtype=self.sum_dtype, device=weight_VD.device)
+        shape = (rows, len(weight_VD))
+        return None if weight_VD.is_cuda else weight_VD.new_empty(shape, dtype=self.sum_dtype)
 
     def logits(
         self, hidden_KD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tile_KV: Tensor | None
@@ -148,12 +147,11 @@ def read_head(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor | 
     # Read here: the backward pass runs outside of autocast.
     autocast = torch.is_autocast_enabled(kind)
     dtype = torch.get_autocast_dtype(kind) if autocast else hidden.dtype
-    head = Head(*scale_and_cap(model.config), dtype)
     weight_VD, bias_V = (
         parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         for parameter in (embeddings.weight, embeddings.bias)
     )
-    return weight_VD, bias_V, head
+    return weight_VD, bias_V, Head(*scale_and_cap(model.config), dtype)
 
 
 def last_hidden_state(
@@ -162,20 +160,16 @@ def last_hidden_state(
     """Return the hidden states [B, T, D] that a model's output head reads.
 
     The other arguments are its base model's: `input_ids` and, for packed rows, `position_ids`, both
-    [B, T]. Attention that cannot see packed rows in these needs the segments.
-
-    Raises:
-        ValueError: the base model returns none, or lacks the segments it needs.
+    [B, T]. Attention that cannot see packed rows in these needs the segments, or it is a
+    ValueError, as is a base model that returns none.
     """
     rows_BT: Tensor | None = kwargs.get("input_ids")
     if takes_segments(model):
         kwargs = segment_call(model, segments, kwargs)
     # With a cache, transformers would let packed documents attend to each other.
     output = model.base_model(*args, **kwargs | {"use_cache": False, "return_dict": True})
-    hidden: Tensor | None = None
-    if isinstance(output, Mapping):
-        hidden = output.get("last_hidden_state")
-    if hidden is None:
+    hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
+    if not isinstance(hidden, Tensor):
         raise ValueError(_unsupported(model, "its base model returns no last_hidden_state"))
     return hidden if rows_BT is None else hidden.view(*rows_BT.shape, -1)
 
@@ -202,11 +196,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 def output_embeddings(model: nn.Module) -> nn.Linear:
-    """Return the linear layer that makes the logits of a model.
-
-    Raises:
-        ValueError: it has none, or another kind of layer, or a quantized one.
-    """
+    """Return the linear layer that makes a model's logits; another, or none, is a ValueError."""
     if not isinstance(model, PreTrainedModel):
         raise ValueError(_unsupported(model, "it is no transformers.PreTrainedModel"))
     embeddings = model.get_output_embeddings()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ from vocagnolm.output_head import (
     rows_per_tile,
 )
 from vocagnolm.row_segments import (
-    RowSegments,
     check_attention,
     in_its_precision,
     segments_of,
@@ -46,14 +45,6 @@ _EXACT = {torch.float32, torch.float64}
 # head's weight, bias and form.
 Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor]
 ModelT = TypeVar("ModelT", bound=nn.Module)
-
-
-@runtime_checkable
-class _Wrapper(Protocol):
-    """A model around another one, as PEFT's."""
-
-    def get_base_model(self) -> nn.Module:
-        """Return the model inside."""
 
 
 class _TokenLoss(torch.autograd.Function):
@@ -177,8 +168,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
 
 def inner_model(model: nn.Module) -> PreTrainedModel:
     """The model that PEFT wraps; any other model itself."""
-    inner = model.get_base_model() if isinstance(model, _Wrapper) else model
-    return cast(PreTrainedModel, inner)
+    return cast(PreTrainedModel, getattr(model, "get_base_model", lambda: model)())
 
 
 def _token_losses(
@@ -187,24 +177,17 @@ def _token_losses(
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
     also: Also | None = None,
-    segments: RowSegments | None = None,
-    **kwargs: object,
+    **kwargs: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
-    hidden_BTD = last_hidden_state(model, *args, segments=segments, **kwargs)
+    hidden_BTD = last_hidden_state(model, *args, **kwargs)
     weight_VD, bias_V, head = read_head(model, hidden_BTD)
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).to(hidden_BTD.device)
-    loss_N: Tensor = _TokenLoss.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        hidden_BTD.flatten(0, 1),
-        weight_VD,
-        bias_V,
-        targets_BT.flatten().clamp(min=0),
-        head,
-        weighted_tokens,
-    )
+    rows = (hidden_BTD.flatten(0, 1), weight_VD, bias_V, targets_BT.flatten().clamp(min=0))
+    loss_N: Tensor = _TokenLoss.apply(*rows, head, weighted_tokens)  # type: ignore[no-untyped-call]
     # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
     loss_BT = loss_N.view_as(targets_BT).masked_fill(targets_BT == IGNORED_LABEL, 0.0)
     loss_BT = by_predicted_token(loss_BT).float()

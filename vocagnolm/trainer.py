@@ -108,13 +108,6 @@ class VocAgnoTrainer(ResumableTrainer):
                 "model and teacher are one object, and freezing the teacher would freeze the "
                 "student; pass copy.deepcopy(model)"
             )
-        if self.args.label_smoothing_factor:
-            raise ValueError("label_smoothing_factor has no effect: losses are those of the labels")
-        if (gpus := self.args.n_gpu) > 1:
-            raise ValueError(
-                f"one process sees {gpus} GPUs; start one process per GPU with accelerate launch, "
-                "or set CUDA_VISIBLE_DEVICES"
-            )
         if self.model.dtype in (torch.bfloat16, torch.float16):
             logger.warning(
                 "the student's weights are %s, on which small updates are lost: load it in float32 "
@@ -187,9 +180,8 @@ class VocAgnoTrainer(ResumableTrainer):
             with self.phases.within("teacher" if is_resident else "student"):
                 teacher = self.objective.teacher_losses(inputs)
         if teacher is not None:
-            self._count_teachers(inputs)
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
-        used = self._count_student(inputs)
+        used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
         found = self.objective.select(loss_BS, inputs, teacher)
         self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
@@ -206,8 +198,7 @@ class VocAgnoTrainer(ResumableTrainer):
         assert method.distance is not None
         with self.phases.within("teacher"):
             pairs = self.objective.pairs(inputs)
-        self._count_teachers(inputs)
-        used, also = self._count_student(inputs), partial(pairs.distances, method.distance)
+        used, also = self._count_tokens(inputs), partial(pairs.distances, method.distance)
         loss_BS, distance_R = self._student_losses(model, inputs, weighted_tokens=used, also=also)
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
@@ -216,18 +207,15 @@ class VocAgnoTrainer(ResumableTrainer):
         total: Tensor = loss_BS.sum() + method.distance_weight * distance_R.sum()
         return total
 
-    def _count_student(self, inputs: Batch) -> int:
-        """Count the tokens that the student reads, and return those that get weight 1."""
+    def _count_tokens(self, inputs: Batch) -> int:
+        """Count the tokens that models read, and return the student's that get weight 1."""
         used = self.objective.weighted_tokens(inputs)
         self.throughput.count_student(inputs["position_ids"], inputs["labels"], used)
-        return used
-
-    def _count_teachers(self, inputs: Batch) -> None:
-        """Count the tokens that resident teachers read."""
         if isinstance(self.teacher, ResidentTeacher):
             with_head = self.objective.method.distance is None
             for number, rows in enumerate(self.objective.teacher_rows(inputs)):
                 self.throughput.count_teacher(number, *rows, with_head)
+        return used
 
     @torch.no_grad()
     def token_guidance(self, batch: Batch) -> TokenGuidance:

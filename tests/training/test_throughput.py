@@ -527,8 +527,7 @@ def test_counting_micro_batches_waits_for_nothing(
     meter.on_train_begin(trainer.args, trainer.state, trainer.control, model=trainer.model)
     batch = next(iter(trainer.get_train_dataloader()))
     with Waits() as waits:
-        trainer._count_student(batch)
-        trainer._count_teachers(batch)
+        trainer._count_tokens(batch)
     assert waits.found == []
     assert meter._student.read()[0] == sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
     (teacher,) = meter._teachers

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy
 from transformers.training_args import OptimizerNames
 
@@ -20,20 +19,11 @@ from vocagnolm.host.processes import check_connected, is_on_cpu, launched_proces
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.models.quantization import json_settings
 from vocagnolm.run.global_batch import split_global_batch
+from vocagnolm.training.arguments import faults_of_loading, unsupported_options
 from vocagnolm.training.checkpoints import AUTO
 
 # Steps of a run that is never made: its schedule is, as a check.
 _CHECK_STEPS = 1000
-# Options of TrainingArguments that are rejected, and why.
-_REFUSED = {
-    "save_only_model": "leaves nothing to resume from",
-    "label_smoothing_factor": "has no effect here",
-    "auto_find_batch_size": "has no effect here",
-    "ignore_data_skip": "would train on the same blocks again after every interruption",
-    "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
-    "save_on_each_node": "is not supported (all machines share --output_dir)",
-    "enable_jit_checkpoint": "is not needed (signals save a checkpoint in all processes at once)",
-}
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "max_bad_steps")
 
 
@@ -97,7 +87,8 @@ class RunArguments(TrainingArguments):
     dry_run: bool = option(False, "Print the plan and exit.")
 
     def __post_init__(self) -> None:
-        raise_first(self._faults())
+        raise_first(unsupported_options(self))
+        raise_first(self._faults_of_numbers())
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         if isinstance(self.lr_scheduler_kwargs, str):
@@ -129,28 +120,9 @@ class RunArguments(TrainingArguments):
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
         check_connected()
-        raise_first(self._faults_of_loading())
+        raise_first(faults_of_loading(self))
         self._check_schedule()
         self._check_optimizer()
-
-    def _faults(self) -> Iterator[str]:
-        # Options of newer transformers may be absent.
-        given = vars(self)
-        for name, reason in _REFUSED.items():
-            if given.get(name):
-                yield f"--{name} {reason}: leave it out"
-        if not self.eval_do_concat_batches:
-            yield "--eval_do_concat_batches false is not supported: leave it out"
-        if (sampling := given.get("train_sampling_strategy", "random")) != "random":
-            yield (
-                f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
-                "and packing has put similar ones side by side): leave it out"
-            )
-        if self.deepspeed:
-            yield "--deepspeed is not supported: shard with FSDP2 (accelerate_configs)"
-        if self.liger_kernel_config is not None and not self.use_liger_kernel:
-            yield "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
-        yield from self._faults_of_numbers()
 
     def _faults_of_numbers(self) -> Iterator[str]:
         if (rows := self.per_device_eval_batch_size) is not None and rows < 1:
@@ -163,24 +135,6 @@ class RunArguments(TrainingArguments):
             yield f"--num_train_epochs must be positive, got {self.num_train_epochs}"
         if (peak := self.device_peak_tflops) is not None and not peak > 0:
             yield f"--device_peak_tflops must be positive, got {peak}"
-
-    def _faults_of_loading(self) -> Iterator[str]:
-        """Yield a message for ways of reading the data that make other batches than planned."""
-        for name, expected, reason in (
-            ("use_seedable_sampler", True, "makes resuming inexact"),
-            ("split_batches", False, "divides the global batch by the number of processes"),
-            ("dispatch_batches", None, "is not supported (batches hold more than tensors)"),
-        ):
-            found = vars(self.accelerator_config or AcceleratorConfig())[name]
-            if found not in (expected, None):
-                yield f"--accelerator_config: {name} {found} {reason}: leave it out"
-        if (workers := self.dataloader_num_workers) < 0:
-            yield f"--dataloader_num_workers must not be negative, got {workers}"
-        if (metric := self.metric_for_best_model) not in (None, "loss", "eval_loss"):
-            yield (
-                f"--metric_for_best_model {metric} is not measured: expected loss, the plain loss "
-                "per token of the evaluation"
-            )
 
     def _check_schedule(self) -> None:
         """Make the learning rate's schedule once, while an error costs nothing yet."""

@@ -162,10 +162,8 @@ def make_room(path: Path) -> None:
     if is_complete(path):
         _remove(_aside(path))
         path.rename(_aside(path))
-    elif path.is_symlink():
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
+    else:
+        _remove(path, ignore_errors=False)
 
 
 def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> None:
@@ -218,14 +216,14 @@ def _is_ours(path: Path) -> bool:
     return is_complete(path) or not is_whole_elsewhere or any(path.glob(_METRICS))
 
 
-def _remove(path: Path) -> None:
+def _remove(path: Path, ignore_errors: bool = True) -> None:
     # The target of a link is the user's.
     if path.is_symlink():
         path.unlink()
     elif path.exists():
         # First the manifest, so that half of it is no checkpoint.
         (path / manifest.MANIFEST_FILE).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors)
 
 
 def change_of_processes(path: Path, world_size: int) -> str | None:

@@ -94,9 +94,9 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     config = model.config.get_text_config()
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     weights, trained = {False: 0, True: 0}, {False: 0, True: 0}  # by whether it is the head
-    replaced = _replaced(model)
-    for module in model.modules():
-        if module in replaced:
+    for name, module in model.named_modules():
+        # A layer that PEFT keeps of before, beside the trained copy of it that runs.
+        if "original_module" in name.split("."):
             continue
         # By its features: quantized weights have other shapes.
         if isinstance(module, nn.Linear):
@@ -112,13 +112,6 @@ def model_work(model: PreTrainedModel) -> ModelWork:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     attention = layers * heads * head_dim
     return ModelWork(weights[False], weights[True], trained[False], trained[True], attention)
-
-
-def _replaced(model: nn.Module) -> set[nn.Module]:
-    """Layers that PEFT keeps of before, beside the trained copies of them that run."""
-    named = model.named_modules()
-    kept = [module for name, module in named if name.rpartition(".")[2] == "original_module"]
-    return {inner for module in kept for inner in module.modules()}
 
 
 def _check_countable(model: nn.Module, module: nn.Module) -> None:

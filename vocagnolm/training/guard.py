@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import save
@@ -42,16 +43,14 @@ class StepBatches:
 
     def add_losses(self, student_loss: Tensor, teacher_loss: Tensor | None = None) -> None:
         """Keep the losses of the next micro-batch, without a gradient."""
-        found = {"student_loss": student_loss.detach()}
-        if teacher_loss is not None:
-            found["teacher_loss"] = teacher_loss
-        self._losses.append(found)
+        found = {"student_loss": student_loss.detach(), "teacher_loss": teacher_loss}
+        self._losses.append({name: x for name, x in found.items() if x is not None})
 
     def teacher_losses(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The blocks [B] and the teacher's losses [B, T] of every micro-batch, if there are any."""
         for batch, found in zip(self._batches, self._losses, strict=True):
             if "teacher_loss" in found:
-                yield _blocks(batch), found["teacher_loss"]
+                yield cast(Tensor, batch["block"]), found["teacher_loss"]
 
     def write(self, path: Path, description: Mapping[str, object]) -> None:
         """Write all tensors of all micro-batches to `path`.safetensors, with a `path`.json.
@@ -69,7 +68,7 @@ class StepBatches:
             if isinstance(value, Tensor)
         }
         content = save(tensors)
-        blocks = [_blocks(batch).tolist() for batch in self._batches]
+        blocks = [cast(Tensor, batch["block"]).tolist() for batch in self._batches]
         write_file(path.with_suffix(".safetensors"), lambda file: file.write(content))
         write_json(path.with_suffix(".json"), {**description, "blocks": blocks})
 
@@ -200,9 +199,3 @@ def _diagnosis(worst: list[int]) -> tuple[str, str]:
         "the student's gradient is NaN or infinite, though all losses are finite",
         "lower --learning_rate, or train without bf16 and fp16 to see where it comes from",
     )
-
-
-def _blocks(batch: Mapping[str, object]) -> Tensor:
-    block_B = batch["block"]
-    assert isinstance(block_B, Tensor)
-    return block_B

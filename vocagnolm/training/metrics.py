@@ -117,14 +117,10 @@ class GuidanceMetrics:
     def read(self, reduce: Callable[[Tensor], Tensor], world_size: int) -> dict[str, float]:
         """Average over all processes and forget; every process must call it.
 
-        Args:
-            reduce: sums a tensor over the processes.
-            world_size: number of processes.
-
-        Returns:
-            Losses in nats per token, shares in [0, 1], quantiles to within 0.005 nats, the mean
-            distance in nats for KL. Teacher entries only where a teacher was counted, several
-            together. `loss` is the mean over the steps that made an update, if any did.
+        `reduce` sums a tensor over the processes. Returns losses in nats per token, shares in
+        [0, 1], quantiles to within 0.005 nats, the mean distance in nats for KL; teacher entries
+        only where a teacher was counted, several together. `loss` is the mean over the steps that
+        made an update, if any did.
         """
         elapsed_s = self._elapsed_s()
         both = reduce(self._kept + self._added).cpu()
@@ -215,5 +211,5 @@ def _quantiles(histogram: Tensor) -> dict[str, float]:
         return {}
     at = torch.tensor(_QUANTILES, dtype=cumulative.dtype) * cumulative[-1]
     values = (torch.searchsorted(cumulative, at) - _BINS // 2) * _BIN_NATS
-    names = (f"excess_loss_p{round(100 * quantile)}_nats" for quantile in _QUANTILES)
-    return dict(zip(names, values.tolist(), strict=True))
+    pairs = zip(_QUANTILES, values.tolist(), strict=True)
+    return {f"excess_loss_p{round(100 * quantile)}_nats": value for quantile, value in pairs}

@@ -12,8 +12,8 @@ The index of a sharded checkpoint is a pickle, and is read as one: read only you
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn, cast
@@ -53,8 +53,7 @@ def is_sharded(checkpoint: Path) -> bool:
 def is_of_another_layout(checkpoint: Path, sharded: bool) -> bool:
     """Test whether a checkpoint's layout differs from the student's, which FSDP shards or not.
 
-    Raises:
-        LayoutError: FSDP has saved it in a third way, and no longer shards the student.
+    One that FSDP has saved in a third way, and that it no longer shards, is a `LayoutError`.
     """
     if not (checkpoint / _GATHERED_FILE).exists():
         return is_sharded(checkpoint) != sharded
@@ -67,11 +66,7 @@ def is_of_another_layout(checkpoint: Path, sharded: bool) -> bool:
 
 
 def change_of_layout(checkpoint: Path, sharded: bool) -> str | None:
-    """Describe the effects of a change of layout, if there is one.
-
-    Raises:
-        LayoutError: the checkpoint cannot be resumed under the new one.
-    """
+    """Describe the effects of a change of layout, if there is one and it is possible."""
     if not is_of_another_layout(checkpoint, sharded):
         return None
     before, now = ("whole", "sharded") if sharded else ("sharded", "whole")
@@ -214,10 +209,7 @@ def _laid_out(whole: Tensor, like: Tensor) -> Tensor:
 def read_sharded(checkpoint: Path, which: str) -> StateDict:
     """Read all that was saved of `MODEL` or `OPTIMIZER`, nested as it was, with whole tensors.
 
-    Lists come as dictionaries of their indices.
-
-    Raises:
-        OSError: a shard is missing or damaged.
+    Lists come as dictionaries of their indices. A damaged or missing shard is an OSError.
     """
     directory = checkpoint / _DIRECTORIES[which]
     index = _index(directory)
@@ -240,21 +232,20 @@ def read_sharded(checkpoint: Path, which: str) -> StateDict:
 
 
 def _index(directory: Path) -> Metadata:
-    try:
+    with _reading(directory):
         return FileSystemReader(directory).read_metadata()
-    except (UnpicklingError, EOFError, OSError) as error:
-        raise _damaged(directory) from error
 
 
 def _load(directory: Path, state: StateDict) -> None:
+    with _reading(directory), warnings.catch_warnings():
+        # One process alone reads, on purpose.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load(state, storage_reader=FileSystemReader(directory), no_dist=True)
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
     try:
-        with warnings.catch_warnings():
-            # One process alone reads, on purpose.
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(state, storage_reader=FileSystemReader(directory), no_dist=True)
+        yield
     except (CheckpointException, UnpicklingError, EOFError, OSError) as error:
-        raise _damaged(directory) from error
-
-
-def _damaged(directory: Path) -> OSError:
-    return OSError(f"{directory} is damaged: take another checkpoint")
+        raise OSError(f"{directory} is damaged: take another checkpoint") from error

@@ -5,6 +5,7 @@ methods in which the loop saves and loads.
 """
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from transformers import Trainer
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
+from vocagnolm.host.command import raise_first
 from vocagnolm.host.manifest import written_files
 from vocagnolm.host.processes import decided_by_one
 from vocagnolm.training import checkpoints, relayout
+from vocagnolm.training.arguments import argument_faults
 from vocagnolm.training.metrics import GuidanceMetrics
 from vocagnolm.training.preemption import Preemption
 from vocagnolm.training.throughput import Phases
@@ -47,6 +50,7 @@ class ResumableTrainer(Trainer):
                     f"this transformers has no Trainer.{name}, within which checkpoints are made "
                     "complete or read: install transformers<6"
                 )
+        raise_first(argument_faults(self.args))
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
         self.add_callback(self.preemption)
@@ -154,27 +158,24 @@ class ResumableTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint, or none."""
-        with self.phases.within("checkpoint"):
-            self._save_whole(model, trial)
-
-    def _save_whole(self, model: nn.Module, trial: Any) -> None:
         # All wait twice: until there is room, and until every process has written its files.
         # Only then does the first declare the checkpoint complete, and remove older ones.
-        step, world_size = self.state.global_step, self.args.world_size
-        path = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        if self.is_world_process_zero():
-            checkpoints.make_room(path)
-        self.accelerator.wait_for_everyone()
-        super()._save_checkpoint(model, trial)
-        self.metrics.save(path, self.args.process_index)
-        self.accelerator.wait_for_everyone()
-        # Every process sees its own files, even on a network file system.
-        seen = set().union(*gather_object([written_files(path)]))
-        if self.is_world_process_zero():
-            checkpoints.finish(path, step, world_size, sorted(seen))
-            checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
-        # A process that left now would take the first one with it.
-        self.accelerator.wait_for_everyone()
+        with self.phases.within("checkpoint"):
+            step, world_size = self.state.global_step, self.args.world_size
+            path = Path(self._get_output_dir(trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+            if self.is_world_process_zero():
+                checkpoints.make_room(path)
+            self.accelerator.wait_for_everyone()
+            super()._save_checkpoint(model, trial)
+            self.metrics.save(path, self.args.process_index)
+            self.accelerator.wait_for_everyone()
+            # Every process sees its own files, even on a network file system.
+            seen = set().union(*gather_object([written_files(path)]))
+            if self.is_world_process_zero():
+                checkpoints.finish(path, step, world_size, sorted(seen))
+                checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)
+            # A process that left now would take the first one with it.
+            self.accelerator.wait_for_everyone()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate, in a phase of its own."""
@@ -195,21 +196,16 @@ class ResumableTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the metrics since the last log, and at the end the mean loss of the whole run."""
         # Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
-        processes = self.accelerator.num_processes
+        over = partial(self.accelerator.reduce, reduction="sum"), self.accelerator.num_processes
         if "loss" in logs:
-            logs |= {"loss": math.nan} | self.metrics.read(self._sum, processes)
+            logs |= {"loss": math.nan} | self.metrics.read(*over)
             # Those of skipped steps.
             for name in ("loss", "grad_norm"):
                 if not math.isfinite(logs.get(name, 0.0)):
                     del logs[name]
         elif "train_loss" in logs:
-            history = self.state.log_history
-            logs["train_loss"] = self.metrics.mean_loss(history, self._sum, processes)
+            logs["train_loss"] = self.metrics.mean_loss(self.state.log_history, *over)
         super().log(logs, start_time)
-
-    def _sum(self, values: Tensor) -> Tensor:
-        total: Tensor = self.accelerator.reduce(values, "sum")
-        return total
 
     def reduce_max(self, values: Tensor) -> Tensor:
         """Largest value over all processes, element by element."""

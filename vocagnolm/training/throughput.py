@@ -173,8 +173,7 @@ class Throughput(TrainerCallback):
         """Start the clock, unless nothing is ever logged."""
         if args.logging_strategy == IntervalStrategy.NO:
             return
-        student = cast(PreTrainedModel, kwargs["model"])
-        self._student = _Counter(student, self._device)
+        self._student = _Counter(cast(PreTrainedModel, kwargs["model"]), self._device)
         self._teachers = [_Counter(teacher, self._device) for teacher in self._models]
         self._phases.begin("other")
         self._phases.start()
@@ -206,14 +205,13 @@ class Throughput(TrainerCallback):
         if not self._phases.is_timed:
             return {}
         seconds = self._phases.read()
-        student, teachers = self._student, self._teachers
-        ours, theirs = student.read(), [teacher.read() for teacher in teachers]
+        ours, theirs = self._student.read(), [teacher.read() for teacher in self._teachers]
         sums = {f"{share}_s": value for share, value in seconds.items()}
         sums |= {"student_tokens": ours[0], "teacher_tokens": sum(counts[0] for counts in theirs)}
-        if student.work is not None:
-            sums["student_flops"] = student.work.training_flops(*ours)
-        works = [teacher.work for teacher in teachers if teacher.work is not None]
-        if works and len(works) == len(teachers):
+        if self._student.work is not None:
+            sums["student_flops"] = self._student.work.training_flops(*ours)
+        works = [teacher.work for teacher in self._teachers if teacher.work is not None]
+        if works and len(works) == len(theirs):
             pairs = zip(works, theirs, strict=True)
             sums["teacher_flops"] = sum(work.forward_flops(*counts) for work, counts in pairs)
         memory = _memory_gib(self._device)
@@ -254,17 +252,14 @@ def _rates(totals: Mapping[str, float], peak: float | None) -> dict[str, float]:
     """Rates and shares from sums over the processes, in tokens, FLOPs and seconds."""
     by_phase = {share: totals[f"{share}_s"] for share in SHARES}
     elapsed_s = sum(by_phase.values())
-    busy_s = {
-        "student": by_phase["student"] + by_phase["optimizer"],
-        "teacher": by_phase["teacher"],
-    }
+    student_s = by_phase["student"] + by_phase["optimizer"]
     report = {}
-    for role in busy_s:
+    for role, busy_s in (("student", student_s), ("teacher", by_phase["teacher"])):
         tokens, flops = totals[f"{role}_tokens"], totals.get(f"{role}_flops")
         if tokens:
             report[f"{role}_tokens_per_s_per_device"] = tokens / elapsed_s
         if tokens and flops and peak:
-            report[f"{role}_mfu"] = flops / (busy_s[role] * peak)
+            report[f"{role}_mfu"] = flops / (busy_s * peak)
     if not totals["teacher_tokens"]:
         del by_phase["teacher"]
     return report | {f"{phase}_time_fraction": s / elapsed_s for phase, s in by_phase.items()}
