@@ -498,10 +498,10 @@ def test_gpu_reports_its_own_peaks(
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", resets.append)
     assert throughput._memory_gib(gpu) == {"memory_allocated_gib": 3, "memory_reserved_gib": 4}
     assert resets == [gpu]
-    assert throughput._peak_flops(gpu, None) == 989.4e12
-    assert throughput._peak_flops(gpu, 50.0) == 50e12
+    assert flops.peak_flops(gpu, None) == 989.4e12
+    assert flops.peak_flops(gpu, 50.0) == 50e12
     assert not caplog.text
-    assert throughput._peak_flops(gpu, None) is None
+    assert flops.peak_flops(gpu, None) is None
     assert "the peak of NVIDIA Z9 is unknown; give it with --device_peak_tflops" in caplog.text
 
 

@@ -1,5 +1,6 @@
 """Count the FLOPs of a decoder from its linear layers, and look up the GPU's peak: MFU."""
 
+import logging
 import re
 from dataclasses import dataclass
 
@@ -7,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
+
+logger = logging.getLogger(__name__)
 
 # Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
 # NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
@@ -40,6 +43,19 @@ def peak_tflops(device_name: str) -> float | None:
     if not known or words & _OTHER_CHIPS:
         return None
     return _PEAK_TFLOPS[max(known, key=len)]
+
+
+def peak_flops(device: torch.device, peak: float | None) -> float | None:
+    """Peak of a device in FLOP/s: the given one in TFLOP/s, or that of a known GPU."""
+    if peak is None and device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        peak = peak_tflops(name)
+        if peak is None:
+            logger.warning(
+                "no MFU is reported: the peak of %s is unknown; give it with --device_peak_tflops",
+                name,
+            )
+    return None if peak is None else peak * 1e12
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.training.flops import ModelWork, model_work, peak_tflops
+from vocagnolm.training.flops import ModelWork, model_work, peak_flops
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ class Throughput(TrainerCallback):
         peak: float | None = None,
     ):
         self._phases, self._device, self._models, self._gather = phases, device, teachers, gather
-        self._peak_flops = _peak_flops(device, peak)
+        self._peak_flops = peak_flops(device, peak)
 
     def on_train_begin(self, args: TrainingArguments, *rest: object, **kwargs: object) -> None:
         """Start the clock, unless nothing is ever logged."""
@@ -222,19 +222,6 @@ class Throughput(TrainerCallback):
         totals = dict(zip(sums, rows.sum(0).tolist(), strict=False))
         largest = dict(zip(memory, rows.amax(0)[len(sums) :].tolist(), strict=True))
         return _rates(totals, self._peak_flops) | largest
-
-
-def _peak_flops(device: torch.device, peak: float | None) -> float | None:
-    """The given peak, or that of a known GPU, in FLOP/s."""
-    if peak is None and device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        peak = peak_tflops(name)
-        if peak is None:
-            logger.warning(
-                "no MFU is reported: the peak of %s is unknown; give it with --device_peak_tflops",
-                name,
-            )
-    return None if peak is None else peak * 1e12
 
 
 def _memory_gib(device: torch.device) -> dict[str, float]:
