@@ -435,6 +435,8 @@ def test_export_refuses_when_adapters_are_of_another_student(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = Path(shutil.copytree(world.root / "adapted", tmp_path / "adapted"))
+    # Without it nothing tells that a file was changed.
+    (run / "manifest.json").unlink()
     if change == "student":
         tiny_llama(700, hidden_size=48).save_pretrained(tmp_path / "other")
         settings = json.loads((run / "run.json").read_text())
@@ -451,6 +453,8 @@ def test_export_rejects_an_empty_adapter_configuration(
     names_student: bool, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = Path(shutil.copytree(world.root / "adapted", tmp_path / "adapted"))
+    # Without it nothing tells that a file was changed.
+    (run / "manifest.json").unlink()
     (run / "adapter_config.json").write_text("{}")
     if not names_student:
         (run / "run.json").unlink()

@@ -35,14 +35,13 @@ class FileEntry(TypedDict):
 
 
 def write_manifest(
-    directory: Path, about: Mapping[str, object], expected: Collection[str] = ()
+    directory: Path, about: Mapping[str, object], names: Collection[str] | None = None
 ) -> None:
-    """Declare a directory complete, once everything in it is flushed to the disk.
+    """Declare a directory complete, once all files in it, or those named, are on the disk.
 
-    `about` is for further entries; `expected` names files that a network file system may not list
-    yet.
+    `about` is for further entries.
     """
-    names = sorted({*written_files(directory), *expected})
+    names = sorted(written_files(directory) if names is None else names)
 
     def describe(name: str) -> FileEntry:
         path = directory / name

@@ -26,7 +26,7 @@ from vocagnolm.tokenizers import Role, load_tokenizer
 
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
-# Patterns of a model's files; a directory of a run holds much else.
+# Patterns of a model's files.
 _CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
@@ -161,10 +161,15 @@ def revision_of(model: str, config: PreTrainedConfig | None) -> str:
     if not directory.is_dir():
         return str((vars(config) if config else {}).get("_commit_hash") or "unknown")
     digest = hashlib.sha256()
-    paths = {path for pattern in _MODEL_FILES for path in directory.glob(pattern) if path.is_file()}
-    for path in sorted(paths):
-        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
+    for name in model_files(directory):
+        digest.update(f"{name} {file_sha256(directory / name)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
+
+
+def model_files(directory: Path) -> list[str]:
+    """List the files of a model and its tokenizer; a directory of a run holds much else."""
+    found = {path for pattern in _MODEL_FILES for path in directory.glob(pattern)}
+    return sorted(path.name for path in found if path.is_file())
 
 
 def _is_no_load_report(record: logging.LogRecord) -> bool:

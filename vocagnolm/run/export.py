@@ -101,8 +101,11 @@ class _Source:
 
     def check(self, merge: bool) -> None:
         """Reject a damaged checkpoint, and `merge` for anything but adapters."""
-        is_finished = checkpoints.is_finished(self.checkpoint)
-        if not is_finished and (fault := checkpoints.checkpoint_fault(self.checkpoint, note)):
+        if checkpoints.is_finished(self.checkpoint):
+            fault = checkpoints.final_fault(self.checkpoint)
+        else:
+            fault = checkpoints.checkpoint_fault(self.checkpoint, note)
+        if fault:
             raise ValueError(f"{self.checkpoint}: {fault}")
         if self.is_adapted and not merge:
             raise ValueError(

@@ -13,6 +13,7 @@ from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings, write_tracker
 from vocagnolm.models.layers import compile_layers
 from vocagnolm.models.probes import check_longest, check_packing
+from vocagnolm.models.source import model_files
 from vocagnolm.run import failures
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.job import Job, default_settings
@@ -68,7 +69,7 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     # Only the first process looks: the others may see another state of a shared disk.
     checkpoint = None
     if not run.dry_run:
-        if decided_by_one(lambda: checkpoints.is_finished(run.output_dir)):
+        if decided_by_one(lambda: _is_done(run.output_dir)):
             say(f"{run.output_dir} holds the finished run: nothing to do")
             return None
         fault = partial(origin_fault, settings=job.settings, defaults=defaults)
@@ -94,6 +95,21 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
             write_settings(run.output_dir, settings)
             documents.write_skipped(run.output_dir)
     return trainer, checkpoint
+
+
+def _is_done(output_dir: str) -> bool:
+    """Test whether a run is finished and its model as it was written; say so if it is not."""
+    if not checkpoints.is_finished(output_dir):
+        return False
+    if not (fault := checkpoints.final_fault(output_dir)):
+        return True
+    fault = f"{output_dir} holds a finished run, but {fault}"
+    if not checkpoints.find_checkpoint(output_dir):
+        raise ValueError(
+            f"{fault}, and no checkpoint to write it again from: give another --output_dir"
+        )
+    say(f"{fault}: writing it again from the newest checkpoint")
+    return False
 
 
 def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
@@ -174,6 +190,9 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
     trainer.save_state()
     if is_main():
         write_tracker(run.output_dir, run.report_to)
+        directory = Path(run.output_dir)
+        templates = (path.name for path in directory.glob("chat_template*"))
+        checkpoints.finish_run(directory, [*model_files(directory), *templates])
         write_model_card(run.output_dir, job.settings, trainer.state)
-        lock.release(Path(run.output_dir))
+        lock.release(directory)
     say(f"saved {run.output_dir}")

@@ -14,7 +14,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 _REPLACED = "-replaced"  # the end of the name of a checkpoint while its step is saved again
-_STATE = "trainer_state.json"
+_STATE, _CARD = "trainer_state.json", "README.md"
 _METRICS = "metrics_*.safetensors"  # of `training.metrics`, which transformers alone has not
 _LARGE_BYTES = 10**9
 _VISIBLE_S = 60
@@ -97,16 +97,36 @@ def _age(path: Path) -> tuple[int, bool]:
     return _step(path) or 0, not path.name.endswith(_REPLACED)
 
 
+def finish_run(output_dir: str | Path, names: Collection[str]) -> None:
+    """Declare the final model of a run complete, which has files of these names."""
+    manifest.write_manifest(Path(output_dir), {}, {*names, _STATE})
+
+
+def final_fault(output_dir: str | Path) -> str | None:
+    """Read every byte of a finished run's model and describe its fault; None if it is good."""
+    directory = Path(output_dir)
+    # Runs that ended before final models had one are as good as `is_finished` says.
+    if not is_complete(directory):
+        return None
+    try:
+        entries = manifest.read_manifest(directory)[manifest.FILES]
+        return next((" ".join(f) for f in manifest.find_faults(directory, entries)), None)
+    except (ValueError, OSError) as error:
+        return str(error)
+
+
 def is_finished(output_dir: str | Path) -> bool:
     """Test whether a run has taken its last step and saved its model: the card is written last."""
     directory = Path(output_dir)
+    if is_complete(directory):
+        return (directory / _CARD).exists()
     state = json_or_empty(directory / _STATE)
     weights = list(directory.glob("*.safetensors"))
     return (
         state.get("global_step", 0) >= state.get("max_steps", sys.maxsize)
         and bool(weights)
         and all(map(_is_readable, weights))
-        and (directory / "README.md").exists()
+        and (directory / _CARD).exists()
     )
 
 
@@ -184,7 +204,9 @@ def finish(path: Path, step: int, world_size: int, expected: Sequence[str]) -> N
             "a directory that all machines share"
         )
     run = json_or_empty(path.parent / RUN_FILE)
-    manifest.write_manifest(path, {"step": step, "world_size": world_size, "run": run}, expected)
+    # A network file system may not list all of them yet.
+    names = {*manifest.written_files(path), *expected}
+    manifest.write_manifest(path, {"step": step, "world_size": world_size, "run": run}, names)
     _remove(_aside(path))
 
 
