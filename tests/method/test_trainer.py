@@ -437,7 +437,7 @@ def test_log_reports_what_a_slow_count_finds(
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
         ({"data_collator": None}, {}, True, "data_collator=vocagnolm.collator.PackedCollator"),
-        ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor has no effect"),
+        ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor 0.1 has no effect"),
     ],
 )
 def test_trainer_refuses_contradictions(

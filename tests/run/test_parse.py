@@ -20,6 +20,7 @@ from transformers.utils import is_bitsandbytes_available
 
 import vocagnolm.run.global_batch
 from vocagnolm.objective import Method
+from vocagnolm.run import training_arguments
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.run.job import Job
@@ -125,6 +126,7 @@ def test_parse_computes_in_bfloat16(monkeypatch: pytest.MonkeyPatch, has_bf16: b
     assert parse(TEACHER).run.bf16 is False  # --use_cpu
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr(training_arguments, "argument_faults", lambda arguments: ())
     argument_class = RunArguments
     monkeypatch.setattr(argument_class.__mro__[1], "__post_init__", lambda self: None)
     assert argument_class().bf16 is has_bf16
@@ -319,7 +321,43 @@ def test_command_line_is_rejected_in_one_line(
 
 
 def test_table_of_rejections_is_read_whole() -> None:
-    assert len(REJECTED) == 79
+    assert len(REJECTED) == 89
+
+
+LAUNCHED = {
+    "ACCELERATE_USE_DEEPSPEED=true": "DeepSpeed is not supported: shard with FSDP2 (accelerate_co",
+    "ACCELERATE_USE_FSDP=true": "FSDP1 is not supported: set fsdp_version: 2, as in accelerate_",
+    "ACCELERATE_USE_FSDP=true FSDP_VERSION=1": "FSDP1 is not supported: set fsdp_version: 2, as",
+}
+
+
+@pytest.mark.parametrize("environment", LAUNCHED)
+def test_launchers_way_to_shard_is_rejected(
+    environment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for setting in environment.split():
+        monkeypatch.setenv(*setting.split("="))
+    assert error_of(*TEACHER).startswith(LAUNCHED[environment])
+
+
+def test_fsdp1_is_rejected_on_the_command_line() -> None:
+    sharded = ("--fsdp", "true", "--fsdp_config")
+    assert error_of(*TEACHER, *sharded, '{"version": 1}').startswith("FSDP1 is not supported: set")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), "no"),
+        (("--include_num_input_tokens_seen",), "all"),
+        (("--include_num_input_tokens_seen", "true"), "all"),
+        (("--include_num_input_tokens_seen", "False"), "no"),
+        (("--include_num_input_tokens_seen", "all"), "all"),
+        (("--include_num_input_tokens_seen", "non_padding"), "non_padding"),
+    ],
+)
+def test_parse_counts_tokens_as_asked(options: tuple[str, ...], expected: str) -> None:
+    assert parse((*TEACHER, *options)).run.include_num_input_tokens_seen == expected
 
 
 OPTIONS = {option.name for option in fields(RunArguments)}
@@ -339,7 +377,7 @@ def test_parse_refuses_a_sampler_that_does_not_resume() -> None:
     assert "makes resuming inexact" in error_of(*TEACHER, *options)
     assert "would train on the same blocks again" in error_of(*TEACHER, "--ignore_data_skip")
     assert error_of(*TEACHER, "--save_only_model") == (
-        "--save_only_model leaves nothing to resume from: leave it out"
+        "--save_only_model True leaves nothing to resume from: leave it out"
     )
 
 
@@ -547,6 +585,8 @@ def test_parse_loads_the_best_model(
     assert run.load_best_model_at_end is True
     assert (run.eval_strategy, run.eval_steps) == (IntervalStrategy.STEPS, 70)
     assert run.metric_for_best_model == "loss"
+    run = parse((*TEACHER, *documents, "--save_strategy", "best")).run
+    assert (run.metric_for_best_model, run.greater_is_better) == ("loss", False)
 
 
 def test_parse_refuses_the_best_model() -> None:

@@ -23,6 +23,7 @@ RECIPE = Path(__file__).with_name("recipe.yaml")
 CURVE_FILE, _PAGES_FILE = "clean.jsonl", "pages.jsonl"
 # Problems read during training; the verdict rests on all of them.
 CURVE_PROBLEMS = 100
+_CURVE_STEPS = 100
 # The first pretraining: noise, prose and questions without answers.
 BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_train_batch_size=8")
 # Fewer tokens than a packed text takes, so that no text comes twice.
@@ -87,7 +88,8 @@ def make_base(directory: Path, seed: int, options: Sequence[str]) -> None:
 def _continue_training(plan: Plan, directory: Path, seed: int, method: str) -> Result:
     """Continually pretrain a student on pages, and judge it."""
     trained, curve = directory / method, plan.output_dir / CURVE_FILE
-    options = [f"--method={method}", f"--seed={seed}", *plan.options, f"--eval_dataset={curve}"]
+    options = [f"--method={method}", f"--seed={seed}", f"--eval_steps={_CURVE_STEPS}"]
+    options += [*plan.options, f"--eval_dataset={curve}"]
     if method == "vocagnolm":
         options += [f"--teacher={ASSETS / TEACHER}", *plan.guidance]
     started = time.perf_counter()

@@ -13,12 +13,19 @@ from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.training_arguments import RunArguments
+from vocagnolm.training.arguments import REJECTED
 
 _HEAD = """# Options of training
 
 Every option of `train.py` and `vocagnolm train`, made by `python -m vocagnolm.run.options`. Every
-field of `transformers.TrainingArguments` is an option too; the last table has those that are new or
-have another default here. `--config FILE.yaml` reads options from a file, and flags override it."""
+field of `transformers.TrainingArguments` is an option too: *Run* has those that are new or have
+another default here, *Rejected* those that may not be set. `--config FILE.yaml` reads options from
+a file, and flags override it."""
+_FOOT = """## Rejected
+
+DeepSpeed and FSDP1 are rejected, whether an option or an Accelerate file asks for them, and fields
+that have no effect beside the others, such as `--eval_steps` without an evaluation. These fields
+have one value:"""
 _SECTIONS = {
     "Models": ModelArguments,
     "Adapters": AdapterArguments,
@@ -33,6 +40,10 @@ def options_page() -> str:
     parts = [_HEAD]
     for title, arguments in _SECTIONS.items():
         parts += [f"## {title}", markdown_table(_rows(arguments), padded=False)]
+    rows = [["option", "only", "any other value"]]
+    for name, (value, reason) in REJECTED.items():
+        rows.append([f"`--{name}`", _shown(value), f"{reason[0].upper()}{reason[1:]}."])
+    parts += [_FOOT, markdown_table(rows, padded=False)]
     return "\n\n".join(parts) + "\n"
 
 

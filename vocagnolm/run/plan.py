@@ -1,7 +1,6 @@
 """The plan of a run: what it reads, makes and takes. Printed first; alone with `--dry_run`."""
 
 import math
-import os
 
 import numpy as np
 from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
@@ -110,8 +109,7 @@ def student_layout(run: RunArguments) -> memory.Layout:
     # Transformers is about to rename the option: one of the two may be absent.
     recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
     accumulates = (run.gradient_accumulation_steps or 1) > 1
-    is_sharded = bool(run.fsdp) or os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if not is_sharded:
+    if not run.is_sharded:
         precision: memory.Precision = "mixed" if run.is_mixed else "float32"
         return memory.Layout(run.world_size, None, precision, recomputes, accumulates)
     # Both read the environment that `accelerate launch` sets.

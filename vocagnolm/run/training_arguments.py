@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import parse_flag_from_env
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.trainer_utils import IntervalStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.host.command import option, raise_first
@@ -19,11 +20,12 @@ from vocagnolm.host.processes import check_connected, is_on_cpu, launched_proces
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.models.quantization import json_settings
 from vocagnolm.run.global_batch import split_global_batch
-from vocagnolm.training.arguments import faults_of_loading, unsupported_options
+from vocagnolm.training.arguments import argument_faults, unsupported_options
 from vocagnolm.training.checkpoints import AUTO
 
 # Steps of a run that is never made: its schedule is, as a check.
 _CHECK_STEPS = 1000
+_TOKENS_SEEN = ("no", "all", "non_padding")
 _NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "max_bad_steps")
 
 
@@ -64,6 +66,15 @@ class RunArguments(TrainingArguments):
             "choices": [strategy.value for strategy in IntervalStrategy],
         },
     )
+    # The parent's type is one that no command line can set to non_padding.
+    include_num_input_tokens_seen: str = field(
+        default="no",
+        metadata={
+            "help": "Count tokens read: no, all or non_padding.",
+            "nargs": "?",
+            "const": "all",
+        },
+    )
     save_steps: float = 250
     save_total_limit: int | None = 2
     logging_steps: float = 10
@@ -87,8 +98,14 @@ class RunArguments(TrainingArguments):
     dry_run: bool = option(False, "Print the plan and exit.")
 
     def __post_init__(self) -> None:
+        # Truth values of options that also have others, and are text on the command line.
+        seen, fsdp = (
+            str(value).lower() for value in (self.include_num_input_tokens_seen, self.fsdp)
+        )
+        self.include_num_input_tokens_seen = {"true": "all", "false": "no"}.get(seen, seen)
+        self.fsdp = {"true": True, "false": None}.get(fsdp, self.fsdp)
         raise_first(unsupported_options(self))
-        raise_first(self._faults_of_numbers())
+        raise_first(self._faults())
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
         if isinstance(self.lr_scheduler_kwargs, str):
@@ -107,30 +124,38 @@ class RunArguments(TrainingArguments):
             )
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         self.eval_strategy = self.eval_strategy or IntervalStrategy.NO
+        if self.save_strategy == SaveStrategy.BEST:
+            self.metric_for_best_model = self.metric_for_best_model or "loss"
         # Placeholders that the parent class can work with, until the block length is known.
         self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
         self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
         # The parent class takes processes without a GPU for separate runs, unless it is told.
-        self.use_cpu = self.use_cpu or (launched_processes() > 1 and is_on_cpu())
+        alone = launched_processes() == 1 or self.is_sharded
+        self.use_cpu = self.use_cpu or (is_on_cpu() and not alone)
         # On a CPU it would drop the time-out.
         if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
         check_connected()
-        raise_first(faults_of_loading(self))
+        raise_first(argument_faults(self))
         self._check_schedule()
         self._check_optimizer()
 
-    def _faults_of_numbers(self) -> Iterator[str]:
+    def _faults(self) -> Iterator[str]:
         if (rows := self.per_device_eval_batch_size) is not None and rows < 1:
             yield f"--per_device_eval_batch_size must be at least 1, got {rows}"
         # Written so that NaN is rejected, too.
         for name in _NOT_NEGATIVE:
             if not (value := vars(self)[name]) >= 0:
                 yield f"--{name} must not be negative, got {value}"
+        if (seen := self.include_num_input_tokens_seen) not in _TOKENS_SEEN:
+            expected = ", ".join(_TOKENS_SEEN)
+            yield f"--include_num_input_tokens_seen must be one of {expected}, got {seen}"
+        if self.remove_unused_columns:
+            yield "--remove_unused_columns true has no effect: leave it out"
         if not self.num_train_epochs > 0:
             yield f"--num_train_epochs must be positive, got {self.num_train_epochs}"
         if (peak := self.device_peak_tflops) is not None and not peak > 0:
@@ -160,6 +185,11 @@ class RunArguments(TrainingArguments):
             if "need to pass a" not in str(error):
                 name = OptimizerNames(self.optim).value
                 raise ValueError(f"--optim {name} cannot be used: {error}") from error
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if FSDP spreads the student, as the options or `accelerate launch` say."""
+        return bool(self.fsdp) or parse_flag_from_env("ACCELERATE_USE_FSDP")
 
     @property
     def is_mixed(self) -> bool:

@@ -1,42 +1,68 @@
 """Reject options of `transformers.TrainingArguments` that have no effect or harm a resumed run."""
 
+import os
 from collections.abc import Iterator
 
+from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-_REJECTED = {
-    "save_only_model": "leaves nothing to resume from",
-    "label_smoothing_factor": "has no effect here",
-    "auto_find_batch_size": "has no effect here",
-    "ignore_data_skip": "would train on the same blocks again after every interruption",
-    "batch_eval_metrics": "is not supported (evaluation needs the losses of all batches)",
-    "save_on_each_node": "is not supported (all machines share --output_dir)",
-    "enable_jit_checkpoint": "is not needed (signals save a checkpoint in all processes at once)",
+# Options with the one value that is accepted, and what is wrong with any other.
+REJECTED: dict[str, tuple[object, str]] = {
+    "save_only_model": (False, "leaves nothing to resume from"),
+    "ignore_data_skip": (False, "would train on the same blocks again after every interruption"),
+    "auto_find_batch_size": (False, "would shrink the global batch where memory runs out"),
+    "label_smoothing_factor": (0.0, "has no effect: losses are those of the labels"),
+    "average_tokens_across_devices": (True, "has no effect: all devices' tokens are counted"),
+    "length_column_name": ("length", "has no effect: blocks are equally long"),
+    "do_train": (False, "has no effect"),
+    "do_predict": (False, "has no effect"),
+    "batch_eval_metrics": (False, "is not supported (evaluation needs the losses of all batches)"),
+    "eval_do_concat_batches": (True, "is not supported (evaluation sums over all rows)"),
+    "save_on_each_node": (False, "is not supported (all machines share --output_dir)"),
+    "enable_jit_checkpoint": (False, "is not needed (a signal saves in all processes at once)"),
+    "train_sampling_strategy": (
+        "random",
+        "is not supported (blocks are equally long, and packing has put similar ones side by side)",
+    ),
 }
 
 
 def unsupported_options(args: TrainingArguments) -> Iterator[str]:
     """Yield a message for each option that is not supported; `args` may not be processed yet."""
-    # Options of newer transformers may be absent.
-    given = vars(args)
-    for name, reason in _REJECTED.items():
-        if given.get(name):
-            yield f"--{name} {reason}: leave it out"
-    if not args.eval_do_concat_batches:
-        yield "--eval_do_concat_batches false is not supported: leave it out"
-    if (sampling := given.get("train_sampling_strategy", "random")) != "random":
-        yield (
-            f"--train_sampling_strategy {sampling} is not supported (blocks are equally long, "
-            "and packing has put similar ones side by side): leave it out"
-        )
-    if args.deepspeed:
-        yield "--deepspeed is not supported: shard with FSDP2 (accelerate_configs)"
+    for name, (value, reason) in REJECTED.items():
+        # Another transformers may lack one.
+        if (found := vars(args).get(name, value)) != value:
+            yield f"--{name} {found} {reason}: leave it out"
+    # An Accelerate file asks in the environment.
+    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        yield "DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)"
     if args.liger_kernel_config is not None and not args.use_liger_kernel:
         yield "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
 
 
-def faults_of_loading(args: TrainingArguments) -> Iterator[str]:
+def argument_faults(args: TrainingArguments) -> Iterator[str]:
+    """Yield a message for each of all processed arguments that a trainer cannot work with."""
+    yield from unsupported_options(args)
+    yield from _faults_of_loading(args)
+    yield from _faults_of_evaluation(args)
+    if args.fp16 and args.device.type == "cpu":
+        yield "--fp16 has no effect on a CPU: leave it out, or use --bf16"
+    sharding = vars(args).get("fsdp_plugin_args") if args.fsdp else None
+    if sharding is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        # Accelerate's own default is the first version.
+        sharding = {"fsdp_version": os.environ.get("FSDP_VERSION", "1")}
+    if sharding is not None and int(sharding["fsdp_version"]) != 2:
+        yield "FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs"
+    if (gpus := args.n_gpu) > 1:
+        yield (
+            f"one process sees {gpus} GPUs; start one process per GPU with accelerate launch, or "
+            "set CUDA_VISIBLE_DEVICES"
+        )
+
+
+def _faults_of_loading(args: TrainingArguments) -> Iterator[str]:
     """Yield a message for ways of reading the data that make other batches than planned."""
     for name, expected, reason in (
         ("use_seedable_sampler", True, "makes resuming inexact"),
@@ -48,19 +74,19 @@ def faults_of_loading(args: TrainingArguments) -> Iterator[str]:
             yield f"--accelerator_config: {name} {found} {reason}: leave it out"
     if (workers := args.dataloader_num_workers) < 0:
         yield f"--dataloader_num_workers must not be negative, got {workers}"
+
+
+def _faults_of_evaluation(args: TrainingArguments) -> Iterator[str]:
+    """Yield a message for options that look at evaluations which are not made."""
     if (metric := args.metric_for_best_model) not in (None, "loss", "eval_loss"):
         yield (
             f"--metric_for_best_model {metric} is not measured: expected loss, the plain loss "
             "per token of the evaluation"
         )
-
-
-def argument_faults(args: TrainingArguments) -> Iterator[str]:
-    """Yield a message for each of all processed arguments that a trainer cannot work with."""
-    yield from unsupported_options(args)
-    yield from faults_of_loading(args)
-    if (gpus := args.n_gpu) > 1:
-        yield (
-            f"one process sees {gpus} GPUs; start one process per GPU with accelerate launch, or "
-            "set CUDA_VISIBLE_DEVICES"
-        )
+    if args.eval_strategy != IntervalStrategy.NO:
+        return
+    for name in ("do_eval", "eval_steps"):
+        if vars(args)[name]:
+            yield f"--{name} has no effect without --eval_strategy: leave it out"
+    if args.save_strategy == SaveStrategy.BEST:
+        yield "--save_strategy best needs an evaluation to choose by: set --eval_strategy"
