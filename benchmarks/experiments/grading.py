@@ -13,16 +13,21 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import multiprocessing
 import random
 import re
+import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
@@ -33,7 +38,7 @@ Pair = tuple[str, str]
 
 
 class Graded(NamedTuple):
-    """A hostile output with its verdict, and the seconds from its request."""
+    """A hostile output with its verdict, and the processor time that it took a worker."""
 
     kind: AnswerKind
     output: str
@@ -140,20 +145,45 @@ def grade_cases(grader: Grader, cases: list[dict[str, Any]]) -> Iterator[tuple[A
         yield from zip(chosen, grader.grade(kind, answers), strict=True)
 
 
-def fuzz(count: int, seed: int, shards: int) -> list[Graded]:
-    """Grade hostile outputs one by one, through a worker for each of some threads."""
+class Fuzzed(NamedTuple):
+    """Hostile outputs that were graded, and the largest resident memory of a worker, in bytes."""
 
-    def grade(shard: int) -> list[Graded]:
-        graded = []
-        with Grader(1) as grader:
-            for kind, pair in islice(hostile_pairs(count, seed), shard, None, shards):
-                start = time.monotonic()
-                verdict = next(grader.grade(kind, [pair]))
-                graded.append(Graded(kind, *pair, verdict, time.monotonic() - start))
-        return graded
+    graded: list[Graded]
+    memory: int
 
-    with ThreadPoolExecutor(shards) as threads:
-        return list(chain.from_iterable(threads.map(grade, range(shards))))
+
+def fuzz(count: int, seed: int, shards: int) -> Fuzzed:
+    """Grade hostile outputs one by one, with a worker for each of some processes."""
+    with ProcessPoolExecutor(shards, multiprocessing.get_context("spawn")) as pool:
+        parts = list(pool.map(partial(_fuzz_shard, count, seed, shards), range(shards)))
+    return Fuzzed([one for part in parts for one in part.graded], max(x.memory for x in parts))
+
+
+def _fuzz_shard(count: int, seed: int, shards: int, shard: int) -> Fuzzed:
+    graded = []
+    with Grader(1) as grader:
+        for kind, pair in islice(hostile_pairs(count, seed), shard, None, shards):
+            # A worker that is new has started when it has graded this.
+            next(grader.grade("free", [("The answer is $x+1$.", "1+x")]))
+            (worker,) = psutil.Process().children()
+            before, ended_before = _processor_time(worker), _processor_time()
+            verdict = next(grader.grade(kind, [pair]))
+            if worker.is_running():
+                seconds = _processor_time(worker) - before
+            else:
+                seconds = _processor_time() - ended_before - before
+            graded.append(Graded(kind, *pair, verdict, seconds))
+    # In KiB; every worker has ended by now.
+    return Fuzzed(graded, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
+
+
+def _processor_time(worker: psutil.Process | None = None) -> float:
+    """Seconds of a worker, or of all that have ended."""
+    if worker:
+        times = worker.cpu_times()
+        return float(times.user + times.system)
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ended.ru_utime + ended.ru_stime
 
 
 def report_speed(data_dir: Path, count: int, seed: int, workers: int | None) -> str:

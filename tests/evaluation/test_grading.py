@@ -100,10 +100,11 @@ def grader() -> Iterator[Grader]:
 
 @pytest.fixture
 def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Workers in an empty directory, which must stay empty."""
+    """An empty directory, which must stay empty, as must the one that workers run in."""
     monkeypatch.chdir(tmp_path)
     yield
     assert list(tmp_path.iterdir()) == []
+    assert list(grading._ROOT.glob("CANARY*")) == []
 
 
 def timed(grader: Grader, kind: AnswerKind | None, pair: tuple[str, str]) -> tuple[Verdict, float]:

@@ -256,7 +256,7 @@ def test_dry_run_prints_prompts_and_counts(
 WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     "no model": ("", "expected --model, a directory or a name on the hub, or --regrade FILE"),
     "unknown benchmark": ("--model M --benchmarks gsm8k,gsm9k", "expected some of gsm8k,math,"),
-    "no benchmark": ("--model M --benchmarks ,", "found ',': separate them with commas"),
+    "no benchmark": ("--model M --benchmarks ,", "found ',': separate them with commas or blanks"),
     "revision": ("--model . --revision main", "--revision has no effect on a directory"),
     "no item": ("--model M --limit 0", "--limit must be at least 1, got 0"),
     "no row": ("--model M --batch_size -1", "--batch_size must be at least 1, got -1"),
@@ -273,7 +273,10 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     "regrade and limit": ("--regrade F --benchmark gsm8k --limit 3", "only, found --limit"),
     "benchmark alone": ("--model M --benchmark gsm8k", "--benchmark belongs to --regrade: leave"),
     "output alone": ("--model M --output F", "--output belongs to --regrade: leave it out"),
-    "no such model": ("--model /no/such --benchmarks demo", "--model /no/such cannot be loaded"),
+    "no such model": (
+        "--model /no/such --benchmarks demo",
+        "--model /no/such cannot be loaded: there is no such directory",
+    ),
 }
 
 
@@ -300,11 +303,8 @@ def test_missing_files_are_named_when_directories_lack_them(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
-def test_missing_vllm_is_said(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["--model", str(model), "--benchmarks", "demo", "--engine", "vllm"]
-    said = refusal([*argv, "--output_dir", str(tmp_path)], capsys)
+def test_missing_vllm_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(["--model", "/no/such", "--engine", "vllm"], capsys)
     assert "install it with `pip install vllm`, or use --engine hf" in said
 
 
@@ -475,10 +475,9 @@ def test_revision_is_the_commit() -> None:
 
 
 def test_names_of_the_harness_are_known() -> None:
-    arguments = evaluate_math._parse(
-        ["--model", "M", "--benchmarks", "minerva_math, sat_math,math"]
-    )
-    assert arguments.benchmarks == ["math", "sat"]
+    for names in (["minerva_math, sat_math,math"], ["minerva_math", "sat_math,", "math"]):
+        arguments = evaluate_math._parse(["--model", "M", "--benchmarks", *names])
+        assert arguments.benchmarks == ["math", "sat"]
     regrade = ["--regrade", "F", "--benchmark", "minerva_math"]
     assert evaluate_math._parse(regrade).benchmark == "math"
 

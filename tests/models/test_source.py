@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -145,6 +148,49 @@ def test_unreadable_weights_name_role_and_model(
     message = error_of(ModelSource(str(copied), "teacher").load, torch.float32)
     assert message.startswith(f"--teacher {copied} cannot be loaded: ")
     assert re.search(reason, message)
+
+
+class _Evil:
+    """Makes a directory where it is unpickled."""
+
+    def __init__(self, canary: Path):
+        self._canary = canary
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._canary),)
+
+
+PICKLES: dict[str, Callable[[Any], bytes]] = {
+    "bare": lambda evil: pickle.dumps({"lm_head.weight": evil}),
+    "of torch": lambda evil: torch_bytes({"lm_head.weight": evil}),
+    "of old torch": lambda evil: torch_bytes({"lm_head.weight": evil}, False),
+    "no weights": lambda _: torch_bytes(["lm_head.weight"]),
+    "a number": lambda _: torch_bytes({"lm_head.weight": 3}),
+    "cut off": lambda _: torch_bytes({"lm_head.weight": torch.zeros(99)})[:200],
+    "empty": lambda _: b"",
+    "text": lambda _: b"version https://git-lfs.github.com/spec/v1",
+}
+
+
+REFUSED_PICKLES = {"bare", "of torch", "of old torch", "text"}
+
+
+def torch_bytes(content: object, new: bool = True) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, _use_new_zipfile_serialization=new)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", PICKLES)
+def test_pickled_weights_are_refused_and_never_run(copied: Path, tmp_path: Path, name: str) -> None:
+    (copied / "model.safetensors").unlink()
+    canary = tmp_path / "canary"
+    (copied / "pytorch_model.bin").write_bytes(PICKLES[name](_Evil(canary)))
+    message = error_of(ModelSource(str(copied), "student").load, torch.float32)
+    assert message.startswith(f"--student {copied}")
+    assert not canary.exists()
+    assert ("get its weights as safetensors" in message) == (name in REFUSED_PICKLES)
+    assert "weights_only" not in message
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm.evaluation import regrading, report, runner, tracking
 from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, import_vllm
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
@@ -45,7 +46,8 @@ def _parse(argv: Sequence[str] | None = None) -> Namespace:
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
     add("--revision", help="Branch, tag or commit on the hub.")
-    add("--benchmarks", default=",".join(PAPER_BENCHMARKS), help=f"Of {', '.join(BENCHMARKS)}.")
+    names = f"Of {', '.join(BENCHMARKS)}."
+    add("--benchmarks", nargs="+", default=list(PAPER_BENCHMARKS), help=names)
     add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
     add("--output_dir", type=Path, help="Default: MODEL/evaluation, or runs/NAME/evaluation.")
@@ -62,7 +64,7 @@ def _parse(argv: Sequence[str] | None = None) -> Namespace:
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
     given = parser.given(arguments)
-    arguments.benchmarks = _benchmark_names(arguments.benchmarks)
+    arguments.benchmarks = _benchmark_names(",".join(arguments.benchmarks))
     _check(arguments, given)
     return arguments
 
@@ -75,7 +77,7 @@ def _benchmark_names(text: str) -> list[str]:
     names = list(dict.fromkeys(filter(None, map(_our_name, text.split(",")))))
     if not names or not BENCHMARKS.keys() >= set(names):
         found = f"expected some of {','.join(BENCHMARKS)}, found {text!r}"
-        raise ValueError(f"--benchmarks: {found}: separate them with commas")
+        raise ValueError(f"--benchmarks: {found}: separate them with commas or blanks")
     return names
 
 
@@ -106,8 +108,11 @@ def _check(arguments: Namespace, given: set[str]) -> None:
 def _evaluate_or_regrade(arguments: Namespace) -> None:
     if arguments.regrade:
         regrading.regrade(arguments.regrade, arguments.benchmark, arguments.output)
-    else:
-        _evaluate(arguments)
+        return
+    if arguments.engine == "vllm" and not arguments.dry_run:
+        # It may be missing, which is said before anything is downloaded.
+        import_vllm()
+    _evaluate(arguments)
 
 
 def _evaluate(arguments: Namespace) -> None:
@@ -186,8 +191,6 @@ def _load_engine(
     arguments: Namespace, source: ModelSource, tokenizer: Tokenizer, state: PartialState
 ) -> Engine:
     if arguments.engine == "vllm":
-        from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
-
         if state.num_processes > 1:
             raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
         return VLLMEngine(source, tokenizer, arguments.dtype)

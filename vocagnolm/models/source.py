@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
@@ -31,6 +32,11 @@ _CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json",
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 _MODEL_FILES = _CONFIG_FILES + _WEIGHT_FILES + _TOKENIZER_FILES + ("merges.txt", "*.model")
+# Raised by transformers, torch and safetensors where files are missing, damaged or others.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError),
+    *(EOFError, UnpicklingError, SafetensorError),
+)
 # Options of a source as `from_pretrained` takes them, if they are given.
 _OPTIONS = ("revision", "attn_implementation", "trust_remote_code")
 
@@ -139,9 +145,13 @@ class ModelSource:
         """Turn the errors of transformers into one line with the option that names the model."""
         try:
             yield
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        except _UNREADABLE as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             why = lines[0] if lines else type(error).__name__
+            if isinstance(error, UnpicklingError):
+                why = "a pickle of more than tensors is never run: get its weights as safetensors"
+            elif isinstance(error, OSError) and not Path(self.name).exists():
+                why = f"there is no such directory, and as a name on the hub: {why}"
             raise ValueError(f"{part}{self._option} {self.name} cannot be loaded: {why}") from error
 
 

@@ -5,6 +5,7 @@ The rules of `generation.py` become sampling parameters; its token ids are decod
 
 import importlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -19,15 +20,20 @@ LONGEST_CONTEXT = 8192
 _GROUP = 512
 
 
+def import_vllm() -> Any:
+    """Import vLLM, which is optional and has no types; a ValueError where it is missing."""
+    try:
+        return importlib.import_module("vllm")
+    except ImportError as error:
+        remedy = "install it with `pip install vllm`, or use --engine hf"
+        raise ValueError(f"vllm cannot be imported ({error}): {remedy}") from error
+
+
 class VLLMEngine:
     """Completes prompts with vLLM; a ValueError where it is missing or cannot load the model."""
 
     def __init__(self, source: ModelSource, tokenizer: Tokenizer, dtype: str = "auto"):
-        try:
-            self._vllm = importlib.import_module("vllm")
-        except ImportError as error:
-            remedy = "install it with `pip install vllm`, or use --engine hf"
-            raise ValueError(f"vllm cannot be imported ({error}): {remedy}") from error
+        self._vllm = import_vllm()
         config, name, revision = source.config(), source.name, source.revision
         self._tokenizer = tokenizer
         self._context = min(context_length(config), LONGEST_CONTEXT)
