@@ -19,10 +19,10 @@ test: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
 
 test-unit: $(VENV)/installed-dev
-	$(PYTEST) -m "not slow and not processes"
+	$(PYTEST) -m "not slow and not processes" --hypothesis-profile=fast
 
 test-all: $(VENV)/installed-dev
-	$(PYTEST)
+	$(PYTEST) --hypothesis-profile=thorough
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

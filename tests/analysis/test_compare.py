@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from fractions import Fraction
 from math import comb
@@ -17,7 +14,6 @@ import numpy as np
 import pytest
 from fake_results import record, write_evaluation
 
-import vocagnolm.analysis.paired
 from vocagnolm import cli
 from vocagnolm.analysis.compare import compare, comparison_markdown, write_comparison
 from vocagnolm.analysis.paired import (
@@ -69,12 +65,6 @@ def paper_runs(tmp_path: Path) -> list[Path]:
         write_evaluation(tmp_path / name, dict.fromkeys(PAPER_BENCHMARKS, right))
         for name, right in (("first", FIRST), ("other", OTHER))
     ]
-
-
-def test_paired_doctests_run() -> None:
-    results = doctest.testmod(vocagnolm.analysis.paired)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # paired_tests
@@ -513,14 +503,3 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
     assert comparison.pairings[0].differences["demo"].points == 25.0
     assert [run.prompts for run in comparison.runs] == ["none", "none"]
     assert "partial: 8 of 400 items (Demo)" in comparison_markdown(comparison)
-
-
-def test_comparison_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, vocagnolm.analysis.compare; heavy = ('torch', 'transformers', 'datasets', "
-        "'evaluate', 'sympy', 'matplotlib'); print([m for m in heavy if m in sys.modules])"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "[]\n"

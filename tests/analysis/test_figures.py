@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -13,7 +10,6 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from fake_results import write_json, write_results
 
-import vocagnolm.analysis.runs
 from vocagnolm import cli
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.analysis.frame import METHOD_LABELS, read_frame
@@ -580,20 +576,3 @@ def test_paper_names_are_the_tables() -> None:
     for name, others in models.items():
         assert {teacher_name(f"/x/{other}") for other in (name, *others)} == {name}
     assert teacher_name("some/qwen2.5-math-7b-rl") == "qwen2.5-math-7b-rl"
-
-
-def test_runs_doctests_run() -> None:
-    results = doctest.testmod(vocagnolm.analysis.runs)
-    assert results.attempted > 0
-    assert results.failed == 0
-
-
-def test_figures_load_nothing_heavy_when_imported() -> None:
-    code = (
-        "import sys, vocagnolm.analysis.figures; heavy = ('torch', 'transformers', 'datasets', "
-        "'matplotlib'); print([m for m in heavy if m in sys.modules])"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "[]\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import astuple
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-import vocagnolm.analysis.overlap
 from vocagnolm.alignment import align_spans
 from vocagnolm.analysis.overlap import (
     MapCounts,
@@ -29,12 +27,6 @@ Tokenizers = dict[str, PreTrainedTokenizerFast]
 FAMILIES = ("metaspace", "byte_level", "nfc_digits", "unigram")
 texts = st.lists(st.sampled_from(FUZZ_PIECES), min_size=1, max_size=12).map("".join)
 pairs = st.tuples(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES))
-
-
-def test_overlap_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.analysis.overlap)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # Vocabularies

@@ -145,6 +145,7 @@ def test_summary_says_how_texts_ended() -> None:
 OUTPUTS = ["So 5 + 3 = 8.\nThe answer is 8.", "The answer is 9.", ""]
 
 
+@pytest.mark.processes
 def test_metric_gives_the_accuracy_when_it_computes() -> None:
     metric = MathAnswerAccuracy("gsm8k")
     found = metric.compute(predictions=OUTPUTS, references=["8", "8", "8"])
@@ -155,6 +156,7 @@ def test_metric_gives_the_accuracy_when_it_computes() -> None:
     assert math.isclose(found["exact"], 100 / 3)
 
 
+@pytest.mark.processes
 def test_metric_gives_the_same() -> None:
     metric = MathAnswerAccuracy("mathqa")
     metric.add(prediction="The answer is (B).", reference="B")

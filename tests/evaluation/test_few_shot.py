@@ -183,6 +183,7 @@ def eight_grams(text: str) -> set[tuple[str, ...]]:
     return {tuple(words[at : at + 8]) for at in range(len(words) - 7)}
 
 
+@pytest.mark.slow
 def test_exemplars_share_no_eight_words(
     shared_dir: Path,
 ) -> None:

@@ -385,6 +385,7 @@ def test_completions_equal_plain_generation(
     assert reasons == {"stop", "eos", "length", "context"}
 
 
+@pytest.mark.slow
 def test_completions_equal_plain_generation_with_tinyllamas_tokenizer(
     shared_dir: Path, lively_llama: Callable[..., Any]
 ) -> None:
@@ -440,7 +441,7 @@ SERVED = {
 
 
 # Others that work as one of these does, in `make check`.
-ALIKE = ("qwen2", "gemma2", "gpt_neox", "gptj", "opt", "falcon_alibi")
+ALIKE = ("qwen2", "mistral_within_its_window", "gemma2", "gpt_neox", "gptj", "opt", "falcon_alibi")
 
 
 @pytest.mark.parametrize(

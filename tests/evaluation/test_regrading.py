@@ -75,6 +75,7 @@ def test_regrade_writes_what_the_grader_says(
     assert "math-verify 0." in printed
 
 
+@pytest.mark.processes
 def test_regrade_keeps_summary_and_lines_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -85,6 +86,7 @@ def test_regrade_keeps_summary_and_lines_apart(
     assert "2 of 2 right" in complained
 
 
+@pytest.mark.processes
 def test_regrade_finds_letters(tmp_path: Path) -> None:
     outputs = [
         {"idx": idx, "gold": "B", "raw_output": text}
@@ -98,6 +100,7 @@ def test_regrade_finds_letters(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.processes
 def test_regrade_gives_the_same(tmp_path: Path, workers: Grader) -> None:
     file = write(tmp_path / "outputs.jsonl", OUTPUTS)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"

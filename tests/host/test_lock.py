@@ -23,6 +23,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.processes
 def test_directory_is_refused_when_another_process_holds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

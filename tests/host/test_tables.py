@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from vocagnolm.host import plots, tables
-
-
-def test_tables_doctests_run() -> None:
-    results = doctest.testmod(tables)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 def test_unpadded_table_is_as_wide_as_its_cells() -> None:
@@ -40,11 +31,3 @@ def test_plot_is_written_in_every_format(tmp_path: Path) -> None:
 def test_series_differ_in_marker_or_shade() -> None:
     styles = [tuple(plots.series_style(number).values()) for number in range(21)]
     assert len(set(styles)) == 21
-
-
-def test_plots_load_nothing_heavy_when_imported() -> None:
-    code = "import sys, vocagnolm.host.plots; print('matplotlib' in sys.modules)"
-    output = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert output.stdout == "False\n"

@@ -207,6 +207,7 @@ def test_own_class_for_sentencepiece_is_accepted(
     assert load_tokenizer(str(tmp_path), "student") is llama
 
 
+@pytest.mark.slow
 def test_advice_on_sentencepiece_works(shared_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     staged = shared_dir / "tokenizers" / "mistral-7b-proxmath"

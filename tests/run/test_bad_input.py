@@ -400,6 +400,7 @@ def test_train_stops_with_3_and_nothing_to_resume(
 
 
 @pytest.mark.processes
+@pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "changes", "line"),

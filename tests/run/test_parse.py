@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import os
 import re
@@ -18,7 +17,6 @@ from accelerate.commands.config.config_args import load_config_from_file
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import is_bitsandbytes_available
 
-import vocagnolm.run.global_batch
 from vocagnolm.objective import Method
 from vocagnolm.run import training_arguments
 from vocagnolm.run.arguments import DataArguments
@@ -47,12 +45,6 @@ def recipe(tmp_path: Path, content: str) -> tuple[str, str]:
     path = tmp_path / "recipe.yaml"
     path.write_text(content)
     return "--config", str(path)
-
-
-def test_config_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.run.global_batch)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 # Defaults

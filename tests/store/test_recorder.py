@@ -84,6 +84,7 @@ def test_run_from_its_own_store_gives_its_weights(
     assert second == first
 
 
+@pytest.mark.slow
 def test_store_holds_every_loss_once_over_epochs(
     models: dict[str, str], corpus: Path, tmp_path: Path
 ) -> None:

@@ -477,7 +477,7 @@ def test_train_stops_or_skips_when_documents_are_missing(
     ]
 
 
-@pytest.mark.parametrize("held_out", ["dataset", "fraction"])
+@pytest.mark.parametrize("held_out", ["dataset", pytest.param("fraction", marks=pytest.mark.slow)])
 def test_evaluation_of_stored_run_equals_online_run(
     place: Place, training_texts: list[str], tmp_path: Path, held_out: str
 ) -> None:

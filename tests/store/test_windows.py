@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib.machinery
 import random
 import sys
@@ -19,18 +18,11 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import vocagnolm.store.windows
 from vocagnolm.models.source import ModelSource, context_length
 from vocagnolm.store.vllm import VLLMScorer
 from vocagnolm.store.windows import HFScorer, Window, windows
 
 VOCABULARY, START = 90, 1
-
-
-def test_scorer_doctests_run_when_read() -> None:
-    results = doctest.testmod(vocagnolm.store.windows)
-    assert results.attempted > 0
-    assert results.failed == 0
 
 
 @given(st.integers(0, 200), st.integers(3, 40), st.data())

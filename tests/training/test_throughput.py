@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import doctest
 import itertools
 import json
 import os
@@ -257,12 +256,6 @@ def test_work_is_rejected_when_linear_layers_hide_it(config: Any) -> None:
 )
 def test_peak_is_looked_up_by_chip(name: str, expected: float | None) -> None:
     assert peak_tflops(name) == expected
-
-
-def test_flops_doctests_run_when_read() -> None:
-    results = doctest.testmod(flops)
-    assert results.attempted == 2
-    assert not results.failed
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

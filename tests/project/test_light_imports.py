@@ -1,0 +1,31 @@
+"""Heavy packages that an import leaves to those who need them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+TEXT = "vocagnolm.conventions, vocagnolm.spans, vocagnolm.tokenizers, vocagnolm.alignment"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import vocagnolm", "torch transformers datasets"),
+        (f"import {TEXT}", "torch transformers datasets"),
+        ("from vocagnolm import encode, align_spans", "torch transformers datasets"),
+        (
+            "import vocagnolm.analysis.compare",
+            "torch transformers datasets evaluate sympy matplotlib",
+        ),
+        ("import vocagnolm.analysis.figures", "torch transformers datasets matplotlib"),
+        ("import vocagnolm.host.plots", "matplotlib"),
+    ],
+)
+def test_import_loads_nothing_heavy(code: str, heavy: str) -> None:
+    code = f"{code}; import sys; print([m for m in {heavy.split()} if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
