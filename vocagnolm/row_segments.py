@@ -21,6 +21,8 @@ from transformers import PreTrainedModel
 
 TORCH_VARLEN = "torch_varlen"
 USE_SDPA = "use --attn_implementation sdpa"
+# Attentions that leave a mask aside where there are segments; `models.attention` adds its own.
+MASKLESS: set[str] = set()
 
 
 class RowSegments(NamedTuple):
@@ -70,9 +72,15 @@ def segment_call(
     if arguments.get("attention_mask") is not None:
         raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
     # The kernel is told by the edges, rotary embeddings by the positions, which restart.
-    edges = segments.edges.to(arguments["input_ids"].device)
+    ids = arguments["input_ids"]
+    edges = segments.edges.to(ids.device)
+    # To make a mask, transformers would ask the device whether rows are packed, and wait for it.
+    # One of four dimensions it takes as made.
+    is_maskless = model.config._attn_implementation in MASKLESS
+    mask = {"attention_mask": ids.new_empty(1, 1, 0, 0)} if is_maskless else {}
     return {
         **arguments,
+        **mask,
         **{name: arguments[name].reshape(1, -1) for name in names},
         **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), edges),
         **dict.fromkeys(("max_length_q", "max_length_k"), segments.longest),
@@ -119,15 +127,19 @@ def _name(model: PreTrainedModel) -> str:
     return f"{type(model).__name__} with --attn_implementation {attention}"
 
 
-def _check_kernel() -> None:
-    """Reject a PyTorch whose variable-length attention is another one, or is not there."""
-    found: set[str] = set()
+def kernel_options() -> set[str]:
+    """Return the parameters of PyTorch's variable-length attention; none where it is not there."""
     with suppress(ImportError):
         from torch.nn.attention.varlen import varlen_attn
 
-        found = set(inspect.signature(varlen_attn).parameters)
-    if not {"scale", "window_size", "enable_gqa"} <= found:
+        return set(inspect.signature(varlen_attn).parameters)
+    return set()
+
+
+def _check_kernel() -> None:
+    """Reject a PyTorch whose variable-length attention is another one, or is not there."""
+    if not {"scale", "window_size"} <= kernel_options():
         raise ValueError(
-            f"--attn_implementation {TORCH_VARLEN} needs torch >= 2.12, found {torch.__version__}: "
+            f"--attn_implementation {TORCH_VARLEN} needs torch >= 2.11, found {torch.__version__}: "
             f"upgrade it, or {USE_SDPA}"
         )

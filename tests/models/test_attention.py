@@ -12,7 +12,8 @@ import torch
 from architectures import assert_same_gradients, build, gradients
 from methods_world import World
 from packed_rows import SEGMENTS, rows
-from segment_attention import with_attention
+from segment_attention import with_attention, with_flash
+from torch.nn.attention import varlen
 from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from world import make_models
@@ -104,6 +105,23 @@ def test_attention_equals_that_of_sdpa() -> None:
     assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2"])
+def test_rows_with_segments_need_no_mask_code(
+    attention: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_attention("llama", "torch_varlen")
+    if attention == "flash_attention_2":
+        model = with_flash(monkeypatch)
+    batch, expected = rows(), with_attention("llama", "sdpa")(**rows())
+
+    def wait(position_ids: Any) -> None:
+        raise AssertionError("the device was asked whether rows are packed")
+
+    monkeypatch.setattr(masking_utils, "find_packed_sequence_indices", wait)
+    losses = model(**batch, segments=SEGMENTS)
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
+
+
 def test_flash_attention_gets_its_own_arguments() -> None:
     seen: list[dict[str, Any]] = []
 
@@ -190,6 +208,22 @@ def test_gpu_call_has_the_right_form() -> None:
     assert packed_attention._on_gpu(*tensors, segments, 0.3).shape == (16, 4, 8)
     with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use --bf16"):
         packed_attention._on_gpu(*(x.float() for x in tensors), segments, 0.3)
+
+
+def test_kernel_of_torch_2_11_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def varlen_attn(
+        *rows: Any, scale: float | None = None, window_size: tuple[int, int] = (-1, -1)
+    ) -> Any:
+        assert (scale, window_size) == (0.3, (-1, 0))
+        return rows[0]
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
+    packed_attention._known_options.cache_clear()
+    row_segments._check_kernel()
+    query = torch.empty(16, 4, 8, dtype=torch.bfloat16, device="meta")
+    segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
+    assert packed_attention._on_gpu(query, query, query, segments, 0.3) is query
+    packed_attention._known_options.cache_clear()
 
 
 def test_checks_run_in_the_kernels_precision(

@@ -12,10 +12,12 @@ import pytest
 import torch
 from architectures import assert_same_gradients, build, gradients
 from packed_rows import SEGMENTS, rows
+from segment_attention import with_attention, with_flash
 from transformers.integrations import liger
 
 from vocagnolm.models import layers
 from vocagnolm.models.probes import check_packing
+from vocagnolm.row_segments import segments_of
 from vocagnolm.token_loss import add_token_losses
 
 # Inductor takes a minute; its numbers are those of the backend that users get.
@@ -51,19 +53,25 @@ def test_losses_and_gradients_stay_when_layers_are_compiled(checkpointing: bool)
     assert_same_gradients(found[1][1], found[0][1])
 
 
-def test_layers_share_their_graphs() -> None:
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_layers_share_their_graphs(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
 
     def counting(module: Any, inputs: Any) -> Any:
         graphs.append(module)
         return module.forward
 
-    model = add_token_losses(build(num_hidden_layers=12, spread=0.1))
+    model = with_attention("llama", "sdpa", num_hidden_layers=12, spread=0.1)
+    if attention == "flash_attention_2":
+        model = with_flash(monkeypatch, num_hidden_layers=12, spread=0.1).bfloat16()
     layers.compile_layers(model, backend=counting)  # type: ignore[arg-type]
     ids = rows()["input_ids"]
     with torch.no_grad():
         for length in (16, 15, 14, 13):
-            model(input_ids=ids[:, :length], labels=ids[:, :length], token_losses=True)
+            cut = {name: value[:, :length] for name, value in (("input_ids", ids), ("labels", ids))}
+            positions = torch.arange(length).expand(len(ids), -1)
+            segments = segments_of([length] * len(ids))
+            model(**cut, position_ids=positions, segments=segments, token_losses=True)
     assert len(graphs) == 2  # for the first length, and for any
 
 

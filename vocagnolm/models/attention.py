@@ -1,20 +1,20 @@
-"""`torch_varlen`: PyTorch's variable-length attention, registered with `transformers` on import.
+"""Attention that is told where the segments of packed rows end, registered with `transformers`.
 
-It is told where the segments of packed rows end (`vocagnolm.row_segments`), instead of being given
-a mask, and needs no package beside PyTorch.
+`torch_varlen` is PyTorch's variable-length attention, without a mask and without a package beside
+PyTorch. The flash attentions of `transformers` are registered again, without what slows them down.
 
 Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from vocagnolm.row_segments import TORCH_VARLEN, USE_SDPA, RowSegments
+from vocagnolm.row_segments import MASKLESS, TORCH_VARLEN, USE_SDPA, RowSegments, kernel_options
 
 _ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
 _MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ def _attend(
     query_BHTD: Tensor,
     key_BHTD: Tensor,
     value_BHTD: Tensor,
-    attention_mask: _DeferredMask | None,
+    attention_mask: _DeferredMask | Tensor | None,
     *,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
@@ -47,7 +47,7 @@ def _attend(
     """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights."""
     _refuse(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
-        mask = None if attention_mask is None else attention_mask.mask
+        mask = attention_mask.mask if isinstance(attention_mask, _DeferredMask) else attention_mask
         sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
         return sdpa(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling, **options)
     # All rows are laid out as one: B is 1.
@@ -117,11 +117,49 @@ def _on_gpu(
 
     edges, longest = segments
     # The window: all positions before, none behind.
-    attend = partial(varlen_attn, scale=scale, window_size=(-1, 0), enable_gqa=True)
+    attend = partial(varlen_attn, scale=scale, window_size=(-1, 0))
+    # PyTorch 2.11 takes fewer heads of keys than of queries without being told.
+    if _is_told_of_groups():
+        attend = partial(attend, enable_gqa=True)
     out = attend(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest)
     assert isinstance(out, Tensor)
     return out
 
 
+_known_options = cache(kernel_options)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _is_told_of_groups() -> bool:
+    return "enable_gqa" in _known_options()
+
+
+class _Unnumbered:
+    """An attention module without its number in the model, for which each layer is compiled."""
+
+    def __init__(self, module: torch.nn.Module):
+        self.config, self.is_causal, self.modules = module.config, module.is_causal, module.modules
+
+
+def _flash(
+    flash: Callable[..., tuple[Tensor, None]],
+    module: torch.nn.Module,
+    query_BHTD: Tensor,
+    key_BHTD: Tensor,
+    value_BHTD: Tensor,
+    attention_mask: Tensor | None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attend as transformers does, which looks at a mask before it looks at segments."""
+    rows = (query_BHTD, key_BHTD, value_BHTD)
+    if options.get("cu_seq_lens_q") is None:
+        return flash(module, *rows, attention_mask, **options)
+    return flash(_Unnumbered(module), *rows, None, **options)
+
+
+for _name in ("flash_attention_2", "flash_attention_3"):
+    AttentionInterface.register(_name, partial(_flash, _ATTENTIONS[_name]))
+    MASKLESS.add(_name)
+MASKLESS.add(TORCH_VARLEN)
 AttentionInterface.register(TORCH_VARLEN, _attend)
 AttentionMaskInterface.register(TORCH_VARLEN, _DeferredMask)
