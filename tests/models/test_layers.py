@@ -124,6 +124,16 @@ def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]], given: Any
     assert ("rope" in settings) == (given == '{"rope": false}')
 
 
+def test_liger_leaves_a_teacher_of_the_family_alone() -> None:
+    llama, qwen = build().config, build("qwen2").config
+    given = {"rms_norm": True, "rope": True}
+    assert layers.leave_teachers_alone(given, llama, [qwen]) == given
+    assert layers.leave_teachers_alone({}, llama, []) == {}
+    assert layers.leave_teachers_alone({}, llama, [qwen, llama]) == {"rope": False}
+    with pytest.raises(ValueError, match="rope would reach the teacher, a llama model as the stud"):
+        layers.leave_teachers_alone(given, llama, [llama])
+
+
 def test_liger_would_replace_the_losses_when_left_alone(fake_liger: list[dict[str, Any]]) -> None:
     model = add_token_losses(build())
     liger.apply_liger_kernel(model, None)

@@ -24,7 +24,7 @@ from transformers import (
 from vocagnolm import token_loss, trainer
 from vocagnolm.cli import score
 from vocagnolm.data import Teachers
-from vocagnolm.models import sharding
+from vocagnolm.models import layers, sharding
 from vocagnolm.models import source as models
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
@@ -208,6 +208,20 @@ def test_models_are_checked_and_then_compiled(
     if options == "--compile_layers":
         expected += [("compile_layers", reader, {}) for reader in readers]
     assert done == expected
+
+
+@pytest.mark.parametrize(("kind", "rope"), [("--teacher", False), ("--teacher_losses", None)])
+def test_liger_does_not_reach_the_teacher(
+    kind: str,
+    rope: bool | None,
+    places: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layers, "is_liger_kernel_available", lambda: True)
+    place = {"--teacher": "{teacher}", "--teacher_losses": "{store}"}[kind]
+    trainer = build(places, tmp_path, f"{kind}={place}", "--use_liger_kernel=true")
+    assert trainer.args.liger_kernel_config.get("rope") is rope
 
 
 def test_trainer_probes_the_student_on_its_training_device(

@@ -3,11 +3,11 @@
 What each of them changes, and which tokens are selected then, is measured in docs/speed.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from vocagnolm.models.quantization import json_settings
@@ -70,3 +70,21 @@ def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object
             "--use_liger_kernel needs a package that is not there: pip install liger-kernel"
         )
     return {**settings, **dict.fromkeys(_LIGER_LOSSES, False)}
+
+
+def leave_teachers_alone(
+    settings: Mapping[str, object], student: PreTrainedConfig, teachers: Sequence[PreTrainedConfig]
+) -> dict[str, object]:
+    """Turn Liger's rotary embedding off where a teacher would compute with it, too.
+
+    It replaces a function of the module of a model's family, as training begins: behind the probes
+    of the teachers. Asking for it beside a teacher of the student's family is a ValueError.
+    """
+    if student.model_type not in (teacher.model_type for teacher in teachers):
+        return dict(settings)
+    if settings.get("rope"):
+        raise ValueError(
+            f"--liger_kernel_config: rope would reach the teacher, a {student.model_type} model as "
+            "the student is: leave it out"
+        )
+    return {**settings, "rope": False}

@@ -11,7 +11,7 @@ from vocagnolm.host import lock
 from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
 from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings, write_tracker
-from vocagnolm.models.layers import compile_layers
+from vocagnolm.models.layers import compile_layers, leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.source import model_files
 from vocagnolm.run import failures
@@ -77,6 +77,11 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
             lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
         )
     pair = load_pair(job.model, job.method, run.device, job.data.max_length)
+    if isinstance(run.liger_kernel_config, dict):
+        configs = [teacher.config for teacher in pair.teachers]
+        run.liger_kernel_config = leave_teachers_alone(
+            run.liger_kernel_config, pair.student.config, configs
+        )
     documents = load_documents(job, pair)
     if is_main():
         say(describe_run(job, pair, documents))
