@@ -68,6 +68,7 @@ def make_segment(
     """A segment's columns: the teacher's tokens spread evenly over `length` of the student's."""
     theirs = max(1, round(length * TOKEN_RATIO))
     at = np.arange(length)
+    cut = rng.choice(3 * length, length // 5, replace=False)
     losses = rng.exponential(2, theirs).astype(np.float32)
     losses[0] = np.nan  # nothing predicts it
     return {
@@ -76,6 +77,8 @@ def make_segment(
         "teacher_losses": losses,
         "first": at * theirs // length,
         "last": -(-(at + 1) * theirs // length),
+        "cut": np.sort(cut),
+        "shares": rng.random(len(cut), dtype=np.float32),
         "teacher_counts": [theirs],
     }
 

@@ -1,6 +1,7 @@
 """Token-level lexical alignment: which teacher tokens cover each student token."""
 
 import numpy as np
+import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.spans import Spans, find_disorder
@@ -40,6 +41,47 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
     ranges[ranges[:, 0] >= ranges[:, 1]] = UNMAPPED
     return ranges
+
+
+def covered_shares(
+    student_spans: Spans, teacher_spans: Spans, ranges: Spans
+) -> npt.NDArray[np.float32]:
+    """Measure the share of each teacher token's characters that lie in a student token.
+
+    Of a range of `align_spans` all tokens but the first and the last lie inside the student token,
+    so three numbers say it: float32 [N, 3], for the first token, those between (their mean where
+    they differ), and the last; 1.0 where there is none. A character that m student tokens share, as
+    the bytes of an emoji do, counts 1 / m for each, so that the shares of a teacher token add up to
+    1 over the student tokens.
+
+    >>> student, teacher = np.array([[0, 2], [2, 6]]), np.array([[0, 4], [4, 5], [5, 7]])
+    >>> covered_shares(student, teacher, align_spans(student, teacher)).tolist()
+    [[0.5, 1.0, 1.0], [0.5, 1.0, 0.5]]
+    """
+    shares = np.ones((len(ranges), 3))
+    mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
+    (starts, ends), (first, last) = student_spans[mapped].T, ranges[mapped].T
+    # Measure text by what each character counts, 1 / (the student tokens that share it):
+    #
+    #     student      [0, 1)  [1, 2)  [1, 2)  [2, 4)      the middle two are bytes of one character
+    #     characters     0       1       2       3
+    #     counts         1      1/2      1       1
+    #     position   0       1      1.5     2.5     3.5        before each character, and at the end
+    length = int(max(student_spans[:, 1].max(initial=0), teacher_spans[:, 1].max(initial=0)))
+    tokens = np.bincount(student_spans[:, 0], minlength=length + 1)
+    tokens = (tokens - np.bincount(student_spans[:, 1], minlength=length + 1)).cumsum()[:-1]
+    position = np.append(0, np.cumsum(1 / np.maximum(tokens, 1)))
+    count = last - first
+    parts = ((first, first, 1), (first + 1, last - 2, 3), (last - 1, last - 1, 2))
+    for column, (a, b, fewest) in enumerate(parts):
+        there = count >= fewest
+        begin, end = teacher_spans[a[there], 0], teacher_spans[b[there], 1]
+        covered = (
+            position[np.minimum(end, ends[there])] - position[np.maximum(begin, starts[there])]
+        )
+        whole = np.maximum(end - begin, 1)
+        shares[mapped[there], column] = np.where(end > begin, covered / whole, 1.0)
+    return shares.astype(np.float32)
 
 
 def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:

@@ -53,6 +53,9 @@ class Batch(TypedDict, total=False):
     # Half-open, in the T columns, (-1, -1) unmapped; for K teachers, the ranges of all S tokens in
     # the first one's columns, then those in the second one's.
     teacher_ranges: Tensor  # [B, K S, 2]
+    # Shares of the characters of a range's first token, those between and the last that lie in the
+    # student token; not with `chunks`.
+    teacher_shares: Tensor  # float32 [B, K S, 3]
     block: Tensor  # [B], numbers of the blocks
     # With `chunks` only: the chunk of each position, that of the last token for padding.
     chunk: Tensor  # [B, S]
@@ -93,6 +96,7 @@ class PackedCollator:
     ...     "block": 0, "student_ids": segments(1, 5, 6), "teacher_ids": segments(9, 7),
     ...     "teacher_losses": [np.empty(0, np.float32)], "teacher_counts": segments(2),
     ...     "first": segments(-1, 1, 1), "last": segments(-1, 2, 2),
+    ...     "cut": segments(3, 6), "shares": [np.array([0.5, 0.5], np.float32)],
     ... }
     >>> batch = PackedCollator(max_length=4)([block])
     >>> batch["labels"].tolist(), batch["teacher_ranges"].tolist()
@@ -116,6 +120,8 @@ class PackedCollator:
         batch: Batch = {}
         if self.chunks is None:
             ranges = np.stack([_ranges(block, widths, self.max_length) for block in blocks])
+            shares = np.stack([_shares(block, len(widths), self.max_length) for block in blocks])
+            batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
         else:
             chunks = np.stack([_chunk_row(block, self.chunks, self.max_length) for block in blocks])
             batch["chunk"] = torch.from_numpy(chunks)
@@ -259,6 +265,18 @@ def _ranges(block: Block, widths: Sequence[int], length: int) -> IntArray:
         ranges[:, at:end] = np.where(here == UNMAPPED, UNMAPPED, here + shift[:, None, None])
         at = end
     return ranges
+
+
+def _shares(block: Block, teachers: int, length: int) -> FloatArray:
+    """Return the shares of a row [K, S, 3], 1 where a segment lists none."""
+    shares = np.ones((teachers, length, 3), np.float32)
+    at = 0
+    for ids, cut, values in zip(block["student_ids"], block["cut"], block["shares"], strict=True):
+        here = np.ones(teachers * len(ids) * 3, np.float32)
+        here[cut] = values
+        shares[:, at : at + len(ids)] = here.reshape(teachers, -1, 3)
+        at += len(ids)
+    return shares
 
 
 def _chunk_row(block: Block, chunks: int, length: int) -> IntArray:

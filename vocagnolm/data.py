@@ -21,14 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from vocagnolm.alignment import align_positions, align_spans
+from vocagnolm.alignment import align_positions, align_spans, covered_shares
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.tokenizers import Reader
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 3
+_FORMAT = 4
 # Why a document is skipped that a guide does not know.
 MISSING = "not in the teacher-loss store, or another text there"
 # Aim below the limit: parts of one text are not equally dense in tokens.
@@ -38,8 +38,8 @@ _NUMBERS = datasets.List(datasets.Value("int32"))
 _FEATURES = datasets.Features(
     {
         **dict.fromkeys(("document", "start", "end"), datasets.Value("int64")),
-        **dict.fromkeys(("student_ids", "teacher_ids", "first", "last"), _NUMBERS),
-        "teacher_losses": datasets.List(datasets.Value("float32")),
+        **dict.fromkeys(("student_ids", "teacher_ids", "first", "last", "cut"), _NUMBERS),
+        **dict.fromkeys(("teacher_losses", "shares"), datasets.List(datasets.Value("float32"))),
         **dict.fromkeys(("student_tokens", "teacher_tokens"), datasets.Value("int32")),
         "teacher_counts": _NUMBERS,
         "unmapped_text_tokens": datasets.Value("int32"),
@@ -143,7 +143,8 @@ class Segments:
     student token its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped.
     From a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token. Several
     teachers' tokens follow one another, `teacher_counts` of each, and so do whole copies of `first`
-    and `last`.
+    and `last`. `shares` has the numbers of `covered_shares` that are not 1, and `cut` where they
+    stand among all, [teachers, student tokens, 3] flat.
     """
 
     rows: datasets.Dataset
@@ -335,6 +336,7 @@ def _align_piece(
     tokens, counts = len(encoding.ids), [1 + len(read.spans) for read in reads]
     end = [student.end] if piece.is_last and student.end is not None else []
     ranges = np.full((max(len(reads), 1), tokens, 2), UNMAPPED)
+    shares = np.ones((len(ranges), tokens, 3), np.float32)
     # The teachers' tokens follow one another in the row, each behind its own start token:
     #
     #   B a b c | B d e         counts [4, 3]
@@ -345,10 +347,13 @@ def _align_piece(
             mine[:] = align_positions(tokens, len(read.spans))
         else:
             mine[:] = align_spans(encoding.spans, read.spans)
+            shares[number] = covered_shares(encoding.spans, read.spans, mine)
         mine[mine[:, 0] != UNMAPPED] += sum(counts[:number]) + 1
     # The student's own special tokens are unmapped.
-    padded = np.pad(ranges, ((0, 0), (1, len(end)), (0, 0)), constant_values=UNMAPPED)
-    first, last = padded.reshape(-1, 2).T
+    special = ((0, 0), (1, len(end)), (0, 0))
+    first, last = np.pad(ranges, special, constant_values=UNMAPPED).reshape(-1, 2).T
+    all_shares = np.pad(shares, special, constant_values=1).ravel()
+    cut = np.flatnonzero(all_shares != 1)
     return {
         "document": piece.document,
         "start": piece.start,
@@ -358,6 +363,8 @@ def _align_piece(
         "teacher_losses": [loss for read in reads for loss in read.losses],
         "first": first,
         "last": last,
+        "cut": cut,
+        "shares": all_shares[cut],
         "student_tokens": 1 + tokens + len(end),
         "teacher_tokens": sum(counts),
         "teacher_counts": counts,

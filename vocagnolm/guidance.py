@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Aggregation = Literal["max", "mean", "sum"]
+Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
 Scope = Literal["sequence", "batch"]
 Score = Literal["loss", "loss_and_entropy"]
@@ -57,8 +57,14 @@ def aggregate_teacher_losses(
     ranges_BS2: Tensor,
     aggregation: Aggregation = "max",
     valid_BT: Tensor | None = None,
+    shares_BS3: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the teacher loss of every student token, Eq. (2). No input receives gradient.
+
+    "share" (beyond the paper) takes of each teacher token's loss the share of its characters that
+    lie in the student token, L_T(i) = sum_j L_T(j) |i and j| / |j|: the nats of a text are the same
+    on either side. `shares_BS3` are those of the first token of the range, those between and the
+    last (`vocagnolm.alignment.covered_shares`); other aggregations do not look at them.
 
     Ranges may be ragged, overlap and come in any order. Sums are differences of float64 prefix sums
     (float32 on MPS, which has no float64). A teacher loss that is NaN or infinite makes the student
@@ -78,7 +84,10 @@ def aggregate_teacher_losses(
         # A prefix sum would carry a NaN to all later tokens: taken out here, put back by range.
         broken_BT = valid_BT & ~loss_BT.isfinite()
         summed_BT = loss_BT.masked_fill(broken_BT | ~valid_BT, 0.0).to(_widest_float(loss_BT))
-        loss_BS = _range_sums(summed_BT, ranges_BS2)
+        if aggregation == "share":
+            loss_BS = _shared_sums(summed_BT, ranges_BS2, shares_BS3)
+        else:
+            loss_BS = _range_sums(summed_BT, ranges_BS2)
         loss_BS = loss_BS / count_BS if aggregation == "mean" else loss_BS
         loss_BS = loss_BS.masked_fill(_range_sums(broken_BT.long(), ranges_BS2) > 0, torch.nan)
     return loss_BS.masked_fill(count_BS <= 0, 0.0).float(), count_BS > 0
@@ -95,6 +104,30 @@ def _range_sums(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
     first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
     prefix = F.pad(values_BT.cumsum(-1), (1, 0))
     return prefix.gather(-1, last_BS) - prefix.gather(-1, first_BS)
+
+
+def _shared_sums(values_BT: Tensor, ranges_BS2: Tensor, shares_BS3: Tensor | None) -> Tensor:
+    """Weigh a range's first value, the sum of those between, and the last, by their shares."""
+    if shares_BS3 is None:
+        raise ValueError(
+            "--aggregation share needs the batch's teacher_shares; PackedCollator has"
+            " them without chunks"
+        )
+    # The ends are read, not subtracted from a sum, so that a range of one whole token is its value:
+    #     range      [first | . . . . | last - 1]
+    #     shares        f       between     l
+    first_BS, last_BS = ranges_BS2.long().clamp(min=0).unbind(-1)
+    inner_BS = first_BS + 1
+    between_BS2 = torch.stack([inner_BS, torch.maximum(inner_BS, last_BS - 1)], -1)
+    parts_BS3 = torch.stack(
+        [
+            values_BT.gather(-1, first_BS.clamp(max=values_BT.shape[-1] - 1)),
+            _range_sums(values_BT, between_BS2.clamp(max=values_BT.shape[-1])),
+            values_BT.gather(-1, (last_BS - 1).clamp(min=0)).masked_fill(last_BS <= inner_BS, 0.0),
+        ],
+        -1,
+    )
+    return (parts_BS3 * shares_BS3.to(values_BT.dtype)).sum(-1)
 
 
 def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:

@@ -64,7 +64,11 @@ class Method:
         "tokens; or a baseline of the paper (Section 4.2).",
     )
     top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.")
-    aggregation: Aggregation = option("max", "How several teacher losses become one, Eq. 2.")
+    aggregation: Aggregation = option(
+        "max",
+        "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
+        "the share of its token's characters.",
+    )
     unmapped: Unmapped = option("include", "Tokens without a teacher token, Section 6.2.")
     # The paper does not say; a sequence's share does not depend on the batch (decision 1).
     selection_scope: Scope = option("sequence", "What the share is taken of.")
@@ -103,6 +107,11 @@ class Method:
             raise ValueError(f"--uld_weight must be positive and finite, got {self.uld_weight}")
         if self.chunks < 1:
             raise ValueError(f"--chunks must be at least 1, got {self.chunks}")
+        if self.method == "chunk" and self.aggregation == "share":
+            raise ValueError(
+                "--aggregation share is by characters, and --method chunk guides by whole tokens: "
+                "take sum"
+            )
         weights = list(self.teacher_weights or ())
         if not all(0 < weight < math.inf for weight in weights):
             raise ValueError(f"--teacher_weights must be positive and finite, got {weights}")
@@ -245,11 +254,12 @@ class Objective:
             own = (student_loss_BS, none_BS, valid_BS, torch.zeros_like(valid_BS))
             return TokenGuidance(*own, self._unguided(valid_BS, batch), none_BS[:, :0])
         method, ranges_BS2 = self.method, batch["teacher_ranges"]
+        shares_BS3 = batch.get("teacher_shares")
 
         def on_student(values_BT: Tensor) -> tuple[Tensor, Tensor]:
             """Eq. 2, by every teacher, and one value of several teachers'."""
             values_BS, mapped_BS = aggregate_teacher_losses(
-                values_BT, ranges_BS2, method.aggregation, teacher.valid_BT
+                values_BT, ranges_BS2, method.aggregation, teacher.valid_BT, shares_BS3
             )
             teachers = values_BS.shape[1] // valid_BS.shape[1]
             how = (method.teacher_reduction, method.teacher_weights or ())

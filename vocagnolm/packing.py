@@ -20,8 +20,7 @@ FloatArray = npt.NDArray[np.float32]
 class Block(TypedDict):
     """One item of `Blocks`: its number, and one array for each of its segments.
 
-    `first`, `last`, `teacher_ids` and `teacher_losses` hold the teachers one after the other
-    (`vocagnolm.data.Segments`).
+    All but `student_ids` hold the teachers one after the other (`vocagnolm.data.Segments`).
     """
 
     block: int
@@ -30,6 +29,8 @@ class Block(TypedDict):
     teacher_losses: Sequence[FloatArray]
     first: Sequence[IntArray]
     last: Sequence[IntArray]
+    cut: Sequence[IntArray]
+    shares: Sequence[FloatArray]
     teacher_counts: Sequence[IntArray]
 
 

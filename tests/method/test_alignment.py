@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from vocagnolm.alignment import align_spans
+from vocagnolm.alignment import align_spans, covered_shares
 from vocagnolm.spans import Encoding, Spans, encode, encode_batch
 from vocagnolm.tokenizers import load_tokenizer
 
@@ -222,3 +223,62 @@ def test_align_spans_covers_every_character(
     assert students > 50_000
     assert 0.7 < teachers / students < 1.2  # as measured in research/tokenizers.md
     assert single / students > 0.9
+
+
+@st.composite
+def spans_with_shared_characters(draw: st.DrawFn, length: int) -> Spans:
+    """Tokens of a text without gaps; some are bytes of the character before, and may go beyond."""
+    spans, end = [], 0
+    while end < length:
+        start, end = end, min(length, end + draw(st.integers(1, 3)))
+        spans.append((start, end))
+        spans += [(end - 1, end)] * draw(st.sampled_from([0, 0, 0, 1, 3]))
+        if end < length and draw(st.integers(0, 9)) == 0:
+            spans.append((end - 1, end + 1))
+            end += 1
+    return np.array(spans)
+
+
+def slow_share(student: Spans, token: int, first: int, last: int) -> Fraction:
+    """Characters of [first, last) in a token, shared out evenly among the tokens that have them."""
+    begin, end = student[token].tolist()
+    shared = range(max(first, begin), min(last, end))
+    counts = (sum(a <= c < b for a, b in student.tolist()) for c in shared)
+    return Fraction(sum(Fraction(1, count) for count in counts), last - first)
+
+
+@given(st.data(), st.integers(1, 14))
+def test_shares_equal_a_count_of_characters(data: st.DataObject, length: int) -> None:
+    student, teacher = (data.draw(spans_with_shared_characters(length)) for _ in range(2))
+    ranges = align_spans(student, teacher)
+    found = covered_shares(student, teacher, ranges)
+    for token, (first, last) in enumerate(ranges.tolist()):
+        parts = [(first, first)] + [(last - 1, last - 1)] * (last - first > 1)
+        if last - first > 2:
+            parts.insert(1, (first + 1, last - 2))
+        expected = [slow_share(student, token, teacher[a, 0], teacher[b, 1]) for a, b in parts]
+        columns = {1: [0], 2: [0, 2], 3: [0, 1, 2]}[len(parts)]
+        assert found[token, columns].tolist() == pytest.approx(list(map(float, expected)))
+        assert (np.delete(found[token], columns) == 1).all()
+
+
+def test_shares_keep_the_nats_of_a_text() -> None:
+    """An emoji of four student bytes and two teacher tokens, and words cut differently."""
+    student = np.array([[0, 2], [2, 3], [2, 3], [2, 3], [2, 3], [3, 6], [6, 7]])
+    teacher = np.array([[0, 1], [1, 2], [2, 3], [2, 3], [3, 5], [5, 7]])
+    losses = np.array([1.0, 2.0, 4.0, 8.0, 16.0, 32.0])
+    ranges = align_spans(student, teacher)
+    given = np.zeros(len(student))
+    for token, ((first, last), (a, b, c)) in enumerate(
+        zip(ranges, covered_shares(student, teacher, ranges), strict=True)
+    ):
+        shares = [a, *[b] * (last - first - 2), c][: last - first]
+        given[token] = losses[first:last] @ shares
+    assert given.tolist() == [3.0, 3.0, 3.0, 3.0, 3.0, 16.0 + 16.0, 16.0]
+
+
+def test_shares_of_an_unmapped_token_are_whole() -> None:
+    nothing = np.empty((0, 2), np.int64)
+    student = np.array([[0, 2], [2, 3]])
+    shares = covered_shares(student, nothing, align_spans(student, nothing))
+    assert shares.tolist() == [[1.0] * 3] * 2

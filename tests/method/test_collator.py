@@ -20,7 +20,7 @@ from vocagnolm.tokenizers import student_reader, teacher_reader
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 
 
-FROM_A_STORE = {"teacher_losses", "teacher_ranges", "teacher_widths"}
+FROM_A_STORE = {"teacher_losses", "teacher_ranges", "teacher_shares", "teacher_widths"}
 
 
 def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> list[list[int]]:
@@ -71,6 +71,15 @@ def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], in
     return ranges, mapped, unmapped
 
 
+def slow_shares(block: dict[str, Any], length: int) -> list[list[float]]:
+    shares, at = [[1.0] * 3 for _ in range(length)], 0
+    for ids, cut, values in zip(block["student_ids"], block["cut"], block["shares"], strict=True):
+        for place, value in zip(cut, values, strict=True):
+            shares[at + place // 3][place % 3] = float(value)
+        at += len(ids)
+    return shares
+
+
 def slow_batch(
     blocks: list[dict[str, Any]], length: int, attend_across_documents: bool
 ) -> dict[str, Any]:
@@ -87,6 +96,7 @@ def slow_batch(
         longest = max([b - a for a, b in itertools.pairwise(edges)], default=0)
         batch[prefix + "segment_edges"] = [edges] if prefix else edges
         batch[prefix + "longest_segment"] = [longest] if prefix else longest
+    batch["teacher_shares"] = [slow_shares(block, length) for block in blocks]
     found = [slow_ranges(block, length) for block in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]
@@ -116,7 +126,8 @@ def test_collator_equals_the_slow_reference(
         batch = collator(chosen)
         assert as_lists(batch) == slow_batch(chosen, 48, attend_across_documents)
         tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
-        assert {tensor.dtype for tensor in tensors} == {torch.int64, torch.int32}
+        assert batch["teacher_shares"].dtype == torch.float32
+        assert {tensor.dtype for tensor in tensors} == {torch.int64, torch.int32, torch.float32}
         edges = (batch["segment_edges"], *batch["teacher_segment_edges"])
         assert {tensor.dtype for tensor in edges} == {torch.int32}
         counts = (batch["mapped_tokens"][0], batch["longest_segment"])
@@ -145,6 +156,8 @@ def test_worked_example_of_two_segments() -> None:
         "teacher_losses": [[], []],
         "first": [[-1, 1, 2], [-1, 1, -1]],
         "last": [[-1, 2, 4], [-1, 2, -1]],
+        "cut": [[5, 8], [3]],
+        "shares": [[0.75, 0.25], [0.5]],
         "teacher_counts": [[4], [2]],
     }
     arrays = {
@@ -163,6 +176,10 @@ def test_worked_example_of_two_segments() -> None:
     assert batch["teacher_ranges"] == [
         [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
     ]
+    whole = [1.0, 1.0, 1.0]
+    assert batch["teacher_shares"] == [
+        [whole, [1.0, 1.0, 0.75], [1.0, 1.0, 0.25], whole, [0.5, 1.0, 1.0], *[whole] * 3]
+    ]
     assert (batch["block"], batch["mapped_tokens"], batch["unmapped_tokens"]) == ([7], [3], [1])
 
 
@@ -174,13 +191,17 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
         "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
         "first": [[-1, 1, 2, -1, 4, 4], [-1, 1, -1, -1, 3, -1]],
         "last": [[-1, 2, 3, -1, 5, 5], [-1, 2, -1, -1, 4, -1]],
+        "cut": [[6, 12, 15], []],
+        "shares": [[0.5, 0.4, 0.6], []],
         "teacher_counts": [[3, 2], [2, 2]],
     }
     for name in {"teacher_ids", "teacher_losses"} - set(names):
         segments[name] = [[], []]
     arrays = {name: [np.array(row) for row in rows] for name, rows in segments.items()}
-    losses = [row.astype(np.float32) for row in arrays.pop("teacher_losses")]
-    return {"block": 7, "teacher_losses": losses, **arrays}
+    for name in ("teacher_losses", "shares"):
+        arrays[name] = [row.astype(np.float32) for row in arrays[name]]
+    arrays["cut"] = [row.astype(np.int64) for row in arrays["cut"]]
+    return {"block": 7, **arrays}
 
 
 @pytest.mark.parametrize(("limits", "widths"), [(None, [64, 64]), ([5, 7], [5, 7])])
@@ -246,17 +267,24 @@ def test_every_teacher_has_the_rows_it_has_alone(
         assert batch["teacher_longest_segment"][teacher] == expected["teacher_longest_segment"][0]
         ranges = batch["teacher_ranges"][:, 48 * teacher : 48 * (teacher + 1)]
         assert torch.equal(torch.where(ranges < 0, ranges, ranges - at), expected["teacher_ranges"])
+        shares = batch["teacher_shares"][:, 48 * teacher : 48 * (teacher + 1)]
+        assert torch.equal(shares, expected["teacher_shares"])
         at += width
 
 
 def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
     """A block as it is without the other teachers."""
-    alone: dict[str, Any] = {"first": [], "last": [], "teacher_ids": [], "teacher_counts": []}
+    names = ("first", "last", "cut", "shares", "teacher_ids", "teacher_counts")
+    alone: dict[str, Any] = {name: [] for name in names}
     for number, counts in enumerate(block["teacher_counts"]):
         before, tokens = int(sum(counts[:teacher])), len(block["student_ids"][number])
         for name in ("first", "last"):
             own = block[name][number][teacher * tokens : (teacher + 1) * tokens]
             alone[name].append(np.where(own < 0, own, own - before))
+        cut = block["cut"][number] - 3 * teacher * tokens
+        mine = (cut >= 0) & (cut < 3 * tokens)
+        alone["cut"].append(cut[mine])
+        alone["shares"].append(block["shares"][number][mine])
         ids = block["teacher_ids"][number][before : before + counts[teacher]]
         alone["teacher_ids"].append(ids)
         alone["teacher_counts"].append(counts[teacher : teacher + 1])
@@ -339,6 +367,7 @@ def test_collator_stops_padding_at_the_teachers_limit(
     none = np.full(3, -1)
     block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
     block |= {"first": [none], "last": [none], "teacher_counts": [[tokens]]}
+    block |= {"cut": [[]], "shares": [[]]}
     batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
     for name in ("input_ids", "labels", "position_ids"):
         assert batch[f"teacher_{name}"].shape == (1, width)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
@@ -61,13 +62,22 @@ def slow_row(
 ) -> Row:
     """One row from the text slice alone; ranges by looking at every pair of tokens."""
     ours, theirs = (encode(reader.tokenizer, text[start:end]) for reader in (student, teacher))
-    ids, ranges = [student.start], [(-1, -1)]
+    ids, ranges, shares = [student.start], [(-1, -1)], [[1.0] * 3]
+    sharing = Counter(c for a, b in ours.spans.tolist() for c in range(a, b))
     for token, (a, b) in zip(ours.ids, ours.spans, strict=True):
         touching = [i for i, (c, d) in enumerate(theirs.spans) if max(a, c) < min(b, d)]
         ids.append(int(token))
         # + 1: the teacher's start token is the first of its row.
         ranges.append((touching[0] + 1, touching[-1] + 2) if touching else (-1, -1))
+        shares.append([1.0] * 3)
+        parts = {0: touching[:1], 1: touching[1:-1], 2: touching[1:][-1:]}
+        for column, tokens in parts.items():
+            if tokens:
+                c, d = theirs.spans[tokens[0]][0], theirs.spans[tokens[-1]][1]
+                covered = sum(1 / sharing[x] for x in range(max(a, c), min(b, d)))
+                shares[-1][column] = float(np.float32(covered / (d - c)))
     if end == len(text):
+        shares.append([1.0] * 3)
         assert student.end is not None
         ids.append(student.end)
         ranges.append((-1, -1))
@@ -81,6 +91,8 @@ def slow_row(
         "teacher_losses": [],
         "first": [first for first, _ in ranges],
         "last": [last for _, last in ranges],
+        "cut": [at for at, share in enumerate(chain(*shares)) if share != 1],
+        "shares": [share for share in chain(*shares) if share != 1],
         "student_tokens": len(ids),
         "teacher_tokens": len(teacher_ids),
         "teacher_counts": [len(teacher_ids)],

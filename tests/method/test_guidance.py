@@ -20,6 +20,7 @@ from vocagnolm.guidance import (
 AGGREGATE = {"max": max, "sum": sum, "mean": lambda losses: sum(losses) / len(losses)}
 # Few distinct values: many ties.
 LOSSES = st.floats(0, 20, width=32) | st.sampled_from([0.0, 0.5, 1.0, 2.0])
+SHARES = st.sampled_from([1.0, 0.5, 0.25, 0.75])  # of the first token, those between, the last
 TOP_K = st.integers(1, 10**6).map(lambda millionths: millionths / 10**6) | st.sampled_from(
     [0.1, 0.3, 0.4, 0.6, 0.7, 1.0]
 )
@@ -42,21 +43,30 @@ def teacher_batches(draw):
         matrix(LOSSES, teacher_tokens),
         matrix(st.integers(0, 3).map(bool), teacher_tokens),
         matrix(ranges, tokens),
+        matrix(st.tuples(SHARES, SHARES, SHARES), tokens),
     )
 
 
-@given(teacher_batches(), st.sampled_from(sorted(AGGREGATE)))
+@given(teacher_batches(), st.sampled_from(guidance.AGGREGATIONS))
 def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
-    losses, valid, ranges = batch
+    losses, valid, ranges, shares = batch
     found, mapped = aggregate_teacher_losses(
-        torch.tensor(losses), torch.tensor(ranges), aggregation, torch.tensor(valid)
+        *map(torch.tensor, (losses, ranges)), aggregation, *map(torch.tensor, (valid, shares))
     )
     assert found.dtype == torch.float32
     for row, row_ranges in enumerate(ranges):
         for token, (first, last) in enumerate(row_ranges):
             present = [losses[row][t] for t in range(first, last) if first >= 0 and valid[row][t]]
             assert mapped[row, token] == bool(present)
-            expected = AGGREGATE[aggregation](present) if present else 0.0
+            if aggregation == "share":
+                counts = {first: 0, last - 1: 2} | {first: 0}  # a range of one has a first alone
+                expected = sum(
+                    losses[row][t] * shares[row][token][counts.get(t, 1)]
+                    for t in range(first, last)
+                    if present and valid[row][t]
+                )
+            else:
+                expected = AGGREGATE[aggregation](present) if present else 0.0
             assert found[row, token] == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
@@ -86,6 +96,19 @@ def test_maxima_of_every_range_of_a_row(length):
     assert found[0].tolist() == [float(loss[0, a:b].max()) for a, b in ranges]
 
 
+def test_share_is_the_loss_for_equal_tokenizers():
+    loss = torch.rand(2, 4096, generator=torch.Generator().manual_seed(0)).pow(9)
+    own = torch.arange(4096)
+    ranges = torch.stack([own, own + 1], -1).expand(2, -1, -1)
+    found, _ = aggregate_teacher_losses(loss, ranges, "share", None, torch.ones(2, 4096, 3))
+    assert torch.equal(found, loss)
+
+
+def test_share_without_shares_is_refused():
+    with pytest.raises(ValueError, match="teacher_shares; PackedCollator"):
+        aggregate_teacher_losses(torch.ones(1, 1), torch.tensor([[[0, 1]]]), "share")
+
+
 def test_short_ranges_keep_their_precision_late_in_rows():
     generator = torch.Generator().manual_seed(0)
     loss = 20 * torch.rand(1, 100_000, generator=generator)
@@ -94,16 +117,17 @@ def test_short_ranges_keep_their_precision_late_in_rows():
     assert found.item() == pytest.approx(1e-4, rel=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", sorted(AGGREGATE))
+@pytest.mark.parametrize("aggregation", guidance.AGGREGATIONS)
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_broken_teacher_loss_breaks_only_its_ranges(aggregation, broken):
     loss = torch.tensor([[1.0, broken, 2.0, broken, 3.0]])
     valid = torch.tensor([[True, True, True, False, True]])
     ranges = torch.tensor([[[0, 1], [0, 2], [1, 3], [2, 3], [2, 5]]])
-    found, mapped = aggregate_teacher_losses(loss, ranges, aggregation, valid)
+    shares = torch.full((1, 5, 3), 0.5)
+    found, mapped = aggregate_teacher_losses(loss, ranges, aggregation, valid, shares)
     assert mapped.all()
     assert found.isfinite().tolist() == [[True, False, False, True, True]]
-    assert found[0, 4] == {"max": 3.0, "mean": 2.5, "sum": 5.0}[aggregation]
+    assert found[0, 4] == {"max": 3.0, "mean": 2.5, "sum": 5.0, "share": 2.5}[aggregation]
 
 
 def slow_selection(student, teacher, valid, mapped, top_k, unmapped, scope):
@@ -285,7 +309,8 @@ def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
     with torch.device("meta"):  # where reading a value raises
         student, loss = torch.empty(2, 5), torch.empty(2, 7)
         ranges, valid = torch.empty(2, 5, 2).long(), torch.empty(2, 5).bool()
-        teacher, mapped = aggregate_teacher_losses(loss, ranges, aggregation, loss > 0)
+        shares = torch.ones(*ranges.shape[:2], 3, device=ranges.device)
+        teacher, mapped = aggregate_teacher_losses(loss, ranges, aggregation, loss > 0, shares)
         options = {"top_k": 0.4, "unmapped": unmapped, "scope": scope}
         assert select_tokens(student, teacher, valid, mapped, **options).shape == (2, 5)
         assert random_scores(torch.empty(2).long(), torch.arange(5), seed=0).shape == (2, 5)

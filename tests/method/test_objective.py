@@ -35,7 +35,10 @@ NO_EFFECT = {
         ({"top_k": 0.0}, r"--top_k must be in \(0, 1\], got 0.0"),
         ({"top_k": float("nan")}, r"--top_k must be in \(0, 1\], got nan"),
         ({"top_k": 0.1234567}, "--top_k must have at most six decimals, got 0.1234567"),
-        ({"aggregation": "median"}, "--aggregation must be one of max, mean, sum, got median"),
+        (
+            {"aggregation": "median"},
+            "--aggregation must be one of max, mean, sum, share, got median",
+        ),
         ({"unmapped": "drop"}, "--unmapped must be one of include, exclude, mean, got drop"),
         ({"selection_scope": "world"}, "--selection_scope must be one of sequence, batch, got"),
         ({"loss_divisor": "some"}, "--loss_divisor must be one of all, selected, got some"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.data import Segments
-from vocagnolm.packing import Blocks, pack
+from vocagnolm.packing import Block, Blocks, pack
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -139,7 +139,7 @@ def test_pack_fills_the_teachers_row_if_tighter(ratio: float) -> None:
 def lists(block: dict[str, Any]) -> dict[str, Any]:
     """A block as plain lists."""
     return {
-        name: value if name == "block" else [[int(i) for i in segment] for segment in value]
+        name: value if name == "block" else [np.asarray(segment).tolist() for segment in value]
         for name, value in block.items()
     }
 
@@ -154,7 +154,7 @@ def test_blocks_hold_the_rows_of_their_segments(aligned: Segments, selected: boo
     assert len(blocks) == len(numbers) > 5
     for index in (len(blocks) - 1, *range(len(blocks))):  # in any order
         expected = [rows[number] for number in numbers[index]]
-        names = ("student_ids", "teacher_ids", "teacher_losses", "first", "last", "teacher_counts")
+        names = [name for name in Block.__annotations__ if name != "block"]
         assert lists(blocks[index]) == {
             "block": index,
             **{name: [row[name] for row in expected] for name in names},

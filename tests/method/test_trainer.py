@@ -24,6 +24,7 @@ from world import MAX_LENGTH, make_blocks, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
+from vocagnolm.guidance import AGGREGATIONS
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
@@ -42,7 +43,7 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("aggregation", ["max", "mean", "sum"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("unmapped", ["include", "exclude"])
 def test_loss_equals_slow_reference(
     aggregation: str, unmapped: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path

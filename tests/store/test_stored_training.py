@@ -6,6 +6,7 @@ import copy
 import json
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -24,7 +25,7 @@ from vocagnolm.cli import score
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.guidance import reduce_teachers
+from vocagnolm.guidance import AGGREGATIONS, reduce_teachers
 from vocagnolm.host import processes
 from vocagnolm.models import source as models
 from vocagnolm.objective import Method
@@ -205,18 +206,26 @@ def slow_teacher(
     world: World, blocks: Blocks, stores: list[Store], number: int, aggregation: str, combine: Any
 ) -> dict[int, float]:
     """The teachers' loss of every text token of a block, with loops over stores and tokens."""
-    aggregate = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[aggregation]
+    aggregate = {"max": max, "mean": lambda x: sum(x) / len(x)}.get(aggregation, sum)
+
+    def share_of(first: int, last: int, a: int, b: int) -> float:
+        if aggregation != "share":
+            return 1.0
+        shared = range(max(first, a), min(last, b))
+        return sum(1 / sharing[c] for c in shared) / (last - first)
+
     guides, at = {}, 0
     rows = list(world.segments.rows)
     for segment in blocks.segments(number):
         row = rows[int(segment)]
         text, start, end = world.texts[row["document"]], row["start"], row["end"]
         spans = encode(world.tokenizers[0], text[start:end]).spans + start
+        sharing = Counter(c for span in spans.tolist() for c in range(*span))
         for position, (a, b) in enumerate(spans.tolist(), at + 1):
             losses = []
             for store in stores:
                 covering = [
-                    float(loss)
+                    float(loss) * share_of(max(first, start), min(last, end), a, b)
                     for part in store.segments(text) or ()
                     for (first, last), loss in zip(part.spans, part.losses, strict=True)
                     if max(first, start) < b and min(last, end) > a
@@ -227,7 +236,7 @@ def slow_teacher(
     return guides
 
 
-@pytest.mark.parametrize("aggregation", ["max", "mean", "sum"])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
 def test_loss_of_several_stores_equals_slow_reference(
     world: World,

@@ -38,7 +38,7 @@ def slow_weights(
     batch: dict[str, Any], student: torch.Tensor, teacher: torch.Tensor, g: Method
 ) -> torch.Tensor:
     """Eq. 2 and Eq. 4 with loops, for scope "sequence"."""
-    reduce = {"max": max, "sum": sum, "mean": lambda x: sum(x) / len(x)}[g.aggregation]
+    reduce = {"max": max, "mean": lambda x: sum(x) / len(x)}.get(g.aggregation, sum)
     weights = torch.zeros(student.shape)
     for row in range(len(student)):
         excess = {}
@@ -49,7 +49,13 @@ def slow_weights(
             if first == -1:
                 weights[row, t] = float(g.unmapped == "include")
             else:
-                guide = reduce([float(x) for x in teacher[row, first:last]])
+                losses = [float(x) for x in teacher[row, first:last]]
+                if g.aggregation == "share":
+                    share = batch["teacher_shares"][row, t].tolist()
+                    middle = [share[1]] * (last - first - 2)
+                    shares = [share[0], *middle, share[2]][: last - first]
+                    losses = [x * s for x, s in zip(losses, shares, strict=True)]
+                guide = reduce(losses)
                 excess[t] = float(student[row, t]) - guide
         count = math.ceil(round(g.top_k * len(excess), 9))
         for t in sorted(excess, key=lambda t: -excess[t])[:count]:

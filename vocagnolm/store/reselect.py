@@ -133,7 +133,9 @@ def _selections(batch: Batch, candidates: Sequence[Candidate]) -> Iterator[Tenso
         # The ranges of one store follow those of another, and the student's come first.
         first = (1 + names.index(candidate.teacher)) * positions
         alone: Batch = {**batch}
-        alone["teacher_ranges"] = batch["teacher_ranges"][:, first : first + positions]
+        own = slice(first, first + positions)
+        alone["teacher_ranges"] = batch["teacher_ranges"][:, own]
+        alone["teacher_shares"] = batch["teacher_shares"][:, own]
         guidance = Objective(candidate.method).select(student_BS, alone, losses)
         yield guidance.weight_BS.flatten().bool()
 

@@ -255,6 +255,8 @@ def render_html(view: GuidanceView) -> str:
     tokens = labelled_tokens(view)
     numbered = ((number, name, token) for number, (name, token, _) in enumerate(tokens))
     cover = "all teacher tokens that cover any of its characters"
+    if method.aggregation == "share":
+        cover += ": each one's loss, by the share of its characters"
     if method.method == "chunk":
         cover = "the teacher tokens of the same chunk"
     return _TEMPLATES.get_template("guidance.html").render(
