@@ -58,30 +58,39 @@ def covered_shares(
     >>> covered_shares(student, teacher, align_spans(student, teacher)).tolist()
     [[0.5, 1.0, 1.0], [0.5, 1.0, 0.5]]
     """
-    shares = np.ones((len(ranges), 3))
-    mapped = np.flatnonzero(ranges[:, 0] != UNMAPPED)
-    (starts, ends), (first, last) = student_spans[mapped].T, ranges[mapped].T
+    shares = np.ones((len(ranges), 3), np.float32)
+    if not len(teacher_spans):
+        return shares
+    # Most tokens hold all of their range; the others begin or end inside a teacher token, or share
+    # a character with a neighbour.
+    goes_back = student_spans[1:, 0] < student_spans[:-1, 1]
+    is_part = np.append(goes_back, False) | np.append(False, goes_back)
+    is_part |= teacher_spans[ranges[:, 0], 0] < student_spans[:, 0]
+    is_part |= teacher_spans[np.maximum(ranges[:, 1] - 1, 0), 1] > student_spans[:, 1]
+    part = np.flatnonzero(is_part & (ranges[:, 0] != UNMAPPED))
     # Measure text by what each character counts, 1 / (the student tokens that share it):
     #
     #     student      [0, 1)  [1, 2)  [1, 2)  [2, 4)      the middle two are bytes of one character
     #     characters     0       1       2       3
     #     counts         1      1/2      1       1
     #     position   0       1      1.5     2.5     3.5        before each character, and at the end
-    length = int(max(student_spans[:, 1].max(initial=0), teacher_spans[:, 1].max(initial=0)))
-    tokens = np.bincount(student_spans[:, 0], minlength=length + 1)
-    tokens = (tokens - np.bincount(student_spans[:, 1], minlength=length + 1)).cumsum()[:-1]
-    position = np.append(0, np.cumsum(1 / np.maximum(tokens, 1)))
-    count = last - first
+    characters = max(student_spans[-1, 1], teacher_spans[-1, 1]) + 1
+    position = np.arange(characters, dtype=np.float64)
+    if goes_back.any():
+        begun, ended = (np.bincount(edge, minlength=characters) for edge in student_spans.T)
+        sharing = (begun - ended).cumsum()[:-1]
+        position[1:] = np.cumsum(1 / np.maximum(sharing, 1))
+    (starts, ends), (first, last) = student_spans[part].T, ranges[part].T
+    tokens = last - first
     parts = ((first, first, 1), (first + 1, last - 2, 3), (last - 1, last - 1, 2))
     for column, (a, b, fewest) in enumerate(parts):
-        there = count >= fewest
+        there = tokens >= fewest
         begin, end = teacher_spans[a[there], 0], teacher_spans[b[there], 1]
-        covered = (
-            position[np.minimum(end, ends[there])] - position[np.maximum(begin, starts[there])]
-        )
+        inside = np.minimum(end, ends[there]), np.maximum(begin, starts[there])
+        covered = position[inside[0]] - position[inside[1]]
         whole = np.maximum(end - begin, 1)
-        shares[mapped[there], column] = np.where(end > begin, covered / whole, 1.0)
-    return shares.astype(np.float32)
+        shares[part[there], column] = np.where(end > begin, covered / whole, 1.0)
+    return shares
 
 
 def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
