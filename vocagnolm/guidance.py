@@ -35,7 +35,7 @@ class TokenGuidance(NamedTuple):
     teacher_loss_BS: Tensor  # Eq. (2); 0.0 where unmapped
     valid_BS: Tensor  # bool, tokens with a label
     mapped_BS: Tensor  # bool, tokens with a teacher loss
-    weight_BS: Tensor  # W of Eq. (4)
+    weight_BS: Tensor  # W of Eq. (4), 1.0 or 0.0
     teacher_loss_BT: Tensor  # of the teacher's own tokens
 
 

@@ -36,12 +36,12 @@ MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"
 Divisor = Literal["all", "selected"]
 Choice = Literal["all", "random", "guided"]  # how the tokens that are trained on are chosen
 
-_SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
+_SELECTION = ("top_k", "unmapped", "unselected_weight", "selection_scope", "loss_divisor")
 _OF_SEVERAL = ("teacher_reduction", "teacher_weights")
 _LOOKED_AT: dict[MethodName, tuple[str, ...]] = {  # options that a method reads
     "vocagnolm": (*_SELECTION, "aggregation", *_OF_SEVERAL),
     "cpt": (),
-    "random": ("top_k", "selection_scope", "loss_divisor"),
+    "random": ("top_k", "unselected_weight", "selection_scope", "loss_divisor"),
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
@@ -73,7 +73,10 @@ class Method:
     # The paper does not say; a sequence's share does not depend on the batch (decision 1).
     selection_scope: Scope = option("sequence", "What the share is taken of.")
     loss_divisor: Divisor = option(
-        "all", "Divide by all label tokens (Eq. 3) or the selected ones."
+        "all", "Divide by all label tokens (Eq. 3) or by the sum of the weights."
+    )
+    unselected_weight: float = option(
+        0.0, "Weight of the tokens that are not selected (beyond the paper); 0 is Eq. 4."
     )
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
@@ -103,6 +106,8 @@ class Method:
                 expected = ", ".join(get_args(kind))
                 raise ValueError(f"--{name} must be one of {expected}, got {found[name]}")
         check_top_k(self.top_k)
+        if not 0 <= self.unselected_weight < 1:
+            raise ValueError(f"--unselected_weight must be in [0, 1), got {self.unselected_weight}")
         if not 0 < self.uld_weight < math.inf:
             raise ValueError(f"--uld_weight must be positive and finite, got {self.uld_weight}")
         if self.chunks < 1:
@@ -207,14 +212,22 @@ class Objective:
 
     # -- Eq. 3: the divisor ------------------------------------------------------------------
 
-    def divisor_tokens(self, batch: Batch) -> int:
-        """Count the tokens that a batch adds to the divisor of Eq. 3."""
+    def divisor_tokens(self, batch: Batch) -> float:
+        """Return what a batch adds to the divisor of Eq. 3: its tokens, or the sum of weights."""
+        tokens = sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
         if self.method.loss_divisor == "all":
-            return int(sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"]))
-        return self.weighted_tokens(batch)
+            return tokens
+        selected = self._selected_tokens(batch)
+        floor = self.method.unselected_weight
+        return selected + floor * (tokens - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch that get weight 1."""
+        """Count the tokens of a batch that get a weight above 0, and so a gradient."""
+        if self.method.unselected_weight:
+            return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
+        return self._selected_tokens(batch)
+
+    def _selected_tokens(self, batch: Batch) -> int:
         mapped, unmapped = batch["mapped_tokens"], batch["unmapped_tokens"]
         method, strategy = self.method, self.method.unmapped
         if method.choice == "all":
@@ -276,6 +289,11 @@ class Objective:
             entropy_BS=entropy_BS,
         )
         return TokenGuidance(*own, weight_BS, teacher.loss_BT)
+
+    def weights(self, selection: TokenGuidance) -> Tensor:
+        """Return W of Eq. 3 [B, S]: 1 where selected, `unselected_weight` for other labels."""
+        floor_BS = self.method.unselected_weight * selection.valid_BS
+        return selection.weight_BS.maximum(floor_BS)
 
     def _unguided(self, valid_BS: Tensor, batch: Batch) -> Tensor:
         """Weigh all tokens, or a random share of the tokens or of the chunks."""

@@ -189,7 +189,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if teacher is not None:
             excess_BS = found.student_loss_BS - found.teacher_loss_BS
             self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS)
-        total: Tensor = (found.weight_BS * loss_BS).sum()
+        total: Tensor = (self.objective.weights(found) * loss_BS).sum()
         return total
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:

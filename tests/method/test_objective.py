@@ -39,6 +39,10 @@ NO_EFFECT = {
             {"aggregation": "median"},
             "--aggregation must be one of max, mean, sum, share, got median",
         ),
+        ({"method": "chunk", "aggregation": "share"}, "guides by whole tokens: take sum"),
+        ({"unselected_weight": 1.0}, r"--unselected_weight must be in \[0, 1\), got 1.0"),
+        ({"unselected_weight": -0.1}, r"--unselected_weight must be in \[0, 1\), got -0.1"),
+        ({"unselected_weight": float("nan")}, r"must be in \[0, 1\), got nan"),
         ({"unmapped": "drop"}, "--unmapped must be one of include, exclude, mean, got drop"),
         ({"selection_scope": "world"}, "--selection_scope must be one of sequence, batch, got"),
         ({"loss_divisor": "some"}, "--loss_divisor must be one of all, selected, got some"),
@@ -120,7 +124,8 @@ def test_settings_in_effect_leave_out_what_is_idle() -> None:
     assert Method("cpt").in_effect() == {"method": "cpt"}
     assert Method("kld").in_effect() == {"method": "kld", "kld_direction": "reverse"}
     assert set(Method("chunk", chunk_guidance="random").in_effect()) == {
-        *("method", "top_k", "selection_scope", "loss_divisor", "chunks", "chunk_guidance")
+        *("method", "top_k", "unselected_weight", "selection_scope", "loss_divisor"),
+        *("chunks", "chunk_guidance"),
     }
     assert "teacher_reduction" not in Method().in_effect()
     assert Method(teacher_reduction="min").in_effect()["teacher_reduction"] == "min"

@@ -45,10 +45,23 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("unmapped", ["include", "exclude"])
+@pytest.mark.parametrize("floor", [0.0, 0.3])
 def test_loss_equals_slow_reference(
-    aggregation: str, unmapped: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+    aggregation: str,
+    unmapped: str,
+    floor: float,
+    blocks: Blocks,
+    pair: tuple[Any, Any],
+    tmp_path: Path,
 ) -> None:
-    method = Method("vocagnolm", 0.3, aggregation, unmapped)
+    method = Method(
+        "vocagnolm",
+        0.3,
+        aggregation,
+        unmapped,
+        loss_divisor="selected",
+        unselected_weight=floor,
+    )
     trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
     batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(4)])
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
@@ -60,6 +73,9 @@ def test_loss_equals_slow_reference(
             *(batch[f"teacher_{key}"] for key in ("input_ids", "position_ids", "labels")),
         )
     weights = slow_weights(batch, student.detach(), teacher, method)
+    weights = weights.maximum(floor * (batch["labels"] != IGNORED_LABEL))
+    assert trainer.objective.divisor_tokens(batch) == pytest.approx(float(weights.sum()))
+    assert trainer.objective.weighted_tokens(batch) == (weights > 0).sum()
     expected = (weights * student).sum() / 100
     assert abs((loss - expected).item()) < LOSS_TOLERANCE
     ours, theirs = (torch.autograd.grad(x, list(pair[0].parameters())) for x in (loss, expected))
@@ -123,7 +139,8 @@ def test_update_is_the_same_for_every_split(
         {"method": "vocagnolm", "loss_divisor": "all"},
         {"method": "vocagnolm", "loss_divisor": "selected"},
         {"method": "random", "loss_divisor": "selected"},
-        {"method": "vocagnolm", "loss_divisor": "all"},
+        {"method": "vocagnolm", "loss_divisor": "selected", "aggregation": "share"}
+        | {"unselected_weight": 0.3},
     ]
     epoch = {"max_steps": -1, "num_train_epochs": 1}  # 59 blocks: 3 are left over
     optimizers = [epoch, {}, {}, {"optim": "adamw_torch", "max_grad_norm": 1.0}]

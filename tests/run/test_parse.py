@@ -408,11 +408,11 @@ def test_parse_accepts_optimizers_and_schedules(
     assert parse((*TEACHER, *argv))
 
 
-SELECTION = ("top_k", "unmapped", "selection_scope", "loss_divisor")
+SELECTION = ("top_k", "unmapped", "unselected_weight", "selection_scope", "loss_divisor")
 LOOKED_AT = {
     "vocagnolm": (*SELECTION, "aggregation", "guidance_table_steps"),
     "cpt": (),
-    "random": ("top_k", "selection_scope", "loss_divisor"),
+    "random": ("top_k", "unselected_weight", "selection_scope", "loss_divisor"),
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*SELECTION, "rho1_score", "guidance_table_steps"),
@@ -422,6 +422,7 @@ OTHER_VALUES = {
     "top_k": "0.5",
     "aggregation": "mean",
     "unmapped": "exclude",
+    "unselected_weight": "0.3",
     "selection_scope": "batch",
     "loss_divisor": "selected",
     "kld_direction": "forward",
