@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -108,8 +107,8 @@ def whole(directory: RunDirectory) -> dict[int, dict[str, Any]]:
 
 
 def flipped(data: bytes) -> Iterator[bytes]:
-    for at, bit in itertools.product(range(len(data)), range(8)):
-        yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
+    for at, byte in enumerate(data):
+        yield data[:at] + bytes([byte ^ 1 << at % 8]) + data[at + 1 :]
 
 
 def test_flipped_bit_changes_no_record(directory: RunDirectory, whole: dict[int, Any]) -> None:
@@ -178,7 +177,7 @@ def test_flipped_settings_are_refused(directory: RunDirectory, whole: dict[int, 
         except ValueError as error:
             said.append(str(error))
     assert all("give another --output_dir" in text for text in said)
-    assert len(said) > 0.8 * 8 * len(damaged)
+    assert len(said) > 0.8 * len(damaged)
 
 
 def test_finished_reads_all_parts_when_several_processes_wrote(directory: RunDirectory) -> None:

@@ -14,6 +14,7 @@ from vocagnolm.evaluation.records import RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems
 from vocagnolm.evaluation.tasks.tasks import PromptSet, Task, load_tasks
+from vocagnolm.host.manifest import sealed
 
 SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 
@@ -100,6 +101,15 @@ def test_flipped_results_are_refused(tmp_path: Path) -> None:
             said.append(str(error))
     assert all("results.json" in text and "delete it" in text for text in said)
     assert len(said) > 0.9 * (len(expected) - expected.index(b'"benchmarks"'))
+
+
+def test_settings_are_no_results(tmp_path: Path) -> None:
+    settings = sealed({"grader": report.GRADER, "benchmarks": {"gsm8k": {"version": 1}}})
+    (tmp_path / "results.json").write_text(json.dumps(settings))
+    with pytest.raises(
+        ValueError, match=r"results\.json: expected a field `averages`.*: delete it"
+    ):
+        report.earlier(RunDirectory(tmp_path))
 
 
 def test_nothing_is_marked(tmp_path: Path) -> None:

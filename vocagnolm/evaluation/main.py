@@ -142,6 +142,7 @@ def _evaluate(arguments: Namespace) -> None:
                 directory.check_settings(settings)
                 for task in tasks:
                     runner.unasked(task, directory)
+                report.earlier(directory)
         with in_agreement():
             engine = _load_engine(arguments, source, tokenizer, state)
             if state.is_main_process:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from vocagnolm.host import lock
-from vocagnolm.host.files import check_writable, read_json, write_json, write_text
+from vocagnolm.host.files import check_writable, write_json, write_text
 from vocagnolm.host.manifest import sealed, unsealed
 from vocagnolm.host.settings import check_same, differences
 
@@ -31,6 +31,16 @@ def parse_object(text: bytes) -> Record:
     if not isinstance(record, dict):
         raise ValueError(f"expected a JSON object, found {text[:40]!r}")
     return record
+
+
+def read_sealed(path: Path, fields: Fields, remedy: str) -> Record:
+    """Read a file that is one JSON object, less its checksum, which must match if there is one."""
+    try:
+        content = unsealed(parse_object(path.read_bytes()))
+        check_fields(content, fields)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}: {remedy}") from error
+    return content
 
 
 def read_lines(
@@ -130,11 +140,7 @@ class RunDirectory:
         path = self.path / _SETTINGS_FILE
         if not path.exists():
             return {}
-        try:
-            settings = unsealed(read_json(path))
-            check_fields(settings, {"benchmarks": (dict,)})
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}: give another --output_dir") from error
+        settings = read_sealed(path, {"benchmarks": (dict,)}, "give another --output_dir")
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:

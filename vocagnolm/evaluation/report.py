@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
 from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
-from vocagnolm.evaluation.records import Record, RunDirectory
+from vocagnolm.evaluation.records import Record, RunDirectory, read_sealed
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.host.files import read_json, write_json, write_text
-from vocagnolm.host.manifest import sealed, unsealed
+from vocagnolm.host.files import write_json, write_text
+from vocagnolm.host.manifest import sealed
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.versions import versions
 
@@ -36,7 +36,7 @@ def build_results(
     environment: Mapping[str, object] | None = None,
 ) -> Record:
     """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
-    columns = _earlier(directory) | {t.benchmark.id: _column(t, directory) for t in tasks}
+    columns = earlier(directory) | {t.benchmark.id: _column(t, directory) for t in tasks}
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
     accuracies = {name: Accuracy.of(c["correct"], c["n"]) for name, c in benchmarks.items()}
     averaged = averages(accuracies)
@@ -56,17 +56,17 @@ def build_results(
     }
 
 
-def _earlier(directory: RunDirectory) -> Record:
-    # Benchmarks that were asked before, under the same settings, keep their columns.
+def earlier(directory: RunDirectory) -> Record:
+    """Read the columns of benchmarks that were asked before, under the same settings."""
     path = directory.path / RESULTS_FILE
-    try:
-        results = unsealed(read_json(path)) if path.exists() else {}
-    except ValueError as error:
-        remedy = "delete it and name all its --benchmarks, whose items are kept"
-        raise ValueError(f"{path}: {error}: {remedy}") from error
-    if results.get("grader") != GRADER:
+    if not path.exists():
         return {}
-    columns: Record = results.get("benchmarks", {})
+    remedy = "delete it and name all its --benchmarks, whose items are kept"
+    fields = {"grader": (str,), "benchmarks": (dict,), "averages": (dict,)}
+    results = read_sealed(path, fields, remedy)
+    if results["grader"] != GRADER:
+        return {}
+    columns: Record = results["benchmarks"]
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
     return {name: column for name, column in columns.items() if name in complete}
 
