@@ -2,13 +2,14 @@
 # make check-fast   lint, types and unit tests
 # make test         all tests but the slow ones
 # make check        lint, types and all tests: what CI runs
+# make mutants      break the method one line at a time: its tests must notice
 # make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-all test-unit lint types check check-fast shape clean
+.PHONY: demo test test-all test-unit lint types check check-fast mutants shape clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -34,6 +35,9 @@ types: $(VENV)/installed-dev
 check: lint types test-all
 
 check-fast: lint types test-unit
+
+mutants: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/mutants.py
 
 shape:
 	python3 tests/support/shape.py

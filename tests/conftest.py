@@ -50,6 +50,13 @@ settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("default")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave in the report what `make stress` adds up; a test of more than one adds `times`."""
+    for item in items:
+        if marked := item.get_closest_marker("stress"):
+            item.user_properties.append(("stress", json.dumps(marked.args)))
+
+
 def pytest_collection_finish() -> None:
     """Keep all that was imported out of the garbage collections that every Trainer asks for."""
     gc.freeze()

@@ -198,10 +198,16 @@ def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
     assert_alive(grader)
 
 
+@pytest.mark.stress(
+    "grading: hostile outputs and golds", "a verdict within seconds; no code is run"
+)
 @pytest.mark.slow
 @pytest.mark.usefixtures("canary")
-def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
-    hostile = list(hostile_pairs(200, seed=1))
+def test_grader_gives_verdicts_when_outputs_are_generated(
+    record_property: Callable[[str, object], None],
+) -> None:
+    hostile = list(hostile_pairs(int(os.environ.get("VOCAGNOLM_OUTPUTS", "200")), seed=1))
+    record_property("times", len(hostile))
     with Grader(workers=2) as grader:
         for job, (verdict, seconds) in zip(hostile, timed_all(grader, hostile), strict=True):
             assert verdict.decided_by != "crash", job

@@ -111,7 +111,12 @@ def flipped(data: bytes) -> Iterator[bytes]:
         yield data[:at] + bytes([byte ^ 1 << at % 8]) + data[at + 1 :]
 
 
-def test_flipped_bit_changes_no_record(directory: RunDirectory, whole: dict[int, Any]) -> None:
+@pytest.mark.stress(
+    "evaluations: every bit of an items file flipped", "refused in one line, or no item changed"
+)
+def test_flipped_bit_changes_no_record(
+    directory: RunDirectory, whole: dict[int, Any], record_property: Callable[[str, object], None]
+) -> None:
     path = directory.path / "gsm8k.jsonl"
     said, read = [], []
     for damaged in flipped(path.read_bytes()):
@@ -120,6 +125,7 @@ def test_flipped_bit_changes_no_record(directory: RunDirectory, whole: dict[int,
             read.append(directory.finished("gsm8k"))
         except ValueError as error:
             said.append(str(error))
+    record_property("times", len(said) + len(read))
     assert all("gsm8k.jsonl, line " in text for text in said)
     # Blanks between fields, the key of the checksum, and the end of the last line, whose item is
     # asked again.

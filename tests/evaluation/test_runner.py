@@ -335,16 +335,24 @@ def kill_when_written(process: int, path: Path, size: int, delay: float) -> None
     os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.stress(
+    "evaluation: SIGKILL at any moment", "the files of an undisturbed evaluation, bit for bit"
+)
 @pytest.mark.processes
 @pytest.mark.slow
 def test_items_are_the_same(
-    launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
+    launcher: Launcher,
+    arguments: list[str],
+    uninterrupted: Path,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     rng = random.Random(0)
     path, log = tmp_path / "killed", tmp_path / "log"
     total = sum(map(len, files(uninterrupted).values()))
     statuses, seen = [], []
     kills = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
+    record_property("times", kills)
     for kill in range(kills):
         # Bytes, until the next kill.
         more = rng.uniform(0, total / (kills - 2)) if kill < kills - 1 else total

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from vocagnolm.alignment import align_spans, covered_shares
+from vocagnolm.alignment import align_positions, align_spans, covered_shares
 from vocagnolm.spans import Encoding, Spans, encode, encode_batch
 from vocagnolm.tokenizers import load_tokenizer
 
@@ -282,3 +282,11 @@ def test_shares_of_an_unmapped_token_are_whole() -> None:
     student = np.array([[0, 2], [2, 3]])
     shares = covered_shares(student, nothing, align_spans(student, nothing))
     assert shares.tolist() == [[1.0] * 3] * 2
+
+
+@pytest.mark.parametrize(("student", "teacher"), [(0, 0), (0, 2), (3, 0), (3, 2), (2, 2), (2, 4)])
+def test_positions_pair_tokens_of_one_number(student: int, teacher: int) -> None:
+    expected = [(t, t + 1) if t < teacher else (-1, -1) for t in range(student)]
+    found = align_positions(student, teacher)
+    assert found.dtype == np.int64
+    assert found.tolist() == [list(pair) for pair in expected]

@@ -76,6 +76,9 @@ DAMAGES = {
 }
 
 
+@pytest.mark.stress(
+    "finished runs: every kind of damage to the final model", "said, and written again, bit for bit"
+)
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_model_is_said_and_written_again(
     damage: str,

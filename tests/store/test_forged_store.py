@@ -92,6 +92,7 @@ MANIFESTS: dict[str, tuple[Callable[[Manifest], object], str]] = {
 }
 
 
+@pytest.mark.stress("stores that lie, with right checksums", "refused in one line")
 @pytest.mark.parametrize(("change", "said"), MANIFESTS.values(), ids=MANIFESTS)
 def test_forged_manifest_is_refused_in_a_line(
     honest: Path, change: Callable[[Manifest], object], said: str
@@ -192,6 +193,7 @@ def refused_by(directory: Path) -> str:
     return message
 
 
+@pytest.mark.stress("stores that lie, with right checksums", "refused in one line")
 @pytest.mark.parametrize(("change", "said"), SHARDS.values(), ids=SHARDS)
 def test_forged_shard_is_refused_in_a_line(
     honest: Path, change: Callable[[Columns], object], said: str
@@ -207,6 +209,7 @@ def test_forged_shard_is_refused_in_a_line(
     assert said in refused_by(honest)
 
 
+@pytest.mark.stress("stores that lie, with right checksums", "refused in one line")
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -226,12 +229,16 @@ def test_lists_outside_of_the_file_are_refused(
     assert "which is no shard" in refused_by(honest)
 
 
+@pytest.mark.stress("stores that lie, with right checksums", "refused in one line")
 @pytest.mark.parametrize("content", [b"", b"no shard", bytes(1000), b"\xff" * 1000])
 def test_shard_that_is_no_table_is_refused(honest: Path, content: bytes) -> None:
     forge_shard(honest, content)
     assert "shard-00000.arrow, which is no shard" in refused_by(honest)
 
 
+@pytest.mark.stress(
+    "stores whose manifest names a file elsewhere, under --repair", "the file stays"
+)
 @pytest.mark.parametrize("named", ["../victim.txt", "{}/victim.txt", "plan.json"])
 def test_repair_deletes_nothing_a_manifest_names(
     scored: Path,

@@ -507,10 +507,17 @@ CORRUPTIONS: dict[Callable[[random.Random, Path, Path], str], int] = {
 }
 
 
+@pytest.mark.stress(
+    "stores: damaged at random, or another's files", "refused in one line that names the file"
+)
 @pytest.mark.parametrize("corrupt", CORRUPTIONS, ids=lambda corrupt: corrupt.__name__)
 def test_corrupted_store_is_refused_with_the_file(
-    finished: Path, tmp_path: Path, corrupt: Callable[[random.Random, Path, Path], str]
+    finished: Path,
+    tmp_path: Path,
+    corrupt: Callable[[random.Random, Path, Path], str],
+    record_property: Callable[[str, object], None],
 ) -> None:
+    record_property("times", CORRUPTIONS[corrupt])
     rng = random.Random(corrupt.__name__)
     other = make_store(tmp_path / "other", seed=1, tokenizer_sha256="another")
     directory, good = tmp_path / "S", contents(finished)

@@ -247,6 +247,10 @@ def test_find_checkpoint_gives_the_newest(tmp_path: Path) -> None:
     assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
 
 
+@pytest.mark.stress(
+    "checkpoints: every kind of damage to every file",
+    "refused with the reason; the older one is taken",
+)
 @pytest.mark.parametrize("damage", [name for name in DAMAGES if name != "absent"])
 def test_find_checkpoint_skips_a_damaged_newest_with_warning(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture

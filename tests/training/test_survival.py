@@ -135,8 +135,15 @@ def test_log_tells_every_loss_when_nothing_happens(whole: Path) -> None:
     assert entries[-1]["train_loss"] == pytest.approx(mean, rel=1e-12)
 
 
+@pytest.mark.stress(
+    "training: SIGKILL at any moment, half of them in a save",
+    "the model and log of an undisturbed run, bit for bit",
+)
 @pytest.mark.slow
-def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) -> None:
+def test_run_ends_alike_when_it_is_killed_anywhere(
+    whole: Path, place: Place, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("times", KILLS)
     moments = random.Random(7)
     times, happened = zip(*timed_events(whole), strict=True)
     saves = [n for n, name in enumerate(happened) if "load" not in name and "loss" not in name]
@@ -175,11 +182,18 @@ def steps_at(happened: list[str]) -> list[int]:
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
+@pytest.mark.stress(
+    "training, two processes: SIGTERM, SIGUSR1 or SIGINT to one",
+    "one whole checkpoint; the model and log of an undisturbed run, bit for bit",
+)
 @pytest.mark.slow
-def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
-    moments = random.Random(11)
+def test_both_processes_stop_at_one_step(
+    whole_two: Path, place: Place, record_property: Callable[[str, object], None]
+) -> None:
+    moments, times = random.Random(11), max(3, KILLS if KILLS > 4 else 0)
+    record_property("times", times)
     happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
-    for number in range(max(3, KILLS if KILLS > 4 else 0)):
+    for number in range(times):
         out, rank = place.root / f"stopped{number}", moments.randrange(2)
         requests: list[dict[str, Any]] = [{}, {}]
         first, *_, last = steps_at(happened[rank])
@@ -254,6 +268,7 @@ def test_run_stops_at_once_when_interrupted_twice(whole: Path, place: Place) -> 
 # Processes that are lost
 
 
+@pytest.mark.stress("training, two processes: one is killed or stopped", "status 4 and one line")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_job_explains_when_a_process_dies_or_hangs(
@@ -368,6 +383,10 @@ def test_log_counts_a_skipped_step_when_stopped_first(whole: Path, place: Place)
     assert skipped == [None, None, 1.0, None, None]
 
 
+@pytest.mark.stress(
+    "training: memory or disk is full",
+    "one line; then the model and log of an undisturbed run, bit for bit",
+)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_", "told"),

@@ -1,0 +1,260 @@
+"""Break modules one node at a time, and see whether their own tests notice.
+
+    python tests/support/mutants.py [MODULE ...] [--each N] [--seed S]
+
+In every mutant one operator, number, name or statement of a module is another one. It is killed
+when a test file of its module fails or hangs; tests marked `slow` or `processes` are left out. The
+status is 1 where fewer than 90 % are killed, or where `JUDGED` says nothing about a survivor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LEAST_KILLED = 0.9
+TESTS = {
+    "alignment": "method/test_alignment",
+    "guidance": "method/test_guidance",
+    "spans": "method/test_spans",
+    "packing": "method/test_packing",
+    "objective": "method/test_objective",
+    "token_loss": "method/test_token_loss",
+    "data": "method/test_data",
+    "store/store": "store/test_store",
+}
+# Survivors that no test can or should kill: (module, before, after) and why.
+JUDGED: dict[tuple[str, str, str], str] = {}
+
+PAIRS = (
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot)),
+    *((ast.In, ast.NotIn), (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv), (ast.And, ast.Or)),
+    *((ast.BitAnd, ast.BitOr), ("min", "max"), ("any", "all"), ("minimum", "maximum")),
+    *(("amin", "amax"), ("ceil", "floor"), ("argmax", "argmin"), ("left", "right")),
+    *(("mean", "sum"), ("cumsum", "cumprod"), ("append", "extend"), ("startswith", "endswith")),
+)
+OTHER = {a: b for pair in PAIRS for a, b in (pair, pair[::-1])}
+OTHER |= {ast.Div: ast.Mult, ast.Mod: ast.FloorDiv}
+NO_PLACES = ("annotation", "returns", "decorator_list", "exc", "msg", "bases")
+MESSAGES = ("info", "debug", "warning", "warning_once")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """The source of a module with one node replaced."""
+
+    line: int
+    before: str
+    after: str
+    source: str
+
+
+def replacements(node: ast.AST) -> Iterator[ast.AST]:
+    """Wrong versions of a node."""
+    for name, value in [*_other_values(node), *_other_flow(node)]:
+        new = copy.copy(node)
+        setattr(new, name, value)
+        yield new
+    if isinstance(node, ast.UnaryOp):
+        yield node.operand
+    elif isinstance(node, ast.IfExp):
+        yield from (node.body, node.orelse)
+    elif isinstance(node, ast.Continue):
+        yield ast.Break()
+    elif isinstance(node, ast.AugAssign | ast.Raise) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ):
+        yield ast.Pass()
+
+
+def _other_values(node: ast.AST) -> Iterator[tuple[str, object]]:
+    """Fields that give another operator, number or name."""
+    match node:
+        case ast.Compare() if type(node.ops[0]) in OTHER:
+            yield "ops", [OTHER[type(node.ops[0])](), *node.ops[1:]]
+        case ast.BinOp() | ast.BoolOp() | ast.AugAssign() if type(node.op) in OTHER:
+            yield "op", OTHER[type(node.op)]()
+        case ast.Constant(value=bool()):
+            yield "value", not node.value
+        case ast.Constant(value=int()):
+            yield from (("value", node.value + step) for step in (1, -1))
+        case ast.Constant() if node.value in OTHER:
+            yield "value", OTHER[node.value]
+        case ast.Name() if node.id in OTHER:
+            yield "id", OTHER[node.id]
+        case ast.Attribute() if node.attr in OTHER:
+            yield "attr", OTHER[node.attr]
+
+
+def _other_flow(node: ast.AST) -> Iterator[tuple[str, object]]:
+    """Fields that lead elsewhere."""
+    if isinstance(node, ast.If | ast.While):
+        yield "test", ast.UnaryOp(ast.Not(), node.test)
+    elif isinstance(node, ast.comprehension) and node.ifs:
+        yield "ifs", []
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield "value", None
+
+
+def _put(parent: ast.AST, name: str, index: int | None, node: ast.AST) -> None:
+    if index is None:
+        setattr(parent, name, node)
+    else:
+        getattr(parent, name)[index] = node
+
+
+def places(parent: ast.AST) -> Iterator[tuple[ast.AST, Callable[[ast.AST], None]]]:
+    """Every node that may be replaced, and how: no type, no import, no message."""
+    for name, value in ast.iter_fields(parent):
+        for index, node in enumerate(value if isinstance(value, list) else [value]):
+            if (
+                name in NO_PLACES
+                or not isinstance(node, ast.AST)
+                or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr)
+                or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") in MESSAGES)
+            ):
+                continue
+            yield node, partial(_put, parent, name, index if isinstance(value, list) else None)
+            yield from places(node)
+
+
+def mutants_of(text: str) -> list[Mutant]:
+    """All mutants of a module, from its source."""
+    tree = ast.parse(text)
+    whole, found, line = ast.unparse(tree), [], 0
+    for node, put in places(tree):
+        line = getattr(node, "lineno", line)
+        for new in replacements(node):
+            put(new)
+            source = ast.unparse(tree)
+            put(node)
+            if source != whole:
+                lines = zip(whole.split("\n"), source.split("\n"), strict=False)
+                before, after = next((a.strip(), b.strip()) for a, b in lines if a != b)
+                found.append(Mutant(line, before, after, source))
+    return found
+
+
+def choose(found: list[Mutant], count: int, rng: random.Random) -> list[Mutant]:
+    """Draw mutants, of as many lines as there are."""
+    drawn = rng.sample(found, len(found))
+    seen: dict[int, int] = {}
+    turns = []
+    for number, mutant in enumerate(drawn):
+        seen[mutant.line] = turn = seen.get(mutant.line, 0) + 1
+        turns.append((turn, number))
+    return sorted((drawn[number] for _, number in sorted(turns)[:count]), key=lambda m: m.line)
+
+
+def run_tests(tree: Path, tests: str, limit: float) -> tuple[str, float]:
+    """Run a test file in a fork of this process: what failed ("" if nothing did), and seconds."""
+    log, began = tree.parent / "log", time.monotonic()
+    child = os.fork()
+    if not child:
+        _be_pytest(tree, tests, log)
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() - began < limit:
+        time.sleep(0.02)
+    if not ended[0]:
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        return f"not ended after {limit:.0f} s", limit
+    status, said = os.waitstatus_to_exitcode(ended[1]), log.read_text(errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", said, flags=re.MULTILINE)
+    what = failed[1] if failed else f"status {status}: {said[-300:]}"
+    return what if status else "", time.monotonic() - began
+
+
+def _be_pytest(tree: Path, tests: str, log: Path) -> None:
+    import pytest
+    from hypothesis import Phase, settings
+
+    os.setsid()
+    os.chdir(tree)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
+    # The same examples every time, and no shrinking: a failure is all that is asked for.
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile(
+        "mutants", phases=phases, database=None, derandomize=True, deadline=None
+    )
+    marks = ("-m", "not slow and not processes", "--hypothesis-profile=mutants")
+    plain = ("--assert=plain", "--tb=no", "-p", "no:cacheprovider")
+    status = pytest.main(["-x", "-q", *plain, *marks, f"tests/{tests}.py"])
+    place = getattr(sys.modules.get("vocagnolm"), "__file__", None) or ""
+    if not status and not place.startswith(str(tree)):
+        sys.stderr.write(f"the tests are of {place}, not of {tree}\n")
+        status = 99
+    os._exit(int(status))
+
+
+def hunt(modules: list[str], each: int, seed: int) -> int:
+    """Run the tests on mutants of some modules, and print who survives; the exit status."""
+    # What all tests load, before they are forked.
+    import datasets
+    from transformers import LlamaForCausalLM, Trainer
+
+    del datasets, LlamaForCausalLM, Trainer
+    say = partial(print, flush=True)
+    killed = total = unjudged = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as base:
+        tree = Path(base) / "tree"
+        left_out = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, tree, ignore=left_out)
+        (Path(base) / "shared").symlink_to(ROOT.parent / "shared")
+        for module in modules:
+            failed, seconds = run_tests(tree, TESTS[module], 600)
+            if failed:
+                say(f"{module}: {failed} without any mutant")
+                return 1
+            path = tree / "vocagnolm" / f"{module}.py"
+            own, alive = path.read_text(encoding="utf-8"), []
+            found = mutants_of(own)
+            chosen = choose(found, each, random.Random(f"{seed} {module}"))
+            for mutant in chosen:
+                path.write_text(mutant.source, encoding="utf-8")
+                if not run_tests(tree, TESTS[module], 30 + 5 * seconds)[0]:
+                    alive.append(mutant)
+            path.write_text(own, encoding="utf-8")
+            say(f"{module:12} {len(chosen) - len(alive)} of {len(chosen)} killed ({len(found)})")
+            for m in alive:
+                why = JUDGED.get((module, m.before, m.after), "")
+                unjudged += not why
+                say(f"    line {m.line}: {m.before}\n        -> {m.after}\n        {why}")
+            killed += len(chosen) - len(alive)
+            total += len(chosen)
+    say(f"{killed} of {total} killed ({100 * killed / total:.0f} %), {unjudged} survivors unjudged")
+    return int(unjudged > 0 or killed < LEAST_KILLED * total)
+
+
+def main() -> int:
+    """Read the command line and hunt."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("modules", nargs="*", help=f"of {', '.join(TESTS)}")
+    parser.add_argument("--each", type=int, default=12, help="mutants of a module")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    for name in given.modules:
+        if name not in TESTS:
+            parser.error(f"{name} is none of {', '.join(TESTS)}")
+    return hunt(given.modules or list(TESTS), given.each, given.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
