@@ -3,13 +3,14 @@
 # make test         all tests but the slow ones
 # make check        lint, types and all tests: what CI runs
 # make mutants      break the method one line at a time: its tests must notice
+# make stress       kill, damage and mislead, and count: docs/reliability.md
 # make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-all test-unit lint types check check-fast mutants shape clean
+.PHONY: demo test test-all test-unit lint types check check-fast mutants stress shape clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -38,6 +39,9 @@ check-fast: lint types test-unit
 
 mutants: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/support/mutants.py
+
+stress: $(VENV)/installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/support/stress.py
 
 shape:
 	python3 tests/support/shape.py

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -221,6 +223,25 @@ def test_checkpoint_fault_says_what_is_wrong_when_damaged(tmp_path: Path, damage
     change, fault = DAMAGES[damage]
     change(path)
     assert (checkpoint_fault(path) or "").startswith(fault.format(step=3))
+
+
+@pytest.mark.stress("checkpoints: damaged at random", "refused with the reason")
+def test_checkpoint_fault_finds_damage_anywhere(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    path, times = make_checkpoint(tmp_path, 3), int(os.environ.get("VOCAGNOLM_DAMAGES", "60"))
+    record_property("times", times)
+    rng = random.Random(int(os.environ.get("VOCAGNOLM_SEED", "0")))
+    whole = {file: file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+    for _ in range(times):
+        file = rng.choice(list(whole))
+        data = whole[file]
+        at, bit = rng.randrange(len(data)), 1 << rng.randrange(8)
+        harm = rng.choice((data[:at], data + bytes(1), data[:at] + data[at + 1 :], None))
+        file.write_bytes(harm or data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :])
+        assert checkpoint_fault(path), (file, at)
+        file.write_bytes(data)
+    assert checkpoint_fault(path) is None
 
 
 def test_checkpoint_fault_names_the_step_of_renamed_checkpoints(tmp_path: Path) -> None:
