@@ -291,61 +291,69 @@ def test_command_exits_with_two(capsys: pytest.CaptureFixture[str], word: str) -
     assert "invalid" in refusal(["--model", "M", word], capsys)
 
 
-def test_missing_files_are_named_when_directories_lack_them(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    empty = str(tmp_path)
-    said = refusal(["--model", str(model), "--data_dir", empty], capsys)
-    assert f"--data_dir {empty} has no gsm8k/test.jsonl with the 1319 items" in said
-    assert "sha256 9f098df7" in said
-    said = refusal(["--model", str(model), "--prompts_dir", empty], capsys)
-    assert f"--prompts_dir {empty} has no gsm8k.md: give the harness's directory" in said
-
-
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
 def test_missing_vllm_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal(["--model", "/no/such", "--engine", "vllm"], capsys)
     assert "install it with `pip install vllm`, or use --engine hf" in said
 
 
-@pytest.mark.parametrize("absent", ["weights", "configuration", "tokenizer"])
-def test_model_is_refused_when_a_file_is_missing(
-    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], absent: str
-) -> None:
-    pattern = {"weights": "*.safetensors", "configuration": "config.json", "tokenizer": "token*"}
-    for file in own_model.glob(pattern[absent]):
-        file.unlink()
-    said = refusal(arguments(own_model, tmp_path / "out"), capsys)
-    assert f"--model {own_model} cannot be loaded: " in said
-    assert not list(tmp_path.glob("out/*.jsonl"))
+def lacking(pattern: str) -> Callable[[Path, Path], None]:
+    """A change that takes files away from a model."""
+
+    def remove(model: Path, out: Path) -> None:
+        for file in model.glob(pattern):
+            file.unlink()
+
+    return remove
 
 
-def test_encoder_decoder_is_refused_when_it_is_given(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    T5Config(d_model=8, num_layers=1).save_pretrained(tmp_path)
-    said = refusal(arguments(tmp_path, tmp_path / "out"), capsys)
-    assert "is a t5 model, which is no causal language model: give one that predicts" in said
-
-
-def test_prompts_are_refused(
-    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = AutoConfig.from_pretrained(own_model)
+def narrow(model: Path, out: Path) -> None:
+    config = AutoConfig.from_pretrained(model)
     config.max_position_embeddings = 60
-    config.save_pretrained(own_model)
-    said = refusal(arguments(own_model, tmp_path / "out"), capsys)
-    assert "of 16 prompts leave no room for a completion" in said
-    assert not list((tmp_path / "out").glob("*.jsonl"))
+    config.save_pretrained(model)
 
 
-def test_output_is_refused_when_it_is_a_file(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+# Changes a model or the place of its results, or returns further options; and the refusal, in which
+# {model} and {out} stand for these.
+WRONG_FILES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
+    "no weights": (lacking("*.safetensors"), "--model {model} cannot be loaded: "),
+    "no configuration": (lacking("config.json"), "--model {model} cannot be loaded: "),
+    "no tokenizer": (lacking("token*"), "--model {model} cannot be loaded: "),
+    "encoder-decoder": (
+        lambda model, _: T5Config(d_model=8, num_layers=1).save_pretrained(model),
+        "is a t5 model, which is no causal language model: give one that predicts",
+    ),
+    "short context": (narrow, "of 16 prompts leave no room for a completion"),
+    "results in a file": (lambda _, out: out.write_text(""), "{out} is a file, not a directory"),
+    "results in a file's directory": (
+        lambda model, _: ["--output_dir", str(model / "config.json" / "out")],
+        "config.json is a file, not a directory",
+    ),
+    "no items": (
+        lambda model, _: ["--benchmarks", "gsm8k", "--data_dir", str(model)],
+        "--data_dir {model} has no gsm8k/test.jsonl with the 1319 items of gsm8k: get data/gsm8k/"
+        "test.jsonl (sha256 9f098df7",
+    ),
+    "no exemplars": (
+        lambda model, _: ["--benchmarks", "gsm8k", "--prompts_dir", str(model)],
+        "--prompts_dir {model} has no gsm8k.md: give the harness's directory",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_FILES)
+def test_wrong_files_are_refused_in_one_line(
+    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    (tmp_path / "file").write_text("mine")
-    said = refusal(arguments(model, tmp_path / "file"), capsys)
-    assert "file is a file, not a directory" in said
-    assert (tmp_path / "file").read_text() == "mine"
+    change, said = WRONG_FILES[name]
+    out = tmp_path / "out"
+    changed = change(own_model, out)
+    more = changed if isinstance(changed, list) else []
+    before = out.read_bytes() if out.is_file() else None
+    expected = said.replace("{model}", str(own_model)).replace("{out}", str(out))
+    assert expected in refusal(arguments(own_model, out, *more), capsys)
+    assert not list(tmp_path.glob("out/*.jsonl"))
+    assert before is None or out.read_bytes() == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
