@@ -194,6 +194,18 @@ def test_align_corpus_keeps_both_limits(
     assert segments.mapped_text_fraction == 1.0
 
 
+@pytest.mark.parametrize(("ours_less", "theirs_less"), [(0, 0), (1, 0), (0, 1)])
+def test_document_is_cut_from_one_token_too_many(
+    tokenizers_by_family: Tokenizers, ours_less: int, theirs_less: int
+) -> None:
+    student, teacher = readers(tokenizers_by_family)
+    ours, theirs = (len(encode(reader.tokenizer, PAGES[0]).ids) for reader in (student, teacher))
+    special = 24 - student.text_limit
+    limits = (ours + special - ours_less, theirs + 1 - theirs_less)
+    found = align_corpus(in_memory(PAGES[:1]), *readers(tokenizers_by_family, limits=limits))
+    assert (len(found.rows) > 1) == bool(ours_less or theirs_less)
+
+
 def test_align_corpus_fills_segments_well(
     tokenizers_by_family: Tokenizers,
 ) -> None:

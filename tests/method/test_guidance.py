@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from vocagnolm import guidance
 from vocagnolm.guidance import (
     aggregate_teacher_losses,
+    check_top_k,
     random_scores,
+    rank_sum,
+    reduce_teachers,
     select_tokens,
     select_top,
     selected_count,
@@ -330,3 +333,55 @@ def test_unknown_choices_are_refused_by_the_functions_too():
     ):
         with pytest.raises(ValueError, match="--unmapped"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("top_k", "wrong"),
+    [(0.0, "in"), (-0.5, "in"), (1.000001, "in"), (math.nan, "in"), (1e-7, "decimals")],
+)
+def test_share_that_cannot_be_taken_is_refused(top_k, wrong):
+    with pytest.raises(ValueError, match=f"--top_k must .*{wrong}"):
+        check_top_k(top_k)
+    check_top_k(1e-6)
+    check_top_k(1.0)
+
+
+@pytest.mark.parametrize("reduction", ["min", "max", "mean", "weighted"])
+def test_several_teachers_reduce_as_in_a_loop(reduction):
+    rows, teachers, tokens, weights = 2, 3, 5, (1.0, 2.0, 5.0)
+    generator = torch.Generator().manual_seed(0)
+    loss = torch.rand(rows, teachers * tokens, generator=generator)
+    mapped = torch.rand(loss.shape, generator=generator) < 0.8
+    given = weights if reduction == "weighted" else ()
+    found, all_mapped = reduce_teachers(loss, mapped, teachers, reduction, given)
+    for row in range(rows):
+        for token in range(tokens):
+            theirs = [float(loss[row, k * tokens + token]) for k in range(teachers)]
+            known = all(mapped[row, k * tokens + token] for k in range(teachers))
+            expected = {
+                "min": min(theirs),
+                "max": max(theirs),
+                "mean": sum(theirs) / teachers,
+                "weighted": sum(w * x for w, x in zip(weights, theirs, strict=True)) / sum(weights),
+            }[reduction]
+            assert all_mapped[row, token] == known
+            assert found[row, token] == pytest.approx(expected if known else 0.0, rel=1e-6)
+    assert not all_mapped.all()
+    assert all_mapped.any()
+    assert found.dtype == loss.dtype
+
+
+@given(student_batches(), st.sampled_from(["sequence", "batch"]))
+def test_rank_sums_equal_places_in_sorted_lists(batch, scope):
+    first, second, candidates, _ = batch
+    found = rank_sum(*map(torch.tensor, (first, second, candidates)), scope)
+    rows, positions = range(len(first)), range(len(first[0]))
+    for group in [rows] if scope == "batch" else [[b] for b in rows]:
+        tokens = [(b, s) for b in group for s in positions if candidates[b][s]]
+        places = dict.fromkeys(tokens, 0)
+        for values in (first, second):
+            # Smallest first; of equal ones the later.
+            order = sorted((values[b][s], -b, -s) for b, s in tokens)
+            for place, token in enumerate((-b, -s) for _, b, s in order):
+                places[token] += place
+        assert {(b, s): int(found[b, s]) for b, s in tokens} == places

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, fields
+from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
 import pytest
@@ -197,3 +197,71 @@ def test_selection_maps_no_token_without_a_teacher(method: Method) -> None:
         assert not torch.equal(found.weight_BS, other)
     assert torch.equal(found.weight_BS.sum(-1).long(), counts)
     assert not (found.weight_BS.bool() & ~valid).any()
+
+
+CHOICES = [
+    Method("random", top_k=0.3),
+    Method("random", top_k=0.3, selection_scope="batch"),
+    *(
+        Method(top_k=0.3, unmapped=unmapped, selection_scope=scope)
+        for unmapped in ("include", "exclude", "mean")
+        for scope in ("sequence", "batch")
+    ),
+]
+COUNTED = [
+    replace(method, loss_divisor=divisor, unselected_weight=weight)
+    for method in CHOICES
+    for divisor in ("all", "selected")
+    for weight in (0.0, 0.25)
+]
+
+
+@pytest.mark.parametrize("method", [Method("cpt"), *COUNTED], ids=str)
+def test_counts_before_a_forward_are_those_after(method: Method) -> None:
+    batch, student, losses = random_batch(1)
+    losses = losses._replace(entropy_BT=None, valid_BT=torch.ones_like(losses.valid_BT))
+    labels, ranges = batch["labels"] != IGNORED_LABEL, batch["teacher_ranges"]
+    mapped = labels & (ranges[..., 0] >= 0)
+    batch |= {"mapped_tokens": mapped.sum(-1).tolist()}
+    batch |= {"unmapped_tokens": (labels & ~mapped).sum(-1).tolist()}
+    objective = Objective(method, seed=1)
+    selection = objective.select(student, batch, losses if method.needs_teacher else None)
+    weights = objective.weights(selection)
+    assert objective.weighted_tokens(batch) == int((weights > 0).sum())
+    expected = labels.sum() if method.loss_divisor == "all" else weights.sum()
+    assert objective.divisor_tokens(batch) == pytest.approx(float(expected))
+
+
+class Asked:
+    """A teacher that says what it was asked."""
+
+    def losses(self, batch: Any, with_entropies: bool) -> Any:
+        return batch, with_entropies
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (Method(), ("batch", False)),
+        (Method("rho1", rho1_score="loss_and_entropy"), ("batch", True)),
+        (Method("chunk"), ("batch", False)),
+        *((Method(name), None) for name in ("cpt", "random", "kld", "uld")),
+        (Method("chunk", chunk_guidance="random"), None),
+    ],
+)
+def test_teacher_is_asked_where_it_guides(method: Method, expected: Any) -> None:
+    assert Objective(method, Asked()).teacher_losses("batch") == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "what"),
+    [
+        (Method("kld"), "--method kld"),
+        (Method("uld"), "--method uld"),
+        (Method("rho1", rho1_score="loss_and_entropy"), "--rho1_score"),
+    ],
+)
+def test_distributions_are_compared_with_one_model(method: Method, what: str) -> None:
+    method.check_teacher([object()])
+    with pytest.raises(ValueError, match=f"^{what} compares distributions and needs one teacher"):
+        method.check_teacher([object(), object()])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.data import Segments
-from vocagnolm.packing import Block, Blocks, pack
+from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -176,3 +176,31 @@ def test_blocks_count_tokens_when_asked(aligned: Segments) -> None:
     assert 0.5 < blocks.fill_fraction <= 1.0
     empty = Blocks(aligned.rows.select([]), 48, 60)
     assert (len(empty), empty.fill_fraction) == (0, 0.0)
+
+
+def test_longest_segments_are_those_of_the_rows(aligned: Segments) -> None:
+    blocks = Blocks(aligned.rows, 48, 60)
+    ours, theirs = (np.array(aligned.rows[f"{who}_tokens"]) for who in ("student", "teacher"))
+    assert blocks.longest_segments() == [ours.max(), theirs.max()]
+    # Across documents a segment is a whole row, the teacher's padded.
+    widest = max(theirs[blocks.segments(block)].sum() for block in range(len(blocks)))
+    assert theirs.max() < widest <= 60
+    assert blocks.longest_segments(attend_across_documents=True) == [48, 60]
+    wide = Blocks(aligned.rows, 48, [300])
+    widest = max(theirs[wide.segments(block)].sum() for block in range(len(wide)))
+    assert wide.longest_segments(attend_across_documents=True) == [48, 64 * -(-widest // 64)]
+
+
+@pytest.mark.parametrize(
+    ("longest", "limit", "width"), [(1, 99, 64), (64, 99, 64), (65, 999, 128), (65, 100, 100)]
+)
+def test_rows_are_padded_to_few_widths(longest: int, limit: int, width: int) -> None:
+    assert padded_width(longest, limit) == width
+
+
+@pytest.mark.parametrize(("tokens", "chunks"), [(10, 4), (3, 5), (0, 2), (7, 1), (100, 7)])
+def test_chunks_differ_by_one_token_at_most(tokens: int, chunks: int) -> None:
+    edges = chunk_edges(tokens, chunks)
+    assert (len(edges), edges[0], edges[-1]) == (chunks + 1, 0, tokens)
+    assert edges.dtype == np.int64
+    assert set(np.diff(edges)) <= {tokens // chunks, -(-tokens // chunks)}

@@ -46,6 +46,17 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
+def test_losses_of_logits_far_apart_are_finite():
+    model = build(next(iter(ARCHITECTURES)))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(10_000)
+    ids, labels, _ = batch()
+    expected = reference_losses(model, ids, labels)
+    assert expected.max() > 100  # exp(100) is more than float32 has
+    losses = add_token_losses(model)(input_ids=ids, labels=labels, token_losses=True)
+    torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_losses_and_gradients_equal_full_logits(name):
     model = build(name)

@@ -85,6 +85,7 @@ MANIFESTS: dict[str, tuple[Callable[[Manifest], object], str]] = {
     "a context in words": (of_manifest(context="eval"), "'eval' as context"),
     "a context that is true": (of_manifest(context=True), "True as context"),
     "a context of one": (of_manifest(context=1), "1 as context"),
+    "a context of 32 bits": (of_manifest(context=2**31), "2147483648 as context"),
     "a context without end": (of_manifest(context=10**40), "0 as context"),
     "no context": (rename_key("context", "limit"), "None as context"),
     "a teacher that is a list": (of_manifest(teacher=["T"]), "as teacher"),
