@@ -67,9 +67,8 @@ class Batch(TypedDict, total=False):
 
 def student_segments(batch: Batch) -> RowSegments | None:
     """Return the segments of the student's rows, if the batch has them."""
-    if "segment_edges" not in batch:
-        return None
-    return RowSegments(batch["segment_edges"], batch["longest_segment"])
+    has = "segment_edges" in batch
+    return RowSegments(batch["segment_edges"], batch["longest_segment"]) if has else None
 
 
 def teacher_segments(batch: Batch) -> list[RowSegments | None]:
@@ -154,13 +153,13 @@ class PackedCollator:
         longest = tokens.max(0).tolist() or [0]
         if self.teacher_max_length is None or not tokens.shape[1]:
             return [padded_width(width, sys.maxsize) for width in longest]
-        pairs = list(zip(longest, limits_of_teachers(self.teacher_max_length), strict=True))
-        if any(width > limit for width, limit in pairs):
+        limits = limits_of_teachers(self.teacher_max_length)
+        if any(width > limit for width, limit in zip(longest, limits, strict=True)):
             raise ValueError(
-                f"blocks have {longest} teacher tokens, more than the teacher_max_length of "
-                f"{self.teacher_max_length}: give the collator the one that they were packed for"
+                f"blocks have {longest} teacher tokens, beyond a teacher_max_length of {limits}: "
+                "give the collator the one that they were packed for"
             )
-        return [padded_width(*pair) for pair in pairs]
+        return list(map(padded_width, longest, limits))
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
         by_block = [_by_teacher(block, block["teacher_ids"], len(widths)) for block in blocks]

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from vocagnolm.alignment import align_positions, align_spans, covered_shares
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
+from vocagnolm.host.cache import verified_cache
 from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.tokenizers import Reader
 
@@ -200,7 +201,8 @@ def align_corpus(
     """Cut every document into segments that both readers can hold, and align the two encodings.
 
     The result is cached beside the corpus under a fingerprint of the corpus, both readers and the
-    format, and is read from there the next time. A single teacher may be given by its reader.
+    format, and is read from there the next time if it is as it was written. A single teacher may be
+    given by its reader.
     """
     # map would return it unchanged.
     if not len(corpus):
@@ -211,28 +213,30 @@ def align_corpus(
     guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
+    fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
-    rows = corpus.map(
-        _align_batch,
-        with_indices=True,
-        batched=True,
-        batch_size=256,
-        num_proc=num_proc,
-        remove_columns=corpus.column_names,
-        features=_FEATURES,
-        fn_kwargs={"student": student, "guide": guide},
-        new_fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
-        desc="Aligning documents",
-    ).with_format(None)
-    reasons = rows.data.column("skipped")
-    kept = np.flatnonzero(pc.is_null(reasons).to_numpy(zero_copy_only=False))
-    if len(kept) == len(rows):
+    with verified_cache(corpus.cache_files, fingerprint):
+        rows = corpus.map(
+            _align_batch,
+            with_indices=True,
+            batched=True,
+            batch_size=256,
+            num_proc=num_proc,
+            remove_columns=corpus.column_names,
+            features=_FEATURES,
+            fn_kwargs={"student": student, "guide": guide},
+            new_fingerprint=fingerprint,
+            desc="Aligning documents",
+        ).with_format(None)
+    is_skipped = rows.data.column("skipped").is_valid()
+    if not pc.any(is_skipped).as_py():
         return Segments(rows, [])
-    missing = rows.select(np.setdiff1d(np.arange(len(rows)), kept))
-    skipped = zip(missing["document"], missing["skipped"], strict=True)
-    return Segments(rows.select(kept), list(skipped))
+    names = ("document", "skipped")
+    columns = (rows.data.column(name).filter(is_skipped).to_pylist() for name in names)
+    kept = np.flatnonzero(pc.invert(is_skipped))
+    return Segments(rows.select(kept), list(zip(*columns, strict=True)))
 
 
 def _align_batch(
@@ -313,16 +317,9 @@ def _cut(piece: Piece, parts: int) -> list[Piece]:
         floor = stop - budget // 8
         found = (piece.text.rfind(mark, floor, stop) + len(mark) for mark in _SEPARATORS)
         cuts.append(next((cut for cut in found if floor < cut <= stop), stop))
-    cuts.append(len(piece.text))
-    return [
-        replace(
-            piece,
-            start=piece.start + a,
-            text=piece.text[a:b],
-            is_last=piece.is_last and b == len(piece.text),
-        )
-        for a, b in pairwise(cuts)
-    ]
+    pairs = pairwise([*cuts, len(piece.text)])
+    pieces = [replace(piece, start=piece.start + a, text=piece.text[a:b]) for a, b in pairs]
+    return [*(replace(part, is_last=False) for part in pieces[:-1]), pieces[-1]]
 
 
 def _align_piece(

@@ -357,19 +357,28 @@ def test_collator_gives_the_teacher_no_columns(plain: Segments) -> None:
     assert batch["unmapped_tokens"] == (batch["labels"] != -100).sum(-1).tolist()
 
 
+def block_of(tokens: int) -> Any:
+    """A block whose teacher has so many tokens, none of which guides any."""
+    ids, none = np.arange(tokens), np.full(3, -1)
+    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
+    block |= {"cut": [[]], "shares": [[]]}
+    return block | {"first": [none], "last": [none], "teacher_counts": [[tokens]]}
+
+
 @pytest.mark.parametrize("attend_across_documents", [False, True])
 @pytest.mark.parametrize(("tokens", "limit", "width"), [(65, 100, 100), (60, 100, 64), (7, 7, 7)])
 def test_collator_stops_padding_at_the_teachers_limit(
     tokens: int, limit: int, width: int, attend_across_documents: bool
 ) -> None:
     """A learned table of positions ends there: one more position would be read outside of it."""
-    ids = np.arange(tokens)
-    none = np.full(3, -1)
-    block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
-    block |= {"first": [none], "last": [none], "teacher_counts": [[tokens]]}
-    block |= {"cut": [[]], "shares": [[]]}
+    block = block_of(tokens)
     batch = PackedCollator(8, attend_across_documents, teacher_max_length=limit)([block])
     for name in ("input_ids", "labels", "position_ids"):
         assert batch[f"teacher_{name}"].shape == (1, width)
     assert batch["teacher_position_ids"].max() < limit
     assert PackedCollator(8)([block])["teacher_input_ids"].shape[1] % 64 == 0
+
+
+def test_blocks_packed_for_longer_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"have \[3\] teacher tokens, beyond .* of \[2\]: give"):
+        PackedCollator(8, teacher_max_length=2)([block_of(3)])

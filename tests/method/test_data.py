@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import cProfile
 import json
+import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import chain, pairwise
@@ -12,9 +14,11 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from score_world import write_corpus
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.data
+import vocagnolm.host.cache
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.spans import encode
@@ -403,6 +407,113 @@ def test_cache_is_missed_after_a_reader_changed(
     monkeypatch.setattr(vocagnolm.data, "_FORMAT", -1)
     align_corpus(pages, *readers(tokenizers_by_family, pair, limits))
     assert encoded
+
+
+def flip(files: list[Path], seal: Path) -> None:
+    content = bytearray(files[0].read_bytes())
+    content[len(content) // 2] ^= 1
+    files[0].write_bytes(content)
+
+
+def swap(files: list[Path], seal: Path) -> None:
+    contents = [file.read_bytes() for file in files]
+    for file, content in zip(files, reversed(contents), strict=True):
+        file.write_bytes(content)
+
+
+def zero(files: list[Path], seal: Path) -> None:
+    content = files[1].read_bytes()
+    files[1].write_bytes(content[:-600] + bytes(600))
+
+
+def forget(files: list[Path], seal: Path) -> None:
+    entries = json.loads(seal.read_bytes())
+    del entries[files[0].name]
+    seal.write_text(json.dumps(entries))
+
+
+DAMAGES: dict[str, Callable[[list[Path], Path], object]] = {
+    "a flipped bit": flip,
+    "zeros": zero,
+    "cut off": lambda files, seal: files[0].write_bytes(files[0].read_bytes()[:-900]),
+    "emptied": lambda files, seal: files[1].write_bytes(b""),
+    "longer": lambda files, seal: files[0].write_bytes(files[0].read_bytes() + b"\0"),
+    "deleted": lambda files, seal: files[1].unlink(),
+    "swapped": swap,
+    "one in place of the other": lambda files, seal: shutil.copyfile(files[0], files[1]),
+    "no checksums": lambda files, seal: seal.unlink(),
+    "checksums cut off": lambda files, seal: seal.write_bytes(seal.read_bytes()[:30]),
+    "a checksum too few": forget,
+    "a checksum of another": lambda files, seal: seal.write_text(json.dumps({"a": "b"})),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_cache_is_made_again_and_told(
+    tokenizers_by_family: Tokenizers,
+    pages: datasets.Dataset,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[list[Path], Path], object],
+) -> None:
+    pair = readers(tokenizers_by_family)
+    segments = align_corpus(pages, *pair, num_proc=2)
+    expected = list(segments.rows), segments.skipped
+    files = sorted(Path(one["filename"]) for one in segments.rows.cache_files)
+    cache = files[0].parent / files[0].name.partition("_")[0]
+    seal = cache.with_suffix(".json")
+    assert len(files) == 2
+    assert caplog.text == ""
+    # Other files than those that are mapped here.
+    for file in files:
+        shutil.copyfile(file, file.with_name("copy"))
+        file.with_name("copy").replace(file)
+    contents = [file.read_bytes() for file in (*files, seal)]
+    damage(files, seal)
+    again = align_corpus(pages, *pair, num_proc=2)
+    assert (list(again.rows), again.skipped) == expected
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{cache}*.arrow were damaged, or not finished: they are made again"
+    ]
+    assert [file.read_bytes() for file in (*files, seal)] == contents
+    align_corpus(pages, *pair, num_proc=2)
+    assert len(caplog.records) == 1
+
+
+def test_cache_of_a_killed_run_is_made_again(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = readers(tokenizers_by_family)
+
+    def killed(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocagnolm.host.cache, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            align_corpus(pages, *pair)
+    encoded = count_encoded(monkeypatch)
+    align_corpus(pages, *pair)
+    assert encoded
+    encoded.clear()
+    align_corpus(pages, *pair)
+    assert not encoded
+
+
+def test_skipped_documents_are_read_in_columns(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    """A million of them took half a minute at every start, when they were read row by row."""
+    pair, calls = readers(tokenizers_by_family), []
+    for number in (100, 1100):
+        path = write_corpus(tmp_path / f"{number}.jsonl", [""] * number)
+        pages = load_corpus(str(path))
+        expected = align_corpus(pages, *pair).skipped
+        assert expected == [(at, "empty") for at in range(number)]
+        profile = cProfile.Profile()
+        assert profile.runcall(align_corpus, pages, *pair).skipped == expected
+        calls.append(sum(entry.callcount for entry in profile.getstats()))
+    assert calls[1] - calls[0] < 100
 
 
 # Segments

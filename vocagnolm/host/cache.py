@@ -1,0 +1,45 @@
+"""Cached results of `datasets`: verified before they are read, removed where they are damaged."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock
+
+from vocagnolm.host.files import file_sha256, json_or_empty, write_json
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def verified_cache(sources: Sequence[Mapping[str, str]], fingerprint: str) -> Iterator[None]:
+    """Let `map` read what it has cached under a fingerprint if it is as it was written.
+
+    Inside, `map` makes the files that it does not find; their checksums are written behind it. One
+    process at a time is inside, as another one may be about to read what is removed. `sources` are
+    the `cache_files` that are mapped; without one, as of data in memory, nothing is cached.
+    """
+    if not sources:
+        yield
+        return
+    # The library's own name for the files; it adds numbers where several processes write some each.
+    cache = Path(sources[0]["filename"]).with_name(f"cache-{fingerprint}")
+    seal = cache.with_suffix(".json")
+    with FileLock(cache.with_suffix(".lock")):
+        found = _checksums(cache)
+        if found and found != json_or_empty(seal):
+            logger.warning("%s*.arrow were damaged, or not finished: they are made again", cache)
+            for name in found:
+                (cache.parent / name).unlink()
+            found = {}
+        yield
+        if not found:
+            write_json(seal, _checksums(cache))
+
+
+def _checksums(cache: Path) -> dict[str, str]:
+    paths = sorted(cache.parent.glob(f"{cache.name}*.arrow"))
+    with ThreadPoolExecutor() as pool:
+        return dict(pool.map(lambda path: (path.name, file_sha256(path)), paths))
