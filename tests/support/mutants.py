@@ -35,7 +35,7 @@ TESTS = {
     "objective": "method/test_objective",
     "token_loss": "method/test_token_loss",
     "data": "method/test_data",
-    "store/store": "store/test_store",
+    "store/store": "store/test_store store/test_forged_store",
 }
 # Survivors that no test can or should kill: what a line has, what it has instead, and why.
 JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
@@ -175,7 +175,7 @@ def choose(found: list[Mutant], count: int, rng: random.Random) -> list[Mutant]:
 
 
 def run_tests(tree: Path, tests: str, limit: float) -> tuple[str, float]:
-    """Run a test file in a fork of this process: what failed ("" if nothing did), and seconds."""
+    """Run test files in a fork of this process: what failed ("" if nothing did), and seconds."""
     log, began = tree.parent / "log", time.monotonic()
     child = os.fork()
     if not child:
@@ -210,7 +210,9 @@ def _be_pytest(tree: Path, tests: str, log: Path) -> None:
     )
     marks = ("-m", "not slow and not processes", "--hypothesis-profile=mutants")
     plain = ("--assert=plain", "--tb=no", "-p", "no:cacheprovider")
-    status = pytest.main(["-x", "-q", *plain, *marks, f"tests/{tests}.py"])
+    status = pytest.main(
+        ["-x", "-q", *plain, *marks, *(f"tests/{name}.py" for name in tests.split())]
+    )
     place = getattr(sys.modules.get("vocagnolm"), "__file__", None) or ""
     if not status and not place.startswith(str(tree)):
         sys.stderr.write(f"the tests are of {place}, not of {tree}\n")
