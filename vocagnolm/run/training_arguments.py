@@ -103,7 +103,7 @@ class RunArguments(TrainingArguments):
             str(value).lower() for value in (self.include_num_input_tokens_seen, self.fsdp)
         )
         self.include_num_input_tokens_seen = {"true": "all", "false": "no"}.get(seen, seen)
-        self.fsdp = {"true": True, "false": None}.get(fsdp, self.fsdp)
+        self.fsdp = {"true": True, "false": None}.get(fsdp, self.fsdp)  # type: ignore[assignment]
         raise_first(unsupported_options(self))
         raise_first(self._faults())
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
