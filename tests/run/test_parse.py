@@ -263,8 +263,10 @@ def test_parse_checks_the_values_of_a_recipe(tmp_path: Path) -> None:
     assert error_of(*recipe(tmp_path, "top_k: 1.4\n"), *TEACHER) == (
         "--top_k must be in (0, 1], got 1.4"
     )
-    assert error_of(*recipe(tmp_path, "learnig_rate: 1\n"), *TEACHER) == (
-        "unrecognized arguments: --learnig_rate=1"
+    misspelt = recipe(tmp_path, "learnig_rate: 1\n")
+    assert error_of(*misspelt, *TEACHER) == (
+        f"--config {misspelt[1]}: unrecognized arguments: --learnig_rate=1 (did you mean "
+        "--learning_rate?)"
     )
 
 
@@ -313,7 +315,7 @@ def test_command_line_is_rejected_in_one_line(
 
 
 def test_table_of_rejections_is_read_whole() -> None:
-    assert len(REJECTED) == 89
+    assert len(REJECTED) == 93
 
 
 LAUNCHED = {

@@ -1,10 +1,11 @@
 """The `vocagnolm` command: a table of commands, each loaded when it is run."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+
+from vocagnolm.host.command import Exit, Parser, stop
 
 # name: (the module with `main(argv)`, one line of help)
 COMMANDS = {
@@ -24,14 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
     lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
-    parser = argparse.ArgumentParser(
-        prog="vocagnolm",
-        description="\n".join(("Teacher-guided continual pretraining:", *lines)),
-        epilog="vocagnolm COMMAND --help says more.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
+    parser.epilog = "vocagnolm COMMAND --help says more."
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    try:
+        command = parser.parse_args(argv[:1]).command
+    except ValueError as error:
+        return stop("vocagnolm", error, Exit.WRONG)
     # Only now, because importing the rest takes seconds.
-    module = importlib.import_module(COMMANDS[parser.parse_args(argv[:1]).command][0])
-    return int(module.main(argv[1:]))
+    return int(importlib.import_module(COMMANDS[command][0]).main(argv[1:]))

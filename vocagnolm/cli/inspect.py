@@ -85,8 +85,8 @@ def _inspect(arguments: argparse.Namespace) -> None:
     guidance = Method("vocagnolm", arguments.top_k, arguments.aggregation, arguments.unmapped)
     if arguments.output_dir:
         check_writable(arguments.output_dir)
-    pair = _load(arguments, guidance)
     corpus, first = _load_documents(arguments)
+    pair = _load(arguments, guidance)
     length = pair.student_reader.limit
     competition = f"the mapped tokens of each text of up to {length:,} tokens"
     settings = ViewSettings(arguments.student, arguments.teacher, guidance, competition)
@@ -148,6 +148,7 @@ def _load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, in
     if arguments.text_file:
         try:
             text = arguments.text_file.read_bytes().decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"--text_file {arguments.text_file} is not UTF-8: {error}") from error
+        except (OSError, UnicodeDecodeError) as error:
+            expected = f"--text_file {arguments.text_file}: expected a file in UTF-8"
+            raise ValueError(f"{expected}, found: {error}") from error
     return datasets.Dataset.from_dict({TEXT: [text]}), 0

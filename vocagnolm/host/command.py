@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import difflib
 import hashlib
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -36,16 +38,25 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-class Parser(argparse.ArgumentParser):
-    """Parser of a command: its errors are ValueErrors, names are never abbreviated."""
+class OneLineErrors(argparse.ArgumentParser):
+    """Parser whose errors are ValueErrors; for an unknown name it offers a known one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and exiting."""
+        _, _, unknown = message.partition("unrecognized arguments: --")
+        name = re.split(r"[ =]", unknown)[0]
+        known = [known for known in self._option_string_actions if "-" not in known[2:]]
+        if unknown and (near := difflib.get_close_matches(f"--{name}", known, 1)):
+            message += f" (did you mean {near[0]}?)"
+        raise ValueError(message)
+
+
+class Parser(OneLineErrors):
+    """Parser of a command; names are never abbreviated."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, None, description, allow_abbrev=False, formatter_class=layout)
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and exiting."""
-        raise ValueError(message)
 
     def given(self, arguments: argparse.Namespace) -> set[str]:
         """Return the names of the options that differ from their defaults."""

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import os
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -99,5 +100,9 @@ def check_writable(output_dir: Path) -> None:
     place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
     if not place.is_dir():
         raise ValueError(f"--output_dir {output_dir}: {place} is a file, not a directory")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise ValueError(f"--output_dir {output_dir}: {place} cannot be written to")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = f"{place} cannot be written to ({error.strerror})"
+        raise ValueError(f"--output_dir {output_dir}: {reason}") from error

@@ -56,9 +56,9 @@ def load_documents(job: Job, pair: Pair) -> Documents:
     segments, held_out = _hold_out(job, pair, segments)
     length, rows = job.data.max_length, pair.teacher_rows
     blocks = Blocks(segments.rows, length, rows)
-    # A smaller corpus would make no optimizer step at all.
-    per_step = job.run.global_batch_tokens // length
-    if len(blocks) < per_step and not job.run.dry_run:
+    # A smaller corpus would make no optimizer step at all; a dry run may have read a part only.
+    per_step, is_whole = job.run.global_batch_tokens // length, total == len(corpus)
+    if len(blocks) < per_step and is_whole:
         raise ValueError(
             f"--dataset {job.data.dataset} makes {len(blocks):,} blocks of {length} tokens, "
             f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub import upload_file
+
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
 from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
+from vocagnolm.host.files import write_text
 from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings, write_tracker
 from vocagnolm.models.layers import compile_layers, leave_teachers_alone
@@ -17,7 +20,7 @@ from vocagnolm.models.source import model_files
 from vocagnolm.run import failures
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.job import Job, default_settings
-from vocagnolm.run.model_card import write_model_card
+from vocagnolm.run.model_card import model_card
 from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import describe_run, show_example
@@ -198,6 +201,12 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
         directory = Path(run.output_dir)
         templates = (path.name for path in directory.glob("chat_template*"))
         checkpoints.finish_run(directory, [*model_files(directory), *templates])
-        write_model_card(run.output_dir, job.settings, trainer.state)
+        card = model_card(directory.name, job.settings, trainer.state)
+        if run.push_to_hub:
+            # Trainer has pushed the model with a card of its own.
+            place = {"repo_id": trainer.hub_model_id, "path_in_repo": "README.md"}
+            secret = {"token": run.hub_token, "revision": run.hub_revision}
+            upload_file(path_or_fileobj=card.encode(), **place, **secret)
+        write_text(directory / "README.md", card)
         lock.release(directory)
     say(f"saved {run.output_dir}")

@@ -21,11 +21,9 @@ _TITLES = {
 }
 
 
-def write_model_card(
-    output_dir: str | Path, settings: Mapping[str, Any], state: TrainerState
-) -> None:
-    """Write `README.md` beside the weights."""
-    name, guided = Path(output_dir).name, _guided_by(settings)
+def model_card(name: str, settings: Mapping[str, Any], state: TrainerState) -> str:
+    """Describe a trained student, for `README.md` beside its weights."""
+    guided = _guided_by(settings)
     measured = {"steps": float(state.global_step)}
     for key in ("student_loss_nats", "eval_loss"):
         if values := [entry[key] for entry in state.log_history if key in entry]:
@@ -34,7 +32,7 @@ def write_model_card(
     software = versions(f"python {_PACKAGES}")
     python = software.pop("python")
     packages = ", ".join(f"{package} {version}" for package, version in software.items())
-    text = f"""\
+    return f"""\
 ---
 library_name: transformers
 {_hub_entries(settings)}---
@@ -57,7 +55,6 @@ library_name: transformers
 
 Python {python}; {packages}.
 """
-    (Path(output_dir) / "README.md").write_text(text, encoding="utf-8")
 
 
 def _guided_by(settings: Mapping[str, Any]) -> str:

@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 from transformers import HfArgumentParser
 
-from vocagnolm.host.command import raise_first, refuse_idle
+from vocagnolm.host.command import OneLineErrors, raise_first, refuse_idle
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
@@ -22,11 +22,8 @@ from vocagnolm.run.training_arguments import RunArguments
 _Options = dict[str, Any]
 
 
-class _Parser(HfArgumentParser):
-    """Argument parser whose errors are one line: the usage of TrainingArguments fills screens."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+class _Parser(OneLineErrors, HfArgumentParser):
+    """Parser of dataclasses; the usage of TrainingArguments would fill screens."""
 
 
 def parse(argv: Sequence[str]) -> Job:
@@ -47,7 +44,12 @@ def parse(argv: Sequence[str]) -> Job:
     first = _Parser((), add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     config = first.parse_known_args(argv)[0].config
-    values = vars(parser.parse_args([*(read_recipe(config) if config else ()), *argv]))
+    recipe = read_recipe(config) if config else []
+    try:
+        parser.parse_args(recipe)
+    except ValueError as error:
+        raise ValueError(f"--config {config}: {error}") from error
+    values = vars(parser.parse_args([*recipe, *argv]))
     del values["config"]
     if not values["output_dir"]:
         values["output_dir"] = _default_output_dir(values)
@@ -152,6 +154,11 @@ def _faults(job: Job) -> Iterator[str]:
         yield f"--save_store keeps token losses, which {guided_by} does not compute: leave it out"
     if model.save_store and job.data.attend_across_documents:
         yield "--save_store keeps losses of documents alone: leave --attend_across_documents out"
+    if job.method.method == "chunk" and job.method.chunks > job.data.max_length:
+        yield (
+            f"--chunks {job.method.chunks} exceeds the {job.data.max_length} tokens of a block "
+            "(--max_length): lower it"
+        )
     yield from _faults_of_weights(job)
     if model.use_peft:
         yield from _faults_of_recomputation(run)

@@ -12,6 +12,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
+from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 
@@ -143,6 +144,7 @@ class RunArguments(TrainingArguments):
         raise_first(argument_faults(self))
         self._check_schedule()
         self._check_optimizer()
+        self._check_trackers()
 
     def _faults(self) -> Iterator[str]:
         if (rows := self.per_device_eval_batch_size) is not None and rows < 1:
@@ -185,6 +187,14 @@ class RunArguments(TrainingArguments):
             if "need to pass a" not in str(error):
                 name = OptimizerNames(self.optim).value
                 raise ValueError(f"--optim {name} cannot be used: {error}") from error
+
+    def _check_trackers(self) -> None:
+        """Reject a tracker whose package is missing, which Trainer would say much later."""
+        try:
+            for callback in get_reporting_integration_callbacks(self.report_to):
+                callback()
+        except (ImportError, RuntimeError) as error:
+            raise ValueError(f"--report_to {' '.join(self.report_to)}: {error}") from error
 
     @property
     def is_sharded(self) -> bool:

@@ -1,0 +1,65 @@
+"""Wrong command lines: one line on stderr that says what to do, and exit status 2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from vocagnolm.cli import COMMANDS, main
+
+MODELS = ("--student", "S", "--teacher", "T")
+# Command lines of `vocagnolm`, and what their errors begin with.
+WRONG: dict[tuple[str, ...], str] = {
+    (): "vocagnolm: error: the following arguments are required: COMMAND",
+    ("nosuch",): "vocagnolm: error: argument COMMAND: invalid choice: 'nosuch'",
+    ("compare",): "vocagnolm compare: error: the following arguments are required: RUN",
+    ("compare", "r", "--figure", "2"): "vocagnolm compare: error: argument --figure: invalid",
+    ("inspect", *MODELS): "vocagnolm inspect: error: one of the arguments --text --text_file",
+    ("inspect", *MODELS, "--text_file", "/no/file"): (
+        "vocagnolm inspect: error: --text_file /no/file: expected a file in UTF-8, found: "
+    ),
+    ("inspect", *MODELS, "--text", "t", "--output_dir", "/proc/x/y"): (
+        "vocagnolm inspect: error: --output_dir /proc/x/y: /proc cannot be written to ("
+    ),
+    ("train", "--output_dir", "/proc/x/y", "--method", "cpt", "--use_cpu"): (
+        "train.py: error: --output_dir /proc/x/y: /proc cannot be written to ("
+    ),
+    ("audit", *MODELS, "--dataset", "d", "--document", "1"): (
+        "vocagnolm audit: error: unrecognized arguments: --document 1 (did you mean --documents?)"
+    ),
+    ("evaluate", "--model", "m", "--output-dir", "o"): (
+        "vocagnolm evaluate: error: unrecognized arguments: --output-dir o (did you mean "
+        "--output_dir?)"
+    ),
+    ("export",): "vocagnolm export: error: the following arguments are required: checkpoint",
+}
+
+
+@pytest.mark.parametrize("argv", WRONG, ids=" ".join)
+def test_wrong_command_line_ends_in_one_line(
+    argv: Sequence[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    captured = capfd.readouterr()
+    assert captured.err.startswith(WRONG[tuple(argv)]), captured.err
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
+
+
+def test_wrong_recipe_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("topk: 0.5\n")
+    assert main(["train", "--config", str(recipe)]) == 2
+    assert capfd.readouterr().err == (
+        f"train.py: error: --config {recipe}: unrecognized arguments: --topk=0.5 (did you mean "
+        "--top_k?)\n"
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_has_a_help_page(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+    assert left.value.code == 0
+    assert capfd.readouterr().out.startswith("usage: ")
