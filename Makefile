@@ -4,13 +4,14 @@
 # make check        lint, types and all tests: what CI runs
 # make mutants      break the method one line at a time: its tests must notice
 # make stress       kill, damage and mislead, and count: docs/reliability.md
+# make lock         write constraints.txt from what is installed
 # make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
 
-.PHONY: demo test test-all test-unit lint types check check-fast mutants stress shape clean
+.PHONY: demo test test-all test-unit lint types check check-fast mutants stress shape lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -45,6 +46,10 @@ stress: $(VENV)/installed-dev
 
 shape:
 	python3 tests/support/shape.py
+
+lock: $(VENV)/installed-dev
+	$(BIN)/python tests/support/lock.py > constraints.new
+	mv constraints.new constraints.txt
 
 clean:
 	rm -rf $(VENV)
