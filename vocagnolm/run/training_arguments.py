@@ -156,6 +156,8 @@ class RunArguments(TrainingArguments):
         if (seen := self.include_num_input_tokens_seen) not in _TOKENS_SEEN:
             expected = ", ".join(_TOKENS_SEEN)
             yield f"--include_num_input_tokens_seen must be one of {expected}, got {seen}"
+        if self.greater_is_better:
+            yield "--greater_is_better true would keep the largest loss: leave it out"
         if self.remove_unused_columns:
             yield "--remove_unused_columns true has no effect: leave it out"
         if not self.num_train_epochs > 0:

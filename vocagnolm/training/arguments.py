@@ -83,8 +83,6 @@ def _faults_of_evaluation(args: TrainingArguments) -> Iterator[str]:
             f"--metric_for_best_model {metric} is not measured: expected loss, the plain loss "
             "per token of the evaluation"
         )
-    if args.greater_is_better:
-        yield "--greater_is_better true would keep the largest loss: leave it out"
     if args.eval_strategy != IntervalStrategy.NO:
         return
     for name in ("do_eval", "eval_steps"):
