@@ -83,6 +83,10 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
+@pytest.mark.stress(
+    "evaluations: damaged at random, or another benchmark's",
+    "refused in one line, or the same again, bit for bit",
+)
 @pytest.mark.slow
 @pytest.mark.processes
 def test_damage_is_refused_or_mended(
@@ -90,12 +94,15 @@ def test_damage_is_refused_or_mended(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    record_property: Callable[[str, object], None],
 ) -> None:
     argv, whole = evaluated
     shorten(monkeypatch)
     before, rng = contents(whole), random.Random(int(os.environ.get("VOCAGNOLM_SEED", "0")))
     outcomes: Counter[tuple[str, str]] = Counter()
-    for number in range(int(os.environ.get("VOCAGNOLM_DAMAGES", "18"))):
+    times = int(os.environ.get("VOCAGNOLM_DAMAGES", "18"))
+    record_property("times", times)
+    for number in range(times):
         kind = list(DAMAGES)[number % len(DAMAGES)]
         name = rng.choice(NAMES)
         other = rng.choice([x for x in (ITEMS if name in ITEMS else NAMES) if x != name])

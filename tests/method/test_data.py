@@ -448,6 +448,7 @@ DAMAGES: dict[str, Callable[[list[Path], Path], object]] = {
 }
 
 
+@pytest.mark.stress("the cache of aligned data: damaged", "said, and made again, bit for bit")
 @pytest.mark.processes
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damaged_cache_is_made_again_and_told(

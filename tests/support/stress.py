@@ -73,7 +73,7 @@ def table(suite: ET.Element, seconds: float, numbers: dict[str, int]) -> str:
 def main() -> int:
     """Run, write the page, and say whether all held."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for name, number in (("kills", 12), ("damages", 300), ("outputs", 2000), ("seed", 0)):
+    for name, number in (("kills", 12), ("damages", 120), ("outputs", 2000), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=number)
     numbers = vars(parser.parse_args())
     with tempfile.TemporaryDirectory(prefix="stress-") as directory:
