@@ -59,6 +59,9 @@ class Batch(TypedDict, total=False):
     block: Tensor  # [B], numbers of the blocks
     # With `chunks` only: the chunk of each position, that of the last token for padding.
     chunk: Tensor  # [B, S]
+    # The largest id of the student's rows, and of each co-resident teacher's: on the host, as an id
+    # beyond a vocabulary ends the process on a GPU.
+    largest_ids: list[int]
     # Label tokens of each row with and without a teacher range. Python integers, so that counts
     # derived from them cost no wait for the device.
     mapped_tokens: list[int]
@@ -111,7 +114,12 @@ class PackedCollator:
     chunks: int | None = None
 
     def __call__(self, blocks: Sequence[Block]) -> Batch:
-        """Make the batch of some blocks."""
+        """Make the batch of some blocks; other items are a ValueError."""
+        if missing := sorted(Block.__annotations__.keys() - blocks[0].keys()):
+            raise ValueError(
+                f"an item of the data set lacks {', '.join(missing)}: expected the blocks of "
+                "vocagnolm.packing.Blocks"
+            )
         widths = self._widths(blocks)
         student = [block["student_ids"] for block in blocks]
         ids, labels, positions = self._rows(student, self.max_length)
@@ -136,6 +144,7 @@ class PackedCollator:
             "longest_segment": longest,
             "teacher_widths": widths,
             "teacher_ranges": torch.from_numpy(ranges.reshape(len(blocks), -1, 2)),
+            "largest_ids": [int(ids.max())],
             "block": torch.tensor([block["block"] for block in blocks]),
             "mapped_tokens": mapped.sum(-1).tolist(),
             "unmapped_tokens": (has_label & ~mapped).sum(-1).tolist(),
@@ -145,6 +154,8 @@ class PackedCollator:
             batch["teacher_losses"] = torch.from_numpy(np.stack(losses))
         else:
             batch.update(self._teacher_rows(blocks, widths))
+            parts = torch.split(batch["teacher_input_ids"], widths, -1)
+            batch["largest_ids"] += [int(part.max()) for part in parts if part.numel()]
         return batch
 
     def _widths(self, blocks: Sequence[Block]) -> list[int]:

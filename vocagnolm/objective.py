@@ -177,6 +177,14 @@ class Method:
         """True where the losses of a teacher's tokens are not enough, as a store has them."""
         return self.distance is not None or self.rho1_score == "loss_and_entropy"
 
+    def check_chunks(self, max_length: int) -> None:
+        """Reject more chunks than a block has tokens."""
+        if self.method == "chunk" and self.chunks > max_length:
+            raise ValueError(
+                f"--chunks {self.chunks} exceeds the {max_length} tokens of a block "
+                "(--max_length): lower it"
+            )
+
     def check_teachers(self, count: int) -> None:
         """Reject weights that are not for this many teachers."""
         expected = count if self.teacher_reduction == "weighted" else 0

@@ -68,11 +68,6 @@ class ResidentTeacher:
                 model.to(device)  # type: ignore[arg-type]  # its decorator hides that it is a method
         self.models = [add_token_losses(m.train(False).requires_grad_(False)) for m in models]
 
-    @property
-    def teachers(self) -> int:
-        """Number of models."""
-        return len(self.models)
-
     @torch.no_grad()
     def losses(self, batch: Batch, *, with_entropies: bool = False) -> TeacherLosses:
         """Score the teachers' tokens, and on request their entropies."""

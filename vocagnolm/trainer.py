@@ -8,7 +8,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; in `train
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -22,7 +22,8 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.token_loss import add_token_losses, inner_model
+from vocagnolm.training.arguments import named_arguments, not_loaded
 from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
@@ -49,7 +50,8 @@ class VocAgnoTrainer(ResumableTrainer):
             NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
         device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.
 
-    An argument that contradicts another or has no effect is a ValueError.
+    An argument that contradicts another or has no effect is a ValueError. `predict` gives each
+    row's sum of losses in nats as `predictions` and its label tokens as `label_ids`: no logits.
     """
 
     # `compute_loss` divides by the count of the whole optimizer step, once.
@@ -65,35 +67,39 @@ class VocAgnoTrainer(ResumableTrainer):
         device_peak_tflops: float | None = None,
         **kwargs: Any,
     ):
+        if isinstance(teacher, str):
+            raise ValueError(not_loaded("teacher", teacher))
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = Method(method) if isinstance(method, str) else method
         method.check_teacher(models)
-        _check_arguments(kwargs)
-        super().__init__(*args, **kwargs | {"compute_metrics": _mean_token_loss})
+        given = named_arguments(args, kwargs)
+        super().__init__(**given | {"compute_metrics": _mean_token_loss})
         self.model: PreTrainedModel
         self._check_student(models)
-        self._check_chunks(method)
+        self._check_collator(method)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
         self.recorder, device = recorder, self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
-        self.teacher: ResidentTeacher | StoredTeacher | None = None
-        resident: Sequence[PreTrainedModel] = ()
-        if isinstance(models, StoredTeacher):
-            self.teacher = models
-        elif models is not None:
-            self.teacher = ResidentTeacher(models, device)
-            resident = self.teacher.models
+        self.teacher: ResidentTeacher | StoredTeacher | None = (
+            models
+            if models is None or isinstance(models, StoredTeacher)
+            else ResidentTeacher(models, device)
+        )
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
         self.step_batches = StepBatches()
-        if recorder is not None:
-            self.add_callback(recorder)
-        self.add_callback(StepGuard(self, self.step_batches, recorder, max_bad_steps))
         gather = self.accelerator.gather
-        self.throughput = Throughput(self.phases, device, resident, gather, device_peak_tflops)
-        self.add_callback(self.throughput)
+        self.throughput = Throughput(self.phases, device, self.resident, gather, device_peak_tflops)
+        guard = StepGuard(self, self.step_batches, recorder, max_bad_steps)
+        for callback in filter(None, (recorder, guard, self.throughput)):
+            self.add_callback(callback)
+
+    @property
+    def resident(self) -> Sequence[PreTrainedModel]:
+        """Teachers that are models beside the student."""
+        return self.teacher.models if isinstance(self.teacher, ResidentTeacher) else []
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save; the recorder first, as the losses of finished steps are not computed again."""
@@ -115,16 +121,16 @@ class VocAgnoTrainer(ResumableTrainer):
                 self.model.dtype,
             )
 
-    def _check_chunks(self, method: Method) -> None:
-        """Reject blocks collated in other chunks than the method's."""
-        collate = self.data_collator
-        found = collate.chunks if isinstance(collate, PackedCollator) else None
-        expected = method.chunks if method.method == "chunk" else None
-        if found != expected:
+    def _check_collator(self, method: Method) -> None:
+        """Reject what does not collate blocks, or in other chunks than the method's."""
+        collate, expected = self.data_collator, method.chunks if method.method == "chunk" else None
+        if not isinstance(collate, PackedCollator) or collate.chunks != expected:
             needed = f"with chunks={expected}" if expected else "without chunks"
             raise ValueError(
-                f"--method {method.method} needs data_collator=PackedCollator(...) {needed}"
+                f"--method {method.method} needs data_collator=PackedCollator(...) {needed}, for "
+                f"the blocks of vocagnolm.packing.Blocks, got {str(collate)[:99]}"
             )
+        method.check_chunks(collate.max_length)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that gives token losses, for `model_init`."""
@@ -176,8 +182,7 @@ class VocAgnoTrainer(ResumableTrainer):
         teacher, block_B = None, inputs["block"]
         if self.objective.method.choice == "guided":
             # First: its activations are gone before the student's. Reading a store is no phase.
-            is_resident = isinstance(self.teacher, ResidentTeacher)
-            with self.phases.within("teacher" if is_resident else "student"):
+            with self.phases.within("teacher" if self.resident else "student"):
                 teacher = self.objective.teacher_losses(inputs)
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
@@ -210,11 +215,11 @@ class VocAgnoTrainer(ResumableTrainer):
     def _count_tokens(self, inputs: Batch) -> int:
         """Count the tokens that models read, and return the student's that get weight 1."""
         used = self.objective.weighted_tokens(inputs)
-        self.throughput.count_student(inputs["position_ids"], inputs["labels"], used)
-        if isinstance(self.teacher, ResidentTeacher):
-            with_head = self.objective.method.distance is None
+        self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
+        if self.resident:
+            head_tokens = None if self.objective.method.distance is None else 0
             for number, rows in enumerate(self.objective.teacher_rows(inputs)):
-                self.throughput.count_teacher(number, *rows, with_head)
+                self.throughput.count(1 + number, *rows, head_tokens)
         return used
 
     @torch.no_grad()
@@ -237,6 +242,21 @@ class VocAgnoTrainer(ResumableTrainer):
             loss_BS = self._student_losses(self.model_wrapped, inputs)
         self.model.train(was_training)
         return self.objective.select(loss_BS, inputs, teacher)
+
+    def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
+        """Move a batch to the device, if its ids are words of the models that read it."""
+        student, *theirs = inputs["largest_ids"]
+        if self.objective.method.method == "kld":
+            theirs = [student]
+        models = (self.model, *self.resident)
+        for model, largest in zip(models, (student, *theirs), strict=False):
+            config = inner_model(model).config
+            if largest >= (words := config.get_text_config().vocab_size):
+                raise ValueError(
+                    f"blocks hold ids up to {largest}, but {config.name_or_path or 'a model'} has "
+                    f"{words} words: align the texts with the tokenizer of each model"
+                )
+        return super()._prepare_inputs(inputs)
 
     def _student_losses(self, model: nn.Module, inputs: Batch, **options: object) -> Any:
         """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""
@@ -267,23 +287,6 @@ class VocAgnoTrainer(ResumableTrainer):
         with torch.no_grad(), self.compute_loss_context_manager():
             loss_BS = self._student_losses(model, cast(Batch, inputs))
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
-
-    @property
-    def evaluated_last_step(self) -> bool:
-        """True where the model as it is now has been evaluated already."""
-        return not self.args.load_best_model_at_end and any(
-            "eval_loss" in entry and entry["step"] == self.state.global_step
-            for entry in self.state.log_history
-        )
-
-
-def _check_arguments(kwargs: Mapping[str, object]) -> None:
-    """Reject arguments of Trainer that have no effect, and the lack of one that is needed."""
-    for name in ("compute_metrics", "compute_loss_func"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name} has no effect: the loss is Eq. 3, and logits are not made")
-    if kwargs.get("data_collator") is None:
-        raise ValueError("blocks need data_collator=vocagnolm.collator.PackedCollator(max_length)")
 
 
 def _mean_token_loss(rows: EvalPrediction) -> dict[str, float]:

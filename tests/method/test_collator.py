@@ -97,6 +97,8 @@ def slow_batch(
         batch[prefix + "segment_edges"] = [edges] if prefix else edges
         batch[prefix + "longest_segment"] = [longest] if prefix else longest
     batch["teacher_shares"] = [slow_shares(block, length) for block in blocks]
+    ids = [batch[name] for name in ("input_ids", "teacher_input_ids")]
+    batch["largest_ids"] = [max(map(max, rows)) for rows in ids if rows[0]]
     found = [slow_ranges(block, length) for block in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]

@@ -19,7 +19,7 @@ from references import (
     slow_weights,
 )
 from torch.nn import functional as F
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 from world import MAX_LENGTH, make_blocks, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
@@ -29,6 +29,7 @@ from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
+from vocagnolm.trainer import VocAgnoTrainer
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:
@@ -454,7 +455,21 @@ def test_log_reports_what_a_slow_count_finds(
         ),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
-        ({"data_collator": None}, {}, True, "data_collator=vocagnolm.collator.PackedCollator"),
+        ({"data_collator": None}, {}, True, "for the blocks of vocagnolm.packing.Blocks, got <fun"),
+        (
+            {
+                "method": Method("chunk", chunks=MAX_LENGTH + 1),
+                "data_collator": PackedCollator(MAX_LENGTH, chunks=MAX_LENGTH + 1),
+            },
+            {},
+            True,
+            "--chunks 49 exceeds the 48 tokens of a block",
+        ),
+        ({"preprocess_logits_for_metrics": print}, {}, True, "has no effect: logits are not made"),
+        ({"tokenizer": "x"}, {}, True, "tokenizer has no effect: pass it as processing_class"),
+        ({"peft_config": "x"}, {}, True, "peft_config has no effect: pass the model that peft.get"),
+        ({"top_k": 0.4}, {}, True, "the trainer got an unexpected keyword argument 'top_k'"),
+        ({"teacher": "org/x"}, {}, True, "teacher must be a model, got the name 'org/x': load it"),
         ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor 0.1 has no effect"),
     ],
 )
@@ -470,6 +485,95 @@ def test_trainer_refuses_contradictions(
     teacher = pair[1] if with_teacher else None
     with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, blocks, pair[0], teacher, options=options, **training)
+
+
+# Options of TrainingArguments, and what is said of them where the command line is not used.
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"eval_do_concat_batches": False}, "--eval_do_concat_batches False is not supported"),
+        ({"save_only_model": True}, "--save_only_model True leaves nothing to resume from"),
+        ({"save_strategy": "best"}, "--save_strategy best needs an evaluation"),
+        (
+            {"metric_for_best_model": "accuracy", "eval_strategy": "epoch"},
+            "--metric_for_best_model accuracy is not measured",
+        ),
+        ({"do_train": True}, "--do_train True has no effect"),
+        ({"do_eval": True}, "--do_eval has no effect without --eval_strategy"),
+        ({"do_predict": True}, "--do_predict True has no effect"),
+        ({"eval_steps": 5}, "--eval_steps has no effect without --eval_strategy"),
+        ({"max_steps": 0}, "--max_steps 0 makes no update"),
+        ({"length_column_name": "size"}, "--length_column_name size has no effect"),
+        ({"average_tokens_across_devices": False}, "--average_tokens_across_devices False has no"),
+        ({"fp16": True}, "--fp16 has no effect on a CPU"),
+        ({"use_liger_kernel": True}, "--use_liger_kernel would replace the loss: set fused_lin"),
+        ({"accelerator_config": {"split_batches": True}}, "split_batches True divides the global"),
+    ],
+)
+def test_trainer_refuses_options(
+    training: dict[str, Any], message: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_trainer(tmp_path, blocks, *pair, **training)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed is not supported: shard with FSDP2"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP1 is not supported: set fsdp_version: 2"),
+    ],
+)
+def test_trainer_refuses_what_accelerate_launches(
+    variables: dict[str, str],
+    message: str,
+    blocks: Blocks,
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        VocAgnoTrainer(pair[0], args, PackedCollator(MAX_LENGTH), blocks, teacher=pair[1])
+
+
+def test_trainer_takes_arguments_by_position(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, max_steps=1, report_to="none")
+    collate = PackedCollator(MAX_LENGTH)
+    trainer = VocAgnoTrainer(pair[0], args, collate, blocks, teacher=pair[1])
+    assert trainer.train().global_step == 1
+    with pytest.raises(ValueError, match="model must be a model, got the name 'org/x'"):
+        VocAgnoTrainer("org/x", args, collate, blocks, teacher=pair[1])
+
+
+def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: Path) -> None:
+    rows = [{"input_ids": [1, 2, 3]}] * 8
+    with pytest.raises(ValueError, match=r"lacks block, .* expected the blocks of vocagnolm.pack"):
+        make_trainer(tmp_path, rows, *pair).train()
+
+
+@pytest.mark.parametrize("reader", [0, 1])
+@pytest.mark.parametrize("method", ["vocagnolm", "kld"])
+def test_ids_beyond_a_vocabulary_are_refused(
+    reader: int, method: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    pair[reader].resize_token_embeddings(200)
+    trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
+    with pytest.raises(ValueError, match=r"blocks hold ids up to \d+, but a model has 200 words"):
+        trainer.train()
+
+
+def test_prediction_is_the_loss_of_every_row(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    found = make_trainer(tmp_path, blocks, *pair).predict(blocks)
+    assert found.predictions.shape == found.label_ids.shape == (len(blocks),)
+    mean = found.predictions.sum() / found.label_ids.sum()
+    assert found.metrics["test_loss"] == pytest.approx(mean)
 
 
 def test_trainer_refuses_the_student_as_its_own_teacher(

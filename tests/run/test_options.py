@@ -116,7 +116,7 @@ def test_reduction_reaches_the_teachers(kind: str, places: dict[str, str], tmp_p
     trainer = build(places, tmp_path, kind, *names, *weighted)
     method = trainer.objective.method
     assert (method.teacher_reduction, method.teacher_weights) == ("weighted", [1.0, 3.0])
-    assert trainer.teacher.teachers == 2
+    assert (len(trainer.resident) or trainer.teacher.teachers) == 2
 
 
 def test_two_stores_train_when_evaluation_has_no_losses(

@@ -403,7 +403,7 @@ def test_clock_stops_when_training_has_ended(
     assert trainer.throughput.read() == {}
     batch = trainer._prepare_inputs(next(iter(trainer.get_train_dataloader())))
     trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(9))
-    assert trainer.throughput._student.read() == [0, 0, 0]
+    assert trainer.throughput._counters[0].read() == [0, 0, 0]
 
 
 def test_report_says_why_it_has_no_mfu(
@@ -522,8 +522,8 @@ def test_counting_micro_batches_waits_for_nothing(
     with Waits() as waits:
         trainer._count_tokens(batch)
     assert waits.found == []
-    assert meter._student.read()[0] == sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
-    (teacher,) = meter._teachers
+    student, teacher = meter._counters
+    assert student.read()[0] == sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
     assert teacher.read()[0] == int((batch["teacher_labels"] != IGNORED_LABEL).sum())
 
 

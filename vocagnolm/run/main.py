@@ -25,7 +25,6 @@ from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import describe_run, show_example
 from vocagnolm.run.watchers import load_guidance_table, load_recorder
-from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout
@@ -149,7 +148,7 @@ def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
 def _check_and_compile(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:
     """Check that all models keep documents apart, before their layers are compiled for speed."""
     crosses, device = job.data.attend_across_documents, job.run.device
-    teachers = trainer.teacher.models if isinstance(trainer.teacher, ResidentTeacher) else []
+    teachers = trainer.resident
     ours, *theirs = documents.blocks.longest_segments(crosses)
     if documents.eval_blocks is not None:
         ours = max(ours, documents.eval_blocks.longest_segments(crosses)[0])
@@ -186,7 +185,9 @@ def train_and_save(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) ->
 def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
     """Evaluate and save the trained model; its card comes last and marks the run as finished."""
     run = job.run
-    if trainer.eval_dataset is not None and not trainer.evaluated_last_step:
+    evaluated = {entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry}
+    is_known = trainer.state.global_step in evaluated and not run.load_best_model_at_end
+    if trainer.eval_dataset is not None and not is_known:
         trainer.evaluate()
     trainer.phases.begin("model")
     # Training turned the cache off; generation needs it.

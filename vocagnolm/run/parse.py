@@ -131,6 +131,7 @@ def _check_idle(job: Job) -> None:
         if is_idle:
             refuse_idle(given, names.split(), condition)
     method.check_teachers(max(len(teachers), 1))
+    method.check_chunks(job.data.max_length)
 
 
 def _faults(job: Job) -> Iterator[str]:
@@ -154,11 +155,6 @@ def _faults(job: Job) -> Iterator[str]:
         yield f"--save_store keeps token losses, which {guided_by} does not compute: leave it out"
     if model.save_store and job.data.attend_across_documents:
         yield "--save_store keeps losses of documents alone: leave --attend_across_documents out"
-    if job.method.method == "chunk" and job.method.chunks > job.data.max_length:
-        yield (
-            f"--chunks {job.method.chunks} exceeds the {job.data.max_length} tokens of a block "
-            "(--max_length): lower it"
-        )
     yield from _faults_of_weights(job)
     if model.use_peft:
         yield from _faults_of_recomputation(run)

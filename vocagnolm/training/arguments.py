@@ -1,13 +1,23 @@
-"""Reject options of `transformers.TrainingArguments` that have no effect or harm a resumed run."""
+"""Reject arguments of `transformers` that have no effect or harm a run, in one line each."""
 
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from accelerate.utils import parse_flag_from_env
-from transformers import TrainingArguments
+from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+# Arguments of other trainers, or of any Trainer, and what to do instead.
+_OF_OTHERS = {
+    "tokenizer": "pass it as processing_class",
+    "peft_config": "pass the model that peft.get_peft_model returns",
+    "compute_metrics": "logits are not made",
+    "compute_loss_func": "the loss is the method's",
+    "preprocess_logits_for_metrics": "logits are not made",
+}
 # Options with the one value that is accepted, and what is wrong with any other.
 REJECTED: dict[str, tuple[object, str]] = {
     "save_only_model": (False, "leaves nothing to resume from"),
@@ -40,6 +50,8 @@ def unsupported_options(args: TrainingArguments) -> Iterator[str]:
         yield "DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)"
     if args.liger_kernel_config is not None and not args.use_liger_kernel:
         yield "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
+    if args.max_steps == 0:
+        yield "--max_steps 0 makes no update: leave it out, or use --dry_run to see the plan"
 
 
 def argument_faults(args: TrainingArguments) -> Iterator[str]:
@@ -49,6 +61,13 @@ def argument_faults(args: TrainingArguments) -> Iterator[str]:
     yield from _faults_of_evaluation(args)
     if args.fp16 and args.device.type == "cpu":
         yield "--fp16 has no effect on a CPU: leave it out, or use --bf16"
+    kernels = args.liger_kernel_config or {}
+    fuses = kernels.get("fused_linear_cross_entropy", True) or kernels.get("cross_entropy", False)
+    if args.use_liger_kernel and fuses:
+        yield (
+            "--use_liger_kernel would replace the loss: set fused_linear_cross_entropy and "
+            "cross_entropy to false in --liger_kernel_config"
+        )
     sharding = vars(args).get("fsdp_plugin_args") if args.fsdp else None
     if sharding is None and parse_flag_from_env("ACCELERATE_USE_FSDP"):
         # Accelerate's own default is the first version.
@@ -90,3 +109,25 @@ def _faults_of_evaluation(args: TrainingArguments) -> Iterator[str]:
             yield f"--{name} has no effect without --eval_strategy: leave it out"
     if args.save_strategy == SaveStrategy.BEST:
         yield "--save_strategy best needs an evaluation to choose by: set --eval_strategy"
+
+
+def named_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+    """Return the arguments of a Trainer by their names; one that is not taken is a ValueError."""
+    for name, instead in _OF_OTHERS.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{name} has no effect: {instead}")
+    try:
+        given = dict(inspect.signature(Trainer).bind_partial(*args, **kwargs).arguments)
+    except TypeError as error:
+        raise ValueError(f"the trainer {error}") from error
+    if isinstance(model := given.get("model"), str):
+        raise ValueError(not_loaded("model", model))
+    return given
+
+
+def not_loaded(role: str, name: str) -> str:
+    """Say that a model was named where it must be given."""
+    return (
+        f"{role} must be a model, got the name {name!r}: load it with "
+        "AutoModelForCausalLM.from_pretrained"
+    )

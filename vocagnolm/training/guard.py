@@ -82,8 +82,6 @@ class StepGuard(TrainerCallback):
     reduction the processes learn whether one of them was asked to stop.
 
     Args:
-        trainer: its steps are watched.
-        step_batches: filled by the trainer.
         recorder: gets the teacher's losses of steps that made an update.
         max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
             student's last good state is saved.

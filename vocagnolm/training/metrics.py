@@ -19,6 +19,7 @@ _BIN_NATS = 0.01
 _BINS = 4001
 _QUANTILES = (0.1, 0.5, 0.9)
 _NONE = -1
+_FILE = "metrics_{}.safetensors"  # of one process
 
 
 class GuidanceMetrics:
@@ -157,14 +158,12 @@ class GuidanceMetrics:
         reduce: Callable[[Tensor], Tensor],
         world_size: int,
     ) -> float:
-        """Average the loss of all steps of a run, those in its log and those since; NaN of none.
-
-        Other arguments as for `read`. A `loss` in the log is the mean since the entry before.
-        """
+        """Average the loss of all steps of a run, those in its log and those since; NaN of none."""
         total = reduce(self._kept[_SUMS.index("loss")]).item() / world_size
         steps, before = float(self._kept_steps), 0.0
         for entry in history:
-            # An entry of the training; `loss` is absent where all of its steps were skipped.
+            # An entry of the training: its `loss` is the mean since the entry before, and absent
+            # where all of these steps were skipped.
             if "student_loss_nats" in entry:
                 since = entry["step"] - before - entry.get("skipped_steps", 0.0)
                 total, steps = total + entry.get("loss", 0.0) * since, steps + since
@@ -180,17 +179,17 @@ class GuidanceMetrics:
             "steps": torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps]),
             "elapsed_s": torch.tensor(self._elapsed_s(), dtype=torch.float64),
         }
-        save_file(state, directory / _file_name(process))
+        save_file(state, directory / _FILE.format(process))
 
     def restore(self, directory: Path | None, process: int, world_size: int) -> None:
         """Start from a checkpoint's sums, if it has any, or from none."""
         self._forget()
-        saved = sorted(directory.glob(_file_name("*"))) if directory is not None else []
+        saved = sorted(directory.glob(_FILE.format("*"))) if directory is not None else []
         if directory is None or not saved:
             return
         # After a change of the number of processes, the first one takes up the sums of all.
         is_same = len(saved) == world_size
-        states = map(load_file, [directory / _file_name(process)] if is_same else saved)
+        states = map(load_file, [directory / _FILE.format(process)] if is_same else saved)
         for state in states:
             if is_same or process == 0:
                 sums = torch.stack([state[name] for name in _SUMS])
@@ -199,10 +198,6 @@ class GuidanceMetrics:
             self._elapsed_before_s = state["elapsed_s"].item()
         # A micro-batch's loss is times the processes, which gradients are averaged over.
         self._kept[_SUMS.index("loss")] *= world_size / len(saved)
-
-
-def _file_name(process: int | str) -> str:
-    return f"metrics_{process}.safetensors"
 
 
 def _quantiles(histogram: Tensor) -> dict[str, float]:

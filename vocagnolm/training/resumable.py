@@ -42,15 +42,16 @@ class ResumableTrainer(Trainer):
     uninterrupted one, but for the entries `vocagnolm.training.throughput.TIMING_KEYS`.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, **given: Any):
+        if given.get("args") is not None:
+            raise_first(argument_faults(given["args"]))
+        super().__init__(**given)
         for name in _OVERRIDDEN:
             if name not in dir(Trainer):
                 raise ImportError(
                     f"this transformers has no Trainer.{name}, within which checkpoints are made "
                     "complete or read: install transformers<6"
                 )
-        raise_first(argument_faults(self.args))
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
         self.add_callback(self.preemption)

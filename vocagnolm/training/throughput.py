@@ -151,8 +151,6 @@ class Throughput(TrainerCallback):
 
     Args:
         phases: clock of the run, started and stopped here.
-        device: device of this process.
-        teachers: resident teachers.
         gather: stacks the rows of all processes.
         peak: of one device in dense bfloat16, in TFLOP/s; by default that of `peak_tflops`.
             Without it there is no MFU.
@@ -173,8 +171,8 @@ class Throughput(TrainerCallback):
         """Start the clock, unless nothing is ever logged."""
         if args.logging_strategy == IntervalStrategy.NO:
             return
-        self._student = _Counter(cast(PreTrainedModel, kwargs["model"]), self._device)
-        self._teachers = [_Counter(teacher, self._device) for teacher in self._models]
+        models = (cast(PreTrainedModel, kwargs["model"]), *self._models)
+        self._counters = [_Counter(model, self._device) for model in models]
         self._phases.begin("other")
         self._phases.start()
 
@@ -182,17 +180,10 @@ class Throughput(TrainerCallback):
         """Stop the clock."""
         self._phases.stop()
 
-    def count_student(self, position_BS: Tensor, label_BS: Tensor, used_tokens: int) -> None:
-        """Count a micro-batch, and the tokens whose loss has a weight other than 0."""
+    def count(self, model: int, position_BT: Tensor, label_BT: Tensor, head: int | None) -> None:
+        """Count a micro-batch of the student, 0, or of a teacher, and the tokens its head reads."""
         if self._phases.is_timed:
-            self._student.add(position_BS, label_BS, used_tokens)
-
-    def count_teacher(
-        self, number: int, position_BT: Tensor, label_BT: Tensor, with_head: bool
-    ) -> None:
-        """Count one teacher's part of a micro-batch."""
-        if self._phases.is_timed:
-            self._teachers[number].add(position_BT, label_BT, None if with_head else 0)
+            self._counters[model].add(position_BT, label_BT, head)
 
     def read(self) -> dict[str, float]:
         """Return all measures since the last read, {} outside of `train`; every process calls it.
@@ -205,15 +196,17 @@ class Throughput(TrainerCallback):
         if not self._phases.is_timed:
             return {}
         seconds = self._phases.read()
-        ours, theirs = self._student.read(), [teacher.read() for teacher in self._teachers]
+        ours, *theirs = (counter.read() for counter in self._counters)
+        work, *works = (counter.work for counter in self._counters)
         sums = {f"{share}_s": value for share, value in seconds.items()}
         sums |= {"student_tokens": ours[0], "teacher_tokens": sum(counts[0] for counts in theirs)}
-        if self._student.work is not None:
-            sums["student_flops"] = self._student.work.training_flops(*ours)
-        works = [teacher.work for teacher in self._teachers if teacher.work is not None]
-        if works and len(works) == len(theirs):
-            pairs = zip(works, theirs, strict=True)
-            sums["teacher_flops"] = sum(work.forward_flops(*counts) for work, counts in pairs)
+        if work is not None:
+            sums["student_flops"] = work.training_flops(*ours)
+        pairs = [
+            (one, counts) for one, counts in zip(works, theirs, strict=True) if one is not None
+        ]
+        if pairs and len(pairs) == len(theirs):
+            sums["teacher_flops"] = sum(one.forward_flops(*counts) for one, counts in pairs)
         memory = _memory_gib(self._device)
         # One row of each process: [ sums ... | memory ... ], added up and maximised.
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
