@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
+
+from vocagnolm.host.command import option
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -27,29 +29,20 @@ _ALL_LINEAR = "all-linear"
 class AdapterArguments:
     """Options of LoRA adapters (arXiv 2106.09685), with which the student is not trained whole."""
 
-    use_peft: bool = field(
-        default=False, metadata={"help": "Train LoRA adapters instead of the student's weights."}
+    use_peft: bool = option(False, "Train LoRA adapters instead of the student's weights.")
+    lora_r: int = option(16, "Rank of the adapters.")
+    lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
+    lora_dropout: float = option(0.0, "Share of an adapter's inputs that training drops, [0, 1).")
+    lora_target_modules: list[str] | None = option(
+        None, "Layers that get an adapter; by default all-linear, which spares heads."
     )
-    lora_r: int = field(default=16, metadata={"help": "Rank of the adapters."})
-    lora_alpha: int = field(
-        default=32, metadata={"help": "The adapters' product is scaled by alpha / rank."}
-    )
-    lora_dropout: float = field(
-        default=0.0, metadata={"help": "Share of an adapter's inputs that training drops, [0, 1)."}
-    )
-    lora_target_modules: list[str] | None = field(
-        default=None,
-        metadata={"help": "Layers that get an adapter; by default all-linear, which spares heads."},
-    )
-    lora_modules_to_save: list[str] | None = field(
-        default=None, metadata={"help": "Further layers that are trained whole."}
-    )
+    lora_modules_to_save: list[str] | None = option(None, "Further layers that are trained whole.")
 
     def __post_init__(self) -> None:
         if not self.use_peft:
-            for option in fields(AdapterArguments):
-                if vars(self)[option.name] != option.default:
-                    raise ValueError(f"--{option.name} has no effect without --use_peft")
+            for known in fields(AdapterArguments):
+                if vars(self)[known.name] != known.default:
+                    raise ValueError(f"--{known.name} has no effect without --use_peft")
         for name, number in (("lora_r", self.lora_r), ("lora_alpha", self.lora_alpha)):
             if number < 1:
                 raise ValueError(f"--{name} must be at least 1, got {number}")
@@ -141,23 +134,23 @@ def _check_names(model: PreTrainedModel, arguments: AdapterArguments) -> None:
     embeddings = model.get_input_embeddings()
     # Tied embeddings are the head's weight under another name.
     is_tied = head.weight is embeddings.weight
-    options = [("lora_target_modules", name) for name in targets]
-    options += [("lora_modules_to_save", name) for name in arguments.lora_modules_to_save or ()]
-    for option, name in options:
+    asked = [("lora_target_modules", name) for name in targets]
+    asked += [("lora_modules_to_save", name) for name in arguments.lora_modules_to_save or ()]
+    for where, name in asked:
         named = _named(model, name)
         if not named:
             # The last part of a name; numbers are those of repeated layers.
             parts = {key.rpartition(".")[2] for key, _ in model.named_modules()}
             layers = sorted(part for part in parts if part and not part[-1].isdigit())
             raise ValueError(
-                f"--{option}: {type(model).__name__} has no layer {name}: expected some of "
+                f"--{where}: {type(model).__name__} has no layer {name}: expected some of "
                 f"{', '.join(layers)}"
             )
         adapted = {inner for module in named.values() for inner in module.modules()}
         if head in adapted or (is_tied and embeddings in adapted):
             shared = "" if head in adapted else ", which it shares"
             raise ValueError(
-                f"--{option}: {name} cannot be adapted, because losses are computed from the "
+                f"--{where}: {name} cannot be adapted, because losses are computed from the "
                 f"output head's own weight{shared}: leave it out"
             )
 
