@@ -140,6 +140,7 @@ def places(parent: ast.AST) -> Iterator[tuple[ast.AST, Callable[[ast.AST], None]
                 or not isinstance(node, ast.AST)
                 or isinstance(node, ast.Import | ast.ImportFrom | ast.JoinedStr)
                 or (isinstance(node, ast.Call) and getattr(node.func, "attr", "") in MESSAGES)
+                or (isinstance(node, ast.Subscript) and getattr(node.value, "id", "") == "Literal")
             ):
                 continue
             yield node, partial(_put, parent, name, index if isinstance(value, list) else None)

@@ -25,7 +25,7 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 def run(directory: Path, numbers: dict[str, int]) -> tuple[ET.Element, float]:
     """Run the tests; their report, and the seconds that they took."""
     report = directory / "report.xml"
-    chosen = ("-m", "stress", f"--junitxml={report}", "-q")
+    chosen = ("-m", "stress", f"--junitxml={report}", "-q", "-o", "faulthandler_timeout=900")
     subprocess.run(
         [sys.executable, "-m", "pytest", *chosen],
         cwd=ROOT,
