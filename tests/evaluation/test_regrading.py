@@ -16,7 +16,7 @@ import pytest
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation import regrading
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.records import to_line
+from vocagnolm.evaluation.records import read_records, to_line
 from vocagnolm.evaluation.regrading import regrade
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.host.manifest import unsealed
@@ -76,6 +76,17 @@ def test_regrade_writes_what_the_grader_says(
 
 
 @pytest.mark.processes
+def test_regrade_gives_old_items_a_checksum(tmp_path: Path, workers: Grader) -> None:
+    old = [record | {"prompt_sha256": f"p{record['idx']}"} for record in OUTPUTS]
+    path = write(tmp_path / "gsm8k.jsonl", old)
+    regrade(path, "gsm8k", path)
+    assert all("sha256" in json.loads(line) for line in path.read_text().splitlines())
+    records = read_records("gsm8k", path)
+    assert [record["prompt_sha256"] for record in records.values()] == [
+        record["prompt_sha256"] for record in old
+    ]
+
+
 def test_regrade_keeps_summary_and_lines_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
