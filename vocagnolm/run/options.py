@@ -24,8 +24,8 @@ a file, and flags override it."""
 _FOOT = """## Rejected
 
 DeepSpeed and FSDP1 are rejected, whether an option or an Accelerate file asks for them, and fields
-that have no effect beside the others, such as `--eval_steps` without an evaluation. These fields
-have one value:"""
+that have no effect beside the others, such as `--eval_steps` without an evaluation.
+`--parallelism_config` is read from an Accelerate file only. These fields have one value:"""
 _SECTIONS = {
     "Models": ModelArguments,
     "Adapters": AdapterArguments,
