@@ -522,6 +522,7 @@ def test_trainer_refuses_options(
     [
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed is not supported: shard with FSDP2"),
         ({"ACCELERATE_USE_FSDP": "true"}, "FSDP1 is not supported: set fsdp_version: 2"),
+        ({"WORLD_SIZE": "2"}, "2 processes were started .WORLD_SIZE., but this one is connected"),
     ],
 )
 def test_trainer_refuses_what_accelerate_launches(

@@ -87,17 +87,19 @@ def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
 def connect() -> PartialState:
     """Join the processes of a job, over gloo where there is no accelerator."""
     state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
-    check_connected()
+    if fault := connection_fault(state.num_processes):
+        raise ValueError(fault)
     return state
 
 
-def check_connected() -> None:
-    """Reject processes that were started as one job but would run as many, in one directory."""
-    if (started := launched_processes()) != PartialState().num_processes:
-        raise ValueError(
-            f"{started} processes were started (WORLD_SIZE), but this one is connected to no "
-            "other: start them with torchrun or accelerate launch, or unset WORLD_SIZE"
-        )
+def connection_fault(connected: int) -> str | None:
+    """Say that processes were started as one job but would run as many, in one directory."""
+    if (started := launched_processes()) == connected:
+        return None
+    return (
+        f"{started} processes were started (WORLD_SIZE), but this one is connected to no other: "
+        "start them with torchrun or accelerate launch, or unset WORLD_SIZE"
+    )
 
 
 def launched_processes() -> int:

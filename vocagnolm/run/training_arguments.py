@@ -17,7 +17,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 
 from vocagnolm.host.command import option, raise_first
-from vocagnolm.host.processes import check_connected, is_on_cpu, launched_processes
+from vocagnolm.host.processes import is_on_cpu, launched_processes
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.models.quantization import json_settings
 from vocagnolm.run.global_batch import split_global_batch
@@ -140,7 +140,6 @@ class RunArguments(TrainingArguments):
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
-        check_connected()
         raise_first(argument_faults(self))
         self._check_schedule()
         self._check_optimizer()

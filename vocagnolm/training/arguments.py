@@ -10,6 +10,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from vocagnolm.host.processes import connection_fault
+
 # Arguments of other trainers, or of any Trainer, and what to do instead.
 _OF_OTHERS = {
     "tokenizer": "pass it as processing_class",
@@ -56,6 +58,8 @@ def unsupported_options(args: TrainingArguments) -> Iterator[str]:
 
 def argument_faults(args: TrainingArguments) -> Iterator[str]:
     """Yield a message for each of all processed arguments that a trainer cannot work with."""
+    if fault := connection_fault(args.world_size):
+        yield fault
     yield from unsupported_options(args)
     yield from _faults_of_loading(args)
     yield from _faults_of_evaluation(args)
