@@ -121,13 +121,14 @@ def take_turns(
     device: str = "cpu",
     warm_up: int = WARM_UP_TURNS,
     memory: bool = False,
+    seed: int = 0,
 ) -> None:
     """Run the ways in turns, in an order that is drawn anew for each turn, with one thread.
 
     Other work on the machine then disturbs all of them alike: ratios hold better than times.
     """
     one_thread()
-    rng = random.Random(0)
+    rng = random.Random(seed)
     for turn in range(warm_up + repetitions):
         for name in rng.sample(list(ways), len(ways)):
             way = ways[name]

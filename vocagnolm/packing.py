@@ -5,13 +5,14 @@ is an index. Knows neither tokenizers nor models.
 """
 
 from collections.abc import Sequence
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
-import datasets
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    import datasets
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -122,8 +123,11 @@ class Blocks(Dataset[Block]):
     """
 
     def __init__(
-        self, segments: datasets.Dataset, max_length: int, teacher_max_length: int | Sequence[int]
+        self, segments: "datasets.Dataset", max_length: int, teacher_max_length: int | Sequence[int]
     ):
+        # Comes with `datasets`, without which a trainer can be given blocks of another kind.
+        import pyarrow.compute as pc
+
         tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
         counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
         teachers = len(counts) // max(len(segments), 1)

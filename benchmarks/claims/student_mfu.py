@@ -3,12 +3,12 @@
 A step is forward, backward, clipping and AdamW.
 
 MFU is that of `vocagnolm.training.flops`; ways and shapes are those of
-`python -m benchmarks.experiments.gpu_step`, which also shows where the missing time goes.
+`benchmarks.gpu_first`, which also shows where the missing time goes.
 """
 
 from __future__ import annotations
 
-from benchmarks.experiments.gpu_step import CPT, Size, mfu
+from benchmarks.gpu_first.steps import CPT, Size, mfu
 from benchmarks.harness import Claim, Measured
 
 CLAIM = Claim(

@@ -1,12 +1,12 @@
 """Measure the share of a GPU's peak (MFU) that the teacher's forward pass reaches.
 
 MFU is that of `vocagnolm.training.flops`; ways and shapes are those of
-`python -m benchmarks.experiments.gpu_step`, which also shows where the missing time goes.
+`benchmarks.gpu_first`, which also shows where the missing time goes.
 """
 
 from __future__ import annotations
 
-from benchmarks.experiments.gpu_step import TEACHER, Size, mfu
+from benchmarks.gpu_first.steps import TEACHER, Size, mfu
 from benchmarks.harness import Claim, Measured
 
 CLAIM = Claim(

@@ -20,6 +20,10 @@ from benchmarks import __main__ as runner
 from benchmarks import claims, generated, harness
 from benchmarks.estimates import cost_model as cost
 from benchmarks.estimates import scaling
+from benchmarks.gpu_first import __main__ as gpu_first
+from benchmarks.gpu_first.__main__ import STAGES
+from benchmarks.gpu_first.equality import METHODS
+from benchmarks.gpu_first.report import Report
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.training.flops import model_work
 
@@ -244,25 +248,72 @@ def test_random_blocks_are_packed_and_aligned_when_made() -> None:
         assert "teacher_losses" in theirs
 
 
-@pytest.mark.slow
-def test_step_benchmark_says_what_needs_a_gpu() -> None:
-    options = ["--scale", "tiny", "--device", "cpu", "--repetitions", "2", "--peak_tflops", "0.1"]
+@pytest.fixture(scope="module")
+def first_gpu_run(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """The lines of `benchmarks.gpu_first`, where `datasets` is not installed."""
+    out = tmp_path_factory.mktemp("gpu_first")
+    without = "import sys, runpy; sys.modules['datasets'] = None; sys.argv[0] = 'gpu_first'; "
+    without += "runpy.run_module('benchmarks.gpu_first', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.experiments.gpu_step", *options],
+        [sys.executable, "-c", without, "--scale", "tiny", "--output_dir", str(out)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    output = done.stdout
-    for way in ("CPT step", "stored step", "online step", "teacher forward"):
-        found = re.search(rf"^{way} +([\d.]+) s .* s +([\d,]+) +([\d.]+)%", output, re.MULTILINE)
-        assert found, way
-        assert all(float(number.replace(",", "")) > 0 for number in found.groups())
-    assert re.search(r"^time, stored step / CPT step: \d\.\d+$", output, re.MULTILINE)
-    assert len(re.findall(r"^  matrix products +[\d.]+ s", output, re.MULTILINE)) == 2
-    assert len(re.findall(r"^  (?:45|60)% MFU allows", output, re.MULTILINE)) == 2
-    assert "Not measured: the teacher in FP8: " in output
-    assert "Not measured: memory" in output
+    return [json.loads(line) for line in (out / "gpu_first.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_first_gpu_run_passes_on_a_cpu(first_gpu_run: list[dict[str, object]]) -> None:
+    said = {(line["stage"], line["what"]): line for line in first_gpu_run}
+    assert not [line for line in first_gpu_run if "FAILED" in str(line["what"])]
+    assert {stage for stage, what in said if what == "done"} == {*STAGES, "fsdp2"}
+    for name in METHODS:
+        assert said["equality", f"{name}, cpu bf16 to cpu float32"]["gradient"] < 0.5
+    for stage in ("training", "fsdp2"):
+        for name in ("the same run again", "resumed from step 2"):
+            line = said[stage, f"{name}: largest difference of a weight"]
+            assert (line["value"], line["logs_equal"]) == (0.0, True)
+    assert said["training", "a step with a NaN: steps skipped"]["value"] == 1
+    assert said["fsdp2", "exit status"]["value"] == 0
+    for way in ("CPT step", "stored step", "teacher forward", "online step"):
+        assert said["speed", way]["tokens_per_s"] > 0
+        assert said["speed", way]["planned_gib"] > 0
+    shares = [x for key, x in said["speed", "phases of an online step"].items() if "_time_" in key]
+    assert sum(shares) == pytest.approx(1)
+    assert said["speed", "torch_varlen: numbers"]["loss"] == pytest.approx(0, abs=1e-3)
+    assert said["speed", "fp8 teacher, both compiled: skipped"]["value"] == "no CUDA"
+    assert said["scoring", "scoring: tokens per s"]["value"] > 0
+
+
+def test_trial_tells_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(tmp_path, True, 1, False, tmp_path, stage="here")
+    with report.trial("one"):
+        raise ValueError("no good")
+    with report.trial("two"):
+        raise torch.OutOfMemoryError("too much")
+    lines = [json.loads(line) for line in (tmp_path / "gpu_first.jsonl").read_text().splitlines()]
+    assert [line["what"] for line in lines] == ["one: FAILED", "two: out of memory"]
+    assert (lines[0]["value"], lines[0]["stage"]) == ("ValueError: no good", "here")
+    assert "no good" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_lost_device_leaves_the_rest_to_a_new_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+
+    def lose() -> None:
+        raise RuntimeError("device-side assert")
+
+    monkeypatch.setattr(gpu_first, "free_memory", lose)
+    monkeypatch.setattr(gpu_first.os, "execv", lambda _, argv: given.append(argv[3:]))
+    monkeypatch.setitem(gpu_first.STAGES, "machine", lambda report: None)
+    options = ["--scale", "tiny", "--output_dir", str(tmp_path)]
+    assert gpu_first.main([*options, "--stages", "machine,scoring"]) == 0
+    pairs = dict(zip(given[0][::2], given[0][1::2], strict=True))
+    assert (pairs["--scale"], pairs["--stages"]) == ("tiny", "scoring")
+    assert 0 < float(pairs["--minutes"]) <= 9

@@ -1,0 +1,9 @@
+"""The first run on a GPU: right numbers, no waits, a run that resumes, speed, memory, kernels.
+
+    python -m benchmarks.gpu_first                  # on one GPU of 80 GB or more, in 10 minutes
+    python -m benchmarks.gpu_first --scale tiny     # the same code on a CPU, in about a minute
+
+Weights and ids are random, so that no network, tokenizer or data is needed, nor `datasets`. How to
+read the lines is in docs/speed.md. In reading order: `report` (lines), `models`, `steps` (training
+steps at true size, which the claims `student_mfu` and `teacher_mfu` share), then the stages.
+"""

@@ -1,0 +1,229 @@
+"""Each kernel as a ratio: with and without it in turns, and how far it moves the numbers."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from benchmarks.generated import make_batches
+from benchmarks.gpu_first.models import backward
+from benchmarks.gpu_first.report import Report, free_memory, has_cuda, timed
+from benchmarks.gpu_first.steps import CPT, ONLINE, TEACHER, Steps, trainer_of
+from benchmarks.harness import Skipped
+from vocagnolm import output_head
+from vocagnolm.models.layers import compile_layers, decoder_layers
+from vocagnolm.models.quantization import fp8_products
+from vocagnolm.row_segments import TORCH_VARLEN, check_attention
+
+_TURNS = 3  # of which the first warms up
+_KEPT_MINUTES = 1.5
+_EVERY = (TEACHER, CPT, ONLINE)
+Switch = Callable[[bool], object]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A way to compute, which a switch turns on and off.
+
+    Attributes:
+        make: prepares it, and returns the switch; a `Skipped`, ValueError or ImportError says why
+            it cannot be.
+        ways: those that are timed.
+    """
+
+    name: str
+    make: Callable[[Steps], Switch]
+    ways: Sequence[str] = _EVERY
+
+
+def measure_kernels(report: Report, steps: Steps) -> None:
+    """Compare every kernel with the plain way, while there is time."""
+    for kernel in kernels():
+        if report.minutes_left < (0.0 if report.is_tiny else _KEPT_MINUTES):
+            report.say(f"{kernel.name}: skipped", "the time left is for the stages behind")
+            continue
+        with report.trial(kernel.name):
+            try:
+                switch = kernel.make(steps)
+            except (Skipped, ValueError, ImportError) as error:
+                report.say(f"{kernel.name}: skipped", str(error)[:300])
+                continue
+            try:
+                _compare(report, steps, kernel, switch)
+            finally:
+                switch(False)
+                steps.trainer.model.zero_grad()
+        free_memory()
+
+
+def kernels() -> Iterator[Kernel]:
+    """List the kernels; those that need minutes to be compiled come last."""
+    for factor in (0.25, 4.0):
+        yield Kernel(f"tiles of the losses x {factor:g}", lambda _, f=factor: _tiles(f))
+    yield Kernel("gradient checkpointing", _checkpointing, [CPT])
+    for name in (TORCH_VARLEN, "flash_attention_2", "flash_attention_3"):
+        yield Kernel(name, lambda steps, name=name: _attention(steps, name))
+    for factor in (2, 4):
+        larger = f"micro-batch x {factor}"
+        yield Kernel(larger, lambda steps, f=factor: _micro_batch(steps, f), [CPT, ONLINE])
+    yield Kernel("Liger in the student", _liger, [CPT, ONLINE])
+    yield Kernel("compiled layers", _compiled)
+    yield Kernel("fp8 teacher, both compiled", _fp8, [TEACHER, ONLINE])
+
+
+def _compare(report: Report, steps: Steps, kernel: Kernel, switch: Switch) -> None:
+    switch(False)
+    plain = _numbers(steps)
+    switch(True)
+    found: list[tuple[torch.Tensor, float, float]] = []
+    first_s, _ = timed(lambda: found.append(_numbers(steps)))
+    (losses, loss, norm), (plain_losses, plain_loss, plain_norm) = found[0], plain
+    report.say(
+        f"{kernel.name}: numbers",
+        "",
+        teacher_loss=float((losses - plain_losses).abs().max()),
+        loss=loss - plain_loss,
+        grad_norm_ratio=norm / plain_norm,
+        first_use_s=first_s,
+    )
+    turns: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+    for turn in range(_TURNS):
+        for is_on in (turn % 2 == 0, turn % 2 == 1):
+            switch(is_on)
+            for way in kernel.ways:
+                took = timed(lambda way=way: steps.ways[way].run(0))
+                if turn:
+                    turns.setdefault((way, is_on), []).append(took)
+    for way in kernel.ways:
+        (with_s, gib), (without_s, plain_gib) = (min(turns[way, is_on]) for is_on in (True, False))
+        ratio, memory = with_s / without_s, {"gib": gib, "gib_without": plain_gib}
+        report.say(f"{kernel.name}: time of {way}, with / without", ratio, s=with_s, **memory)
+
+
+def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
+    """Return the teacher's losses, and loss and norm of the gradient of a CPT micro-batch."""
+    trainer = trainer_of(steps)
+    batch = trainer._prepare_inputs(steps.first)
+    loss = float(backward(trainer, [batch]))
+    gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
+    norm = float(torch.nn.utils.get_total_norm(gradients))
+    trainer.model.zero_grad()
+    return steps.resident.losses(batch).loss_BT, loss, norm
+
+
+def _tiles(factor: float) -> Switch:
+    plain = output_head.TILE_LOGITS_CUDA, output_head.TILE_LOGITS
+
+    def switch(is_on: bool) -> None:
+        sizes = (int(size * (factor if is_on else 1)) for size in plain)
+        output_head.TILE_LOGITS_CUDA, output_head.TILE_LOGITS = sizes
+
+    return switch
+
+
+def _checkpointing(steps: Steps) -> Switch:
+    model: Any = steps.student
+    options = {"use_reentrant": False}
+    return lambda is_on: (
+        model.gradient_checkpointing_enable(options)
+        if is_on
+        else model.gradient_checkpointing_disable()
+    )
+
+
+def _attention(steps: Steps, name: str) -> Switch:
+    if "flash" in name and not has_cuda():
+        raise Skipped("no CUDA")
+    package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
+    if name in package and importlib.util.find_spec(package[name]) is None:
+        raise Skipped(f"{package[name]} is not installed")
+    models, plain = (steps.student, steps.teacher), steps.size.attn_implementation
+
+    def switch(is_on: bool) -> None:
+        for model in models:
+            model.config._attn_implementation = name if is_on else plain
+
+    switch(True)
+    try:
+        for model in models:
+            check_attention(model, steps.trainer.args.device)
+    finally:
+        switch(False)
+    return switch
+
+
+def _micro_batch(steps: Steps, factor: int) -> Switch:
+    plain, size = steps.batches, steps.size
+    larger = make_batches(steps.blocks, size.max_length, factor * size.batch_size, stored=False)
+    return lambda is_on: setattr(steps, "batches", larger if is_on else plain)
+
+
+def _compiled(steps: Steps) -> Switch:
+    calls = _compile(steps.student) | _compile(steps.teacher)
+
+    def switch(is_on: bool) -> None:
+        for layer, call in calls.items():
+            layer._compiled_call_impl = call if is_on else None
+
+    return switch
+
+
+def _compile(model: PreTrainedModel) -> dict[nn.Module, Any]:
+    """Return the layers of a model with their compiled calls."""
+    # Inductor takes minutes on a CPU.
+    compile_layers(model, backend="inductor" if has_cuda() else "aot_eager")
+    return {layer: layer._compiled_call_impl for layer in decoder_layers(model)}
+
+
+def _liger(steps: Steps) -> Switch:
+    if not has_cuda():
+        raise Skipped("no CUDA: Liger's kernels are Triton's")
+    from liger_kernel.transformers import apply_liger_kernel_to_llama
+    from transformers.models.llama import modeling_llama
+
+    names = ("LlamaRMSNorm", "LlamaMLP")
+    layers = [layer for layer in steps.student.modules() if type(layer).__name__ in names]
+
+    def state() -> tuple[Any, list[dict[str, Any]]]:
+        return modeling_llama.apply_rotary_pos_emb, [dict(vars(layer)) for layer in layers]
+
+    plain = state()
+    options = dict.fromkeys(("cross_entropy", "fused_linear_cross_entropy"), False)
+    apply_liger_kernel_to_llama(model=steps.student, **options)
+    patched = state()
+
+    def switch(is_on: bool) -> None:
+        modeling_llama.apply_rotary_pos_emb, found = patched if is_on else plain
+        for layer, attributes in zip(layers, found, strict=True):
+            object.__setattr__(layer, "__dict__", dict(attributes))
+
+    return switch
+
+
+def _fp8(steps: Steps) -> Switch:
+    if not has_cuda():
+        raise Skipped("no CUDA")
+    products, teacher = fp8_products(), steps.teacher
+    from torchao.quantization import quantize_
+
+    model: Any = copy.deepcopy(teacher)
+    head = model.get_output_embeddings()
+    quantize_(
+        model,
+        products,
+        filter_fn=lambda module, name: isinstance(module, nn.Linear) and module is not head,
+    )
+    for each in (model, teacher):
+        compile_layers(each)
+
+    def switch(is_on: bool) -> None:
+        steps.resident.models = [model if is_on else teacher]
+
+    return switch

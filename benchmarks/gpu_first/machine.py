@@ -1,0 +1,42 @@
+"""The machine: versions, and what this very GPU reaches."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+from contextlib import suppress
+
+import torch
+
+from benchmarks.gpu_first.report import Report, has_cuda, timed
+from vocagnolm.training.flops import peak_tflops
+
+_PACKAGES = (
+    "torch transformers accelerate datasets tokenizers numpy triton peft liger-kernel torchao "
+    "flash-attn vllm"
+).split()
+_SIDE, _BYTES, _GIB = 8192, 2**32, 2**30
+
+
+def look_at_machine(report: Report) -> None:
+    """Tell versions, memory, and the rates of products and copies, which bound all others."""
+    report.say("python", sys.version.split()[0], cpus=os.cpu_count(), cuda=has_cuda())
+    for name in _PACKAGES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            report.say("package", name, version=importlib.metadata.version(name))
+    if not has_cuda():
+        report.say("skipped", "no CUDA: memory, products, copies")
+        return
+    (free, total), name = torch.cuda.mem_get_info(), torch.cuda.get_device_name()
+    report.say("GPU", name, peak_tflops=peak_tflops(name), free_gib=free / _GIB, gib=total / _GIB)
+    with suppress(OSError):
+        shown = subprocess.run(["nvidia-smi"], capture_output=True, text=True, check=False)
+        sys.stdout.write(shown.stdout)
+    a, b = (torch.randn(_SIDE, _SIDE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    seconds = min(timed(lambda: [a @ b for _ in range(10)])[0] for _ in range(4)) / 10
+    report.say(f"bf16 product {_SIDE}^3, TFLOP/s", 2 * _SIDE**3 / seconds / 1e12)
+    x, y = (torch.empty(_BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    seconds = min(timed(lambda: y.copy_(x))[0] for _ in range(4))
+    report.say("copy, TB/s read and written", 2 * _BYTES / seconds / 1e12)
