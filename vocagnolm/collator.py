@@ -11,6 +11,8 @@ from typing import TypedDict, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import get_worker_info
 
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.packing import (
@@ -156,6 +158,9 @@ class PackedCollator:
             batch.update(self._teacher_rows(blocks, widths))
             parts = torch.split(batch["teacher_input_ids"], widths, -1)
             batch["largest_ids"] += [int(part.max()) for part in parts if part.numel()]
+        # Without shared memory that is an error in a worker here, and a wait without end later.
+        if get_worker_info() is not None:
+            tree_map_only(Tensor, Tensor.share_memory_, batch)
         return batch
 
     def _widths(self, blocks: Sequence[Block]) -> list[int]:

@@ -23,7 +23,7 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
-from vocagnolm.training.arguments import named_arguments, not_loaded
+from vocagnolm.training.arguments import named_arguments
 from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
@@ -67,12 +67,10 @@ class VocAgnoTrainer(ResumableTrainer):
         device_peak_tflops: float | None = None,
         **kwargs: Any,
     ):
-        if isinstance(teacher, str):
-            raise ValueError(not_loaded("teacher", teacher))
+        given = named_arguments(args, kwargs, teacher)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = Method(method) if isinstance(method, str) else method
         method.check_teacher(models)
-        given = named_arguments(args, kwargs)
         super().__init__(**given | {"compute_metrics": _mean_token_loss})
         self.model: PreTrainedModel
         self._check_student(models)

@@ -557,6 +557,19 @@ def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: P
         make_trainer(tmp_path, rows, *pair).train()
 
 
+@pytest.mark.processes
+def test_worker_without_shared_memory_ends_the_run(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tensor: torch.Tensor) -> None:
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>")
+
+    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
+    trainer = make_trainer(tmp_path, blocks, *pair, dataloader_num_workers=1)
+    with pytest.raises(RuntimeError, match="unable to allocate shared memory"):
+        trainer.train()
+
+
 @pytest.mark.parametrize("reader", [0, 1])
 @pytest.mark.parametrize("method", ["vocagnolm", "kld"])
 def test_ids_beyond_a_vocabulary_are_refused(

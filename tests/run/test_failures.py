@@ -20,6 +20,11 @@ DISK = OSError(28, "No space left on device")
         (distributed.DistBackendError("NCCL late\nmore"), "another process ", "(NCCL late)"),
         (RuntimeError("Connection closed by peer [::1]"), "another process ", "[::1])"),
         (RuntimeError("DataLoader worker (pid 5) died"), "a process of --data", "SIGUSR1"),
+        (
+            RuntimeError("Caught RuntimeError in DataLoader worker\nunable to ... shared memory"),
+            "no room for batches in /dev/shm in a step: use --dataloader_num_workers 0, or ",
+            "(Caught RuntimeError",
+        ),
         (DISK, "a file could not be read or written in a step: ", "([Errno 28] No space"),
         (SafetensorError("I/O error"), "a file could not", "(I/O error)"),
         (RuntimeError("PytorchStreamWriter: file write failed"), "a file could not", "(Pytorch"),

@@ -244,6 +244,45 @@ def test_checkpoint_fault_finds_damage_anywhere(
     assert checkpoint_fault(path) is None
 
 
+class Evil:
+    """A pickle that writes a file as it is loaded."""
+
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return Path.write_text, (self.canary, "run")
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_evil_pickle_is_not_run_and_older_taken(name: str, tmp_path: Path) -> None:
+    older, newest = (make_checkpoint(tmp_path / "run", step) for step in (3, 4))
+    canary = tmp_path / "canary"
+    torch.save(Evil(canary), newest / name)
+    finish(newest, 4, 1, FILES)
+    assert str(checkpoint_fault(newest)).startswith(f"{name} is no saved state (")
+    assert find_checkpoint(tmp_path / "run") == str(older)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        {"log_history": "text"},
+        {"log_history": [{"loss": 1.0}]},
+        {"log_history": [{"step": 1, "loss": "low"}]},
+        {"log_history": ["text"]},
+        {"a field of no state": 1},
+    ],
+)
+def test_crafted_state_is_refused_and_older_taken(crafted: object, tmp_path: Path) -> None:
+    older, newest = (make_checkpoint(tmp_path, step) for step in (3, 4))
+    (newest / "trainer_state.json").write_text(json.dumps({"global_step": 4, **crafted}))
+    finish(newest, 4, 1, FILES)
+    assert checkpoint_fault(newest) == STATE_FAULT
+    assert find_checkpoint(tmp_path) == str(older)
+
+
 def test_checkpoint_fault_names_the_step_of_renamed_checkpoints(tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path, 3).rename(tmp_path / "checkpoint-4")
     assert checkpoint_fault(path) == "manifest.json is of step 3, its name of step 4"

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import load_file
+import torch
+from safetensors.torch import load_file, save_file
 from survival_worker import Runs
 
+from vocagnolm.host.manifest import read_manifest, write_manifest
 from vocagnolm.training.checkpoints import checkpoint_fault, find_checkpoint
 from vocagnolm.training.throughput import TIMING_KEYS
 
@@ -353,6 +355,32 @@ def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) 
     assert skipped == {1: None, 2: None, 4: 1.0, 6: 1.0, 8: None}
     assert all(np.isfinite(value) for entry in ours for value in entry.values())
     assert ours[-1]["train_loss"] < ours[0]["loss"]
+
+
+@pytest.mark.slow
+def test_run_without_any_update_saves_no_model(place: Place) -> None:
+    out = place.root / "none"
+    broken = {"break": [["nan", step, "0"] for step in (1, 2)]}
+    for _ in range(2):  # its last checkpoint holds no update either
+        assert place.run(out, {"max_bad_steps": 2, "max_steps": 2}, **broken) == 3, log(out)
+        assert "error: none of 2 steps made an update (--max_bad_steps 2)" in log(out)
+        assert not (out / "README.md").exists()
+
+
+def test_checkpoint_of_other_shapes_gives_way_to_older(whole: Path, place: Place) -> None:
+    out = place.root / "shapes"
+    shutil.copytree(whole, out)
+    for name in ("README.md", "manifest.json"):
+        (out / name).unlink(missing_ok=True)
+    newest = Path(str(find_checkpoint(out)))
+    weights = load_file(newest / "model.safetensors")
+    weights["model.norm.weight"] = torch.zeros(3)
+    save_file(weights, newest / "model.safetensors", {"format": "pt"})
+    found = read_manifest(newest)
+    write_manifest(newest, {key: found[key] for key in ("step", "world_size", "run")})
+    assert place.run(out) == 0, log(out)
+    assert f"not resuming from {newest}: model.norm.weight has the shape [3] there" in log(out)
+    assert_same_run(out, whole)
 
 
 @pytest.mark.slow

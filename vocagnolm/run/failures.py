@@ -11,6 +11,9 @@ _LOST = ("gloo", "Connection closed by peer", "Connection reset by peer")
 _OUT_OF_MEMORY = "can't allocate memory"
 _NOT_WRITTEN = ("file write failed", "unexpected pos")
 _LOADER_LOST = "DataLoader worker"
+_SHARED = (
+    "shared memory"  # where workers leave batches: of torch, and of its advice for a bus error
+)
 _KNOBS = (
     "--per_device_train_batch_size (the global batch stays the same), --activation_checkpointing, "
     "--teacher_losses (a store instead of a teacher in memory), --teacher_sharding node, or FSDP2 "
@@ -28,6 +31,11 @@ def explain(error: BaseException, doing: str) -> str | None:
             f"another process ended or did not answer in time (--ddp_timeout) while this one "
             f"waited for it in {doing}: look for the error in its log, and start again, which "
             f"resumes from the newest checkpoint ({reason})"
+        )
+    if _SHARED in str(error):
+        return (
+            f"no room for batches in /dev/shm in {doing}: use --dataloader_num_workers 0, or make "
+            f"/dev/shm larger ({reason})"
         )
     if _LOADER_LOST in str(error):
         return (

@@ -1,5 +1,6 @@
 """One training job, from the command line to a finished directory; `train.py` tells its use."""
 
+import math
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -27,7 +28,7 @@ from vocagnolm.run.plan import describe_run, show_example
 from vocagnolm.run.watchers import load_guidance_table, load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
-from vocagnolm.training.relayout import LayoutError, change_of_layout
+from vocagnolm.training.relayout import LayoutError, change_of_layout, shape_fault
 
 # The beginning of an error's line, whichever command was typed.
 _NAME = "train.py"
@@ -69,12 +70,11 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     run, defaults = job.run, default_settings()
     check_settings(run.output_dir, job.settings, defaults)
     # Only the first process looks: the others may see another state of a shared disk.
-    checkpoint = None
+    checkpoint, fault = None, partial(origin_fault, settings=job.settings, defaults=defaults)
     if not run.dry_run:
         if decided_by_one(lambda: _is_done(run.output_dir)):
             say(f"{run.output_dir} holds the finished run: nothing to do")
             return None
-        fault = partial(origin_fault, settings=job.settings, defaults=defaults)
         checkpoint = decided_by_one(
             lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
         )
@@ -94,6 +94,14 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     settings = job.settings | documents.settings(pair)
     check_settings(run.output_dir, settings, defaults, checkpoint)
     trainer = _make_trainer(job, pair, documents)
+    if checkpoint and (wrong := shape_fault(Path(checkpoint), trainer.student)):
+        say(f"not resuming from {checkpoint}: {wrong}")
+        checkpoint = decided_by_one(
+            lambda: checkpoints.resolve(
+                *(run.resume_from_checkpoint, run.output_dir, say),
+                lambda path: fault(path) or shape_fault(path, trainer.student),
+            )
+        )
     _check_and_compile(trainer, job, documents)
     # Taken last, so that a wrong command leaves no trace in the directory.
     with in_agreement(takes_long=True):
@@ -172,11 +180,18 @@ def train_and_save(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) ->
         say(f"resuming from {checkpoint}")
         say(checkpoints.change_of_processes(Path(checkpoint), run.world_size))
         say(change_of_layout(Path(checkpoint), trainer.is_fsdp_enabled))
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trained = trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.preemption.is_agreed:
         step, steps = trainer.state.global_step, trainer.state.max_steps
         say(f"stopped after step {step} of {steps}, saved in {run.output_dir}: start it again")
         return Exit.STOPPED
+    # The mean over the steps that made an update.
+    if math.isnan(trained.training_loss):
+        raise NonFiniteLoss(
+            f"none of {trained.global_step} steps made an update (--max_bad_steps "
+            f"{run.max_bad_steps}): no model is saved; the batches are in "
+            f"{run.output_dir}/bad_steps"
+        )
     with preemption.handling(preemption.SCHEDULERS, preemption.finish_first):
         _finish(trainer, job)
     return Exit.DONE

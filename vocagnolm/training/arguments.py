@@ -115,7 +115,9 @@ def _faults_of_evaluation(args: TrainingArguments) -> Iterator[str]:
         yield "--save_strategy best needs an evaluation to choose by: set --eval_strategy"
 
 
-def named_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
+def named_arguments(
+    args: Sequence[object], kwargs: Mapping[str, object], teacher: object = None
+) -> dict[str, Any]:
     """Return the arguments of a Trainer by their names; one that is not taken is a ValueError."""
     for name, instead in _OF_OTHERS.items():
         if kwargs.get(name) is not None:
@@ -124,14 +126,10 @@ def named_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> dic
         given = dict(inspect.signature(Trainer).bind_partial(*args, **kwargs).arguments)
     except TypeError as error:
         raise ValueError(f"the trainer {error}") from error
-    if isinstance(model := given.get("model"), str):
-        raise ValueError(not_loaded("model", model))
+    for role, model in (("model", given.get("model")), ("teacher", teacher)):
+        if isinstance(model, str):
+            raise ValueError(
+                f"{role} must be a model, got the name {model!r}: load it with "
+                "AutoModelForCausalLM.from_pretrained"
+            )
     return given
-
-
-def not_loaded(role: str, name: str) -> str:
-    """Say that a model was named where it must be given."""
-    return (
-        f"{role} must be a model, got the name {name!r}: load it with "
-        "AutoModelForCausalLM.from_pretrained"
-    )

@@ -14,10 +14,15 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from transformers import TrainerState
+from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from vocagnolm.host import manifest
@@ -153,8 +158,9 @@ def checkpoint_fault(
 
 
 def _content_fault(path: Path, tell: Tell) -> str | None:
-    step = json_or_empty(path / _STATE).get("global_step")
-    if not isinstance(step, int):
+    state = json_or_empty(path / _STATE)
+    step = state.get("global_step")
+    if not isinstance(step, int) or not _is_state(state):
         return f"{_STATE} is missing or damaged"
     try:
         found = manifest.read_manifest(path)
@@ -166,7 +172,28 @@ def _content_fault(path: Path, tell: Tell) -> str | None:
             return f"{manifest.MANIFEST_FILE} is of step {written}, {source} of step {other}"
     if (size := sum(entry["bytes"] for entry in found[manifest.FILES])) > _LARGE_BYTES:
         tell(f"checking the {size / 1e9:.1f} GB of {path}")
-    return manifest.content_fault(path, found)
+    return manifest.content_fault(path, found) or _pickle_fault(path)
+
+
+def _is_state(state: Mapping[str, Any]) -> bool:
+    """Test whether a Trainer can take up a state: its fields, and a log of steps and losses."""
+    try:
+        log = TrainerState(**state).log_history
+        return all(isinstance(entry["step"] + entry.get("loss", 0.0), int | float) for entry in log)
+    except (TypeError, KeyError, AttributeError):
+        return False
+
+
+def _pickle_fault(path: Path) -> str | None:
+    """Name a file of states that holds more than numbers, which is never run."""
+    file = path
+    try:
+        with safe_globals():  # type: ignore[no-untyped-call]  # of random states
+            for file in sorted([*path.glob("*.pt"), *path.glob("*.pth")]):
+                torch.load(file, "cpu", weights_only=True, mmap=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        return f"{file.name} is no saved state ({str(error).splitlines()[0][:80]})"
+    return None
 
 
 # -- Writing -----------------------------------------------------------------------------------

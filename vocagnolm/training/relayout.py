@@ -13,7 +13,7 @@ The index of a sharded checkpoint is a pickle, and is read as one: read only you
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NoReturn, cast
@@ -89,12 +89,7 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
     """
     weights = _weights(model)
     if is_sharded(checkpoint):
-        directory = checkpoint / _DIRECTORIES[MODEL]
-        shapes = {
-            name.removeprefix(f"{MODEL}."): shard.size
-            for name, shard in _index(directory).state_dict_metadata.items()
-            if isinstance(shard, TensorStorageMetadata)
-        }
+        directory, shapes = checkpoint / _DIRECTORIES[MODEL], _shapes(checkpoint)
         _check(checkpoint, shapes, weights)
         # Straight into the weights' own memory: no second copy of the model.
         _load(directory, {f"{MODEL}.{name}": weights[name].detach() for name in shapes})
@@ -104,15 +99,36 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
             f"{checkpoint} was saved whole, with which FSDP goes on in its second version only: "
             "set fsdp_version: 2, as in accelerate_configs"
         )
-    with ExitStack() as files:
-        opened = [
-            files.enter_context(safe_open(path, framework="pt"))
-            for path in sorted(checkpoint.glob(_WEIGHT_FILES))
-        ]
-        saved = {name: file.get_slice(name) for file in opened for name in sorted(file.keys())}
-        _check(checkpoint, {name: part.get_shape() for name, part in saved.items()}, weights)
-        for name, part in saved.items():
-            weights[name].copy_(_laid_out(part[...], weights[name]))
+    _check(checkpoint, _shapes(checkpoint), weights)
+    for path in sorted(checkpoint.glob(_WEIGHT_FILES)):
+        with safe_open(path, framework="pt") as file:
+            for name in sorted(file.keys()):
+                weights[name].copy_(_laid_out(file.get_tensor(name), weights[name]))
+
+
+def _shapes(checkpoint: Path) -> dict[str, Sequence[int]]:
+    """Shapes of all saved weights by name; their content is not read."""
+    if is_sharded(checkpoint):
+        return {
+            name.removeprefix(f"{MODEL}."): shard.size
+            for name, shard in _index(checkpoint / _DIRECTORIES[MODEL]).state_dict_metadata.items()
+            if isinstance(shard, TensorStorageMetadata)
+        }
+    shapes: dict[str, Sequence[int]] = {}
+    for path in checkpoint.glob(_WEIGHT_FILES):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
+    return shapes
+
+
+def shape_fault(checkpoint: Path, model: nn.Module) -> str | None:
+    """Describe a weight that has another shape in a checkpoint than in the student, if any has."""
+    weights = _weights(model)
+    for name, shape in _shapes(checkpoint).items():
+        if name in weights and weights[name].shape != torch.Size(shape):
+            ours = list(weights[name].shape)
+            return f"{name} has the shape {list(shape)} there and {ours} in the student"
+    return None
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
