@@ -285,12 +285,13 @@ def test_grader_says_crash() -> None:
 def test_grader_says_timeout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(grading, "WALL_LIMIT_S", 1.0)
     with Grader(workers=1) as grader:
         assert_alive(grader)
         (process,) = processes_with_parent(os.getpid())[-1:]
         os.kill(process, signal.SIGSTOP)
-        verdict, seconds = timed(grader, None, ("x", "y"))
+        with monkeypatch.context() as patch:
+            patch.setattr(grading, "WALL_LIMIT_S", 1.0)
+            verdict, seconds = timed(grader, None, ("x", "y"))
         assert (verdict.correct, verdict.decided_by) == (False, "timeout")
         assert seconds < BUSY_LIMIT_S
         assert_alive(grader)

@@ -11,6 +11,7 @@ import pytest
 from locks import locked_elsewhere
 
 from vocagnolm.evaluation.records import RunDirectory, read_lines, to_line
+from vocagnolm.host.manifest import unsealed
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "runs/student", "revision": "sha256:aa"},
@@ -182,6 +183,8 @@ def test_flipped_settings_are_refused(directory: RunDirectory, whole: dict[int, 
             directory.check_settings(SETTINGS)
         except ValueError as error:
             said.append(str(error))
+        else:
+            assert unsealed(json.loads(damaged)) == SETTINGS  # blanks
     assert all("give another --output_dir" in text for text in said)
     assert len(said) > 0.8 * len(damaged)
 
