@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 import vocagnolm.data
 import vocagnolm.host.cache
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Segments, align_corpus
+from vocagnolm.data import Segments, Teachers, align_corpus
 from vocagnolm.spans import encode
 from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 
@@ -379,6 +379,19 @@ def test_align_corpus_reads_its_cache_when_nothing_changed(
     assert again.rows.cache_files == first.rows.cache_files != []
     assert list(again.rows) == list(first.rows)
     assert again.skipped == first.skipped
+
+
+def test_fingerprint_tells_readers_and_mapping(tokenizers_by_family: Tokenizers) -> None:
+    student, teacher = readers(tokenizers_by_family)
+    ways = (
+        ((teacher,), False),
+        ((teacher,), True),
+        ((student,), False),
+        ((teacher, student), False),
+    )
+    found = [Teachers(*way).fingerprint() for way in ways]
+    assert len(set(found)) == len(ways)
+    assert all(teacher.fingerprint() in found[way] for way in (0, 1, 3))
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,7 @@ def test_selection_maps_no_token_without_a_teacher(method: Method) -> None:
     valid = batch["labels"] != IGNORED_LABEL
     assert torch.equal(found.valid_BS, valid)
     assert not found.mapped_BS.any()
+    assert found.teacher_loss_BT.shape == (len(valid), 0)
     counts = valid.sum(-1)
     if method.method == "random":
         counts = -(-counts // 4)
@@ -265,3 +266,22 @@ def test_distributions_are_compared_with_one_model(method: Method, what: str) ->
     method.check_teacher([object()])
     with pytest.raises(ValueError, match=f"^{what} compares distributions and needs one teacher"):
         method.check_teacher([object(), object()])
+
+
+def test_chunks_are_no_more_than_a_blocks_tokens() -> None:
+    Method("chunk", chunks=8).check_chunks(8)
+    Method().check_chunks(1)
+    with pytest.raises(ValueError, match="--chunks 8 exceeds the 7 tokens of a block"):
+        Method("chunk", chunks=8).check_chunks(7)
+
+
+def test_teacher_rows_are_those_that_teachers_read() -> None:
+    names = ("position_ids", "labels", "teacher_position_ids", "teacher_labels")
+    batch: dict[str, Any] = {name: torch.rand(2, 7) for name in names}
+    (own,) = Objective(Method("kld")).teacher_rows(batch)  # type: ignore[arg-type]
+    assert all(a is batch[name] for a, name in zip(own, names[:2], strict=True))
+    batch["teacher_widths"] = [3, 4]
+    first, second = Objective(Method()).teacher_rows(batch)  # type: ignore[arg-type]
+    for a, b, name in zip(first, second, names[2:], strict=True):
+        assert torch.equal(a, batch[name][:, :3])
+        assert torch.equal(b, batch[name][:, 3:])

@@ -20,7 +20,7 @@ from benchmarks.harness import alone
 from vocagnolm import output_head, token_loss
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models.probes import check_packing
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.token_loss import add_token_losses, require_finite
 
 LENGTH = 13
 
@@ -324,6 +324,15 @@ def test_model_with_nan_weights_is_rejected_by_name(where):
     with pytest.raises(NonFiniteLoss, match=r"LlamaForCausalLM \(some/teacher\).*NaN.*float32"):
         add_token_losses(model)
     assert model.forward == forward
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_one_broken_tensor_is_enough(broken):
+    tensors = [torch.ones(3), torch.ones(3)]
+    require_finite(build(), *tensors)
+    tensors[broken][2] = torch.inf
+    with pytest.raises(NonFiniteLoss, match="gives NaN or infinite losses"):
+        require_finite(build(), *tensors)
 
 
 def test_models_of_another_kind_are_rejected_with_advice():

@@ -47,10 +47,16 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("range(max_length + 1)", "range(max_length + 2)", "one list that is never used"),
         ("strict=True", "strict=False", "the line above has checked it"),
     ),
+    "objective": (("[0] * len", "[-1] * len", "those left out are not counted"),),
     "token_loss": (
+        ("device.type != home", "device.type == home", "moves on a machine with a GPU only"),
+        ("(2, 8)", "(2, 7)", "any few tokens will do"),
         (" if is_exact(model, logits.dtype, weight_VD.dtype) else 0.02", "", "a CPU's bfloat16"),
     ),
-    "data": (("budget // 8", "budget // 7", "any share will do"),),
+    "data": (
+        ("budget // 8", "budget // 7", "any share will do"),
+        ("numbers), 6)", "numbers), 7)", "both are finer than any share"),
+    ),
     "store/store": (("=1024)", "=1025)", "any size will do"),),
 }
 

@@ -25,9 +25,10 @@ BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 def run(directory: Path, numbers: dict[str, int]) -> tuple[ET.Element, float]:
     """Run the tests; their report, and the seconds that they took."""
     report = directory / "report.xml"
-    chosen = ("-m", "stress", f"--junitxml={report}", "-q", "-o", "faulthandler_timeout=900")
+    chosen = ("-m", "stress", f"--junitxml={report}", "-q", "-o", "junit_family=xunit1")
+    hangs = ("-o", "faulthandler_timeout=900")
     subprocess.run(
-        [sys.executable, "-m", "pytest", *chosen],
+        [sys.executable, "-m", "pytest", *chosen, *hangs],
         cwd=ROOT,
         env=os.environ | {f"VOCAGNOLM_{name.upper()}": str(n) for name, n in numbers.items()},
         check=False,
