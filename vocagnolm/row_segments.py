@@ -75,8 +75,9 @@ def segment_call(
     ids = arguments["input_ids"]
     edges = segments.edges.to(ids.device)
     # To make a mask, transformers would ask the device whether rows are packed, and wait for it.
-    # One of four dimensions it takes as made.
-    is_maskless = model.config._attn_implementation in MASKLESS
+    # One of four dimensions it takes as made. A model with attention of its own might read it.
+    is_registered = model._supports_attention_backend
+    is_maskless = is_registered and model.config._attn_implementation in MASKLESS
     mask = {"attention_mask": ids.new_empty(1, 1, 0, 0)} if is_maskless else {}
     return {
         **arguments,

@@ -122,6 +122,14 @@ def test_rows_with_segments_need_no_mask_code(
     torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
 
 
+def test_model_with_its_own_flash_attention_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = with_flash(monkeypatch), rows()
+    arguments = {name: batch[name] for name in ("input_ids", "position_ids")}
+    assert row_segments.segment_call(model, SEGMENTS, arguments)["attention_mask"].numel() == 0
+    monkeypatch.setattr(model, "_supports_attention_backend", False)
+    assert "attention_mask" not in row_segments.segment_call(model, SEGMENTS, arguments)
+
+
 def test_flash_attention_gets_its_own_arguments() -> None:
     seen: list[dict[str, Any]] = []
 

@@ -8,19 +8,21 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
 
 from benchmarks import __main__ as runner
 from benchmarks import claims, generated, harness
 from benchmarks.estimates import cost_model as cost
 from benchmarks.estimates import scaling
 from benchmarks.gpu_first import __main__ as gpu_first
+from benchmarks.gpu_first import equality
 from benchmarks.gpu_first.__main__ import STAGES
 from benchmarks.gpu_first.equality import METHODS
 from benchmarks.gpu_first.report import Report
@@ -317,3 +319,33 @@ def test_lost_device_leaves_the_rest_to_a_new_process(
     pairs = dict(zip(given[0][::2], given[0][1::2], strict=True))
     assert (pairs["--scale"], pairs["--stages"]) == ("tiny", "scoring")
     assert 0 < float(pairs["--minutes"]) <= 9
+
+
+@pytest.fixture
+def sync_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Modes of CUDA that are set, on a machine that seems to have it."""
+    modes: list[str] = []
+    monkeypatch.setattr(equality, "has_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    return modes
+
+
+def test_known_wait_of_transformers_is_let_through(sync_modes: list[str]) -> None:
+    asks = masking_utils.find_packed_sequence_indices
+    with equality._where_waits_are("error"):
+        assert masking_utils.find_packed_sequence_indices(torch.arange(4)[None]) is None
+    assert sync_modes == ["error", "default", "error", "default"]
+    assert masking_utils.find_packed_sequence_indices is asks
+
+
+@pytest.mark.usefixtures("sync_modes")
+def test_lines_that_wait_are_counted() -> None:
+    def run() -> None:
+        for _ in range(2):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("another matter", stacklevel=1)
+
+    found = equality._waiting_lines(run)
+    assert found.total() == 2
+    (line,) = found
+    assert line.startswith("project/test_benchmarks_run.py:")
