@@ -220,9 +220,13 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
         card = model_card(directory.name, job.settings, trainer.state)
         if run.push_to_hub:
             # Trainer has pushed the model with a card of its own.
-            place = {"repo_id": trainer.hub_model_id, "path_in_repo": "README.md"}
-            secret = {"token": run.hub_token, "revision": run.hub_revision}
-            upload_file(path_or_fileobj=card.encode(), **place, **secret)
+            upload_file(
+                path_or_fileobj=card.encode(),
+                path_in_repo="README.md",
+                repo_id=str(trainer.hub_model_id),
+                token=run.hub_token,
+                revision=run.hub_revision,
+            )
         write_text(directory / "README.md", card)
         lock.release(directory)
     say(f"saved {run.output_dir}")

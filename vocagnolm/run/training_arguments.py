@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 
@@ -192,10 +192,10 @@ class RunArguments(TrainingArguments):
     def _check_trackers(self) -> None:
         """Reject a tracker whose package is missing, which Trainer would say much later."""
         try:
-            for callback in get_reporting_integration_callbacks(self.report_to):
-                callback()
+            for make in get_reporting_integration_callbacks(self.report_to):  # type: ignore[no-untyped-call]
+                make()
         except (ImportError, RuntimeError) as error:
-            raise ValueError(f"--report_to {' '.join(self.report_to)}: {error}") from error
+            raise ValueError(f"--report_to {' '.join(self.report_to or ())}: {error}") from error
 
     @property
     def is_sharded(self) -> bool:
