@@ -401,6 +401,27 @@ def test_store_is_the_same_when_writing_was_killed(tmp_path: Path) -> None:
     assert at > 20
 
 
+def test_description_does_not_outlive_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    store.write_shard(tmp_path, 0, segments_of("one", [], 0), "float16", "first")
+    monkeypatch.setattr(store, "write_json", killed)
+    with pytest.raises(Killed):
+        store.write_shard(tmp_path, 0, segments_of("two", [], 0), "float16", "second")
+    assert store.is_written(tmp_path, 0, "second")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "advice"),
+    [({"engine": "training"}, "the training run that saved it"), ({"engine": "hf"}, "--repair")],
+)
+def test_bad_shards_are_made_again_by_their_maker(manifest: Any, advice: str) -> None:
+    assert advice in store.remedy(manifest)
+
+
 def test_store_is_the_same_when_mending_was_killed(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     score_all(tmp_path / "whole")
