@@ -31,7 +31,8 @@ from vocagnolm.training.throughput import Phases
 
 _OVERRIDDEN = (
     "_save_checkpoint _maybe_log_save_evaluate _load_from_checkpoint "
-    "_load_optimizer_and_scheduler _load_best_model _get_train_sampler"
+    "_load_optimizer_and_scheduler _load_best_model _get_train_sampler "
+    "_prepare_inputs"
 ).split()
 
 
