@@ -70,6 +70,11 @@ def test_encode_gives_no_tokens_when_text_is_empty(
     assert encoding.spans.shape == (0, 2)
 
 
+def test_empty_text_has_no_tokens_whatever_is_said() -> None:
+    tokenizer: Any = StubTokenizer([(0, 0), (0, 0)])
+    assert encode(tokenizer, "").ids.shape == (0,)
+
+
 def test_encode_gives_no_tokens(
     tokenizers_by_family: Tokenizers,
 ) -> None:

@@ -41,7 +41,14 @@ TESTS = {
 JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "alignment": (
         ("is_part & (", "is_part | (", "the same shares, with more work"),
+        ("1] > student_spans[:, 1]", "1] >= student_spans[:, 1]", "the same, with more work"),
+        ("ranges[:, 0] != UNMAPPED", "ranges[:, -1] != UNMAPPED", "both are -1 there"),
         ("max(student_spans[-1", "min(student_spans[-1", "filled spans of one text end alike"),
+        ("1]) + 1", "1]) + 2", "one position that is never read"),
+    ),
+    "spans": (
+        ("strict=True", "strict=False", "one encoding of each text"),
+        ("np.append(0, ends)", "np.append(1, ends)", "the first gap is the first token's"),
     ),
     "packing": (
         ("range(max_length + 1)", "range(max_length + 2)", "one list that is never used"),
@@ -126,7 +133,7 @@ def _other_flow(node: ast.AST) -> Iterator[tuple[str, object]]:
         yield "test", ast.UnaryOp(ast.Not(), node.test)
     elif isinstance(node, ast.comprehension) and node.ifs:
         yield "ifs", []
-    elif isinstance(node, ast.Return) and node.value is not None:
+    elif isinstance(node, ast.Return) and getattr(node.value, "value", node.value) is not None:
         yield "value", None
 
 
