@@ -12,21 +12,24 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, masking_utils
+from transformers.models.llama import modeling_llama
 
 from benchmarks import __main__ as runner
 from benchmarks import claims, generated, harness
 from benchmarks.estimates import cost_model as cost
 from benchmarks.estimates import scaling
 from benchmarks.gpu_first import __main__ as gpu_first
-from benchmarks.gpu_first import equality
+from benchmarks.gpu_first import equality, kernels, steps
 from benchmarks.gpu_first.__main__ import STAGES
 from benchmarks.gpu_first.equality import METHODS
 from benchmarks.gpu_first.report import Report
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.models.layers import compile_layers
 from vocagnolm.training.flops import model_work
 
 pytestmark = pytest.mark.processes
@@ -349,3 +352,50 @@ def test_lines_that_wait_are_counted() -> None:
     assert found.total() == 2
     (line,) = found
     assert line.startswith("project/test_benchmarks_run.py:")
+
+
+def fake_liger(model: Any, **options: bool) -> None:
+    """Patch what Liger does: a function of the family, and the forward of layers."""
+    own = modeling_llama.apply_rotary_pos_emb
+    modeling_llama.apply_rotary_pos_emb = lambda *args, **kwargs: own(*args, **kwargs)
+    for module in model.modules():
+        if type(module).__name__ in ("LlamaRMSNorm", "LlamaMLP"):
+            module.forward = type(module).forward.__get__(module)
+
+
+@pytest.fixture
+def optional_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for the packages of kernels that need a GPU."""
+    modules = {"liger_kernel.transformers": ModuleType("liger"), "torchao": ModuleType("torchao")}
+    modules |= {"liger_kernel": ModuleType("liger"), "torchao.quantization": ModuleType("ao")}
+    modules["liger_kernel.transformers"].apply_liger_kernel_to_llama = fake_liger
+    modules["torchao.quantization"].quantize_ = lambda model, config, filter_fn: None
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(kernels, "fp8_products", lambda: None)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("optional_packages")
+def test_kernels_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = Report(tmp_path, True, 5, False, tmp_path)
+    made = steps.Steps(steps.Size.tiny(), report)
+    before = kernels._numbers(made)
+    monkeypatch.setattr(kernels, "has_cuda", lambda: True)
+    # Inductor takes minutes.
+    eager = {"backend": "eager"}
+    monkeypatch.setattr(kernels, "compile_layers", lambda x, **_: compile_layers(x, **eager))
+    tried = set()
+    for kernel in kernels.kernels():
+        try:
+            switch = kernel.make(made)
+        except harness.Skipped:
+            continue
+        tried.add(kernel.name)
+        for is_on in (True, False):
+            switch(is_on)
+            losses, loss, norm = kernels._numbers(made)
+            torch.testing.assert_close(losses, before[0], rtol=0, atol=1e-2)
+            assert (loss, norm) == pytest.approx(before[1:], rel=1e-3)
+        assert torch.equal(losses, before[0]), kernel.name
+    assert {"Liger in the student", "fp8 teacher, both compiled", "compiled layers"} <= tried
