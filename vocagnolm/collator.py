@@ -118,10 +118,8 @@ class PackedCollator:
     def __call__(self, blocks: Sequence[Block]) -> Batch:
         """Make the batch of some blocks; other items are a ValueError."""
         if missing := sorted(Block.__annotations__.keys() - blocks[0].keys()):
-            raise ValueError(
-                f"an item of the data set lacks {', '.join(missing)}: expected the blocks of "
-                "vocagnolm.packing.Blocks"
-            )
+            lacks = f"an item of the data set lacks {', '.join(missing)}"
+            raise ValueError(f"{lacks}: expected the blocks of vocagnolm.packing.Blocks")
         widths = self._widths(blocks)
         student = [block["student_ids"] for block in blocks]
         ids, labels, positions = self._rows(student, self.max_length)

@@ -180,10 +180,8 @@ class Method:
     def check_chunks(self, max_length: int) -> None:
         """Reject more chunks than a block has tokens."""
         if self.method == "chunk" and self.chunks > max_length:
-            raise ValueError(
-                f"--chunks {self.chunks} exceeds the {max_length} tokens of a block "
-                "(--max_length): lower it"
-            )
+            tokens = f"{max_length} tokens of a block (--max_length)"
+            raise ValueError(f"--chunks {self.chunks} exceeds the {tokens}: lower it")
 
     def check_teachers(self, count: int) -> None:
         """Reject weights that are not for this many teachers."""

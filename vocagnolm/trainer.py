@@ -246,8 +246,7 @@ class VocAgnoTrainer(ResumableTrainer):
         student, *theirs = inputs["largest_ids"]
         if self.objective.method.method == "kld":
             theirs = [student]
-        models = (self.model, *self.resident)
-        for model, largest in zip(models, (student, *theirs), strict=False):
+        for model, largest in zip((self.model, *self.resident), (student, *theirs), strict=False):
             config = inner_model(model).config
             if largest >= (words := config.get_text_config().vocab_size):
                 raise ValueError(
