@@ -11,7 +11,7 @@ import torch
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.objective import Method, Objective
-from vocagnolm.teacher import StoredTeacher, TeacherLosses
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 NO_EFFECT = {
     "vocagnolm": {"kld_direction": "forward", "chunks": 8, "rho1_score": "loss_and_entropy"},
@@ -285,3 +285,34 @@ def test_teacher_rows_are_those_that_teachers_read() -> None:
     for a, b, name in zip(first, second, names[2:], strict=True):
         assert torch.equal(a, batch[name][:, :3])
         assert torch.equal(b, batch[name][:, 3:])
+
+
+class Silent(ResidentTeacher):
+    """A teacher without a model."""
+
+    def __init__(self) -> None:
+        pass
+
+    def states(self, *_: Any) -> Any:
+        return "states"
+
+
+def test_pairs_are_the_same_token_or_the_last_of_a_range() -> None:
+    ignored, none = IGNORED_LABEL, [-1, -1]
+    batch: dict[str, Any] = {
+        "input_ids": torch.zeros(2, 3),
+        "position_ids": torch.zeros(2, 3),
+        "labels": torch.tensor([[ignored, 5, 6], [ignored, 7, 8]]),
+        "teacher_input_ids": torch.zeros(2, 4),
+        "teacher_position_ids": torch.zeros(2, 4),
+        "teacher_ranges": torch.tensor([[none, [1, 3], none], [none, [1, 2], [2, 4]]]),
+        "teacher_widths": [4],
+        "mapped_tokens": [1, 2],
+        "unmapped_tokens": [1, 0],
+    }
+    ours, theirs = (
+        [rows.tolist() for rows in Objective(Method(name), Silent()).pairs(batch)[1:]]  # type: ignore[arg-type]
+        for name in ("kld", "uld")
+    )
+    assert ours == [[1, 2, 4, 5]] * 2
+    assert theirs == [[1, 4, 5], [2, 4 + 1, 4 + 3]]

@@ -46,15 +46,19 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("max(student_spans[-1", "min(student_spans[-1", "filled spans of one text end alike"),
         ("1]) + 1", "1]) + 2", "one position that is never read"),
     ),
+    "guidance": (("values_BT.shape[-1])", "values_BT.shape[1])", "of two dimensions"),),
     "spans": (
         ("strict=True", "strict=False", "one encoding of each text"),
         ("np.append(0, ends)", "np.append(1, ends)", "the first gap is the first token's"),
     ),
     "packing": (
         ("range(max_length + 1)", "range(max_length + 2)", "one list that is never used"),
-        ("strict=True", "strict=False", "the line above has checked it"),
+        ("strict=True", "strict=False", "both have as many"),
     ),
-    "objective": (("[0] * len", "[-1] * len", "those left out are not counted"),),
+    "objective": (
+        ("[0] * len", "[-1] * len", "those left out are not counted"),
+        ("seed: int = 0", "seed: int = 1", "runs give their own"),
+    ),
     "token_loss": (
         ("device.type != home", "device.type == home", "moves on a machine with a GPU only"),
         ("(2, 8)", "(2, 7)", "any few tokens will do"),
@@ -63,6 +67,8 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "data": (
         ("budget // 8", "budget // 7", "any share will do"),
         ("numbers), 6)", "numbers), 7)", "both are finer than any share"),
+        ("strict=True", "strict=False", "columns of one table"),
+        ("mine[:, 0] != UNMAPPED", "mine[:, 1] != UNMAPPED", "both are -1 there"),
     ),
     "store/store": (("=1024)", "=1025)", "any size will do"),),
 }
