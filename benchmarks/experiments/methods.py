@@ -67,9 +67,19 @@ TOP_K = {
     f"top_k-{share}": f"--top_k={share} --teacher_losses={{losses}}"
     for share in (0.5, 0.6, 0.7, 0.8)
 }
+# Beyond the paper.
+SHARE = {
+    f"aggregation-share__top_k-{share}__floor-{floor}": (
+        f"--aggregation=share --top_k={share} --unselected_weight={floor}"
+        " --teacher_losses={losses}"
+    )
+    for share in (0.4, 0.7)
+    for floor in (0.0, 0.3)
+}
 ABLATIONS = {
     **UNMAPPED_AND_AGGREGATION,
     **TOP_K,
+    **SHARE,
     "selection_scope-batch": "--selection_scope=batch --teacher_losses={losses}",
     "loss_divisor-selected": "--loss_divisor=selected --teacher_losses={losses}",
     "attend_across_documents-true": "--attend_across_documents=true --teacher={teacher}",
@@ -92,6 +102,7 @@ TEXT_RUNS = {
     "kld": METHODS["kld"],
     "uld": METHODS["uld"],
     **TOP_K,
+    **SHARE,
 }
 RUNS = {
     "demo": MODELS | METHODS | ABLATIONS,
