@@ -14,6 +14,7 @@ import yaml
 from vocagnolm.analysis.figures import NUMBERS
 from vocagnolm.analysis.frame import METHOD_LABELS
 from vocagnolm.analysis.runs import REPORTED_FILE, paper_guidance, teacher_name
+from vocagnolm.host import processes
 from vocagnolm.run import parse as config
 from vocagnolm.run.job import Job
 from vocagnolm.run.training_arguments import RunArguments
@@ -74,6 +75,7 @@ def test_recipe_makes_the_papers_batch_and_tokens(
 ) -> None:
     world_size = property(lambda self: WORLD_SIZE)
     monkeypatch.setattr(RunArguments, "world_size", world_size)
+    monkeypatch.setattr(processes, "launched_processes", lambda: WORLD_SIZE)
     job = parse(path)
     data, run = job.data, job.run
     assert run.per_device_train_batch_size is not None
@@ -90,7 +92,7 @@ def test_recipe_writes_out_the_papers_settings_when_read(path: Path) -> None:
     expected = SECTION_4_3 | DEFAULTS
     assert {name: found[name] for name in expected} == expected
     in_effect = parse(path).method.in_effect()
-    hidden = set(in_effect) - set(found) - {"guidance_table_steps"}
+    hidden = set(in_effect) - set(found) - {"guidance_table_steps", "unselected_weight"}
     assert not hidden, "every option that has an effect is written out"
     assert {"attend_across_documents", "max_steps", "output_dir"} <= found.keys()
     assert "bf16" not in found  # refused on a machine without a GPU
