@@ -229,6 +229,7 @@ def test_answers_get_the_harness_verdict(
     assert extract_answer(benchmark, output) == prediction
 
 
+@pytest.mark.slow
 def test_answers_equal_says_what_the_grader_says() -> None:
     assert answers_equal("(x+1)^2", "x^2+2x+1")
     assert not answers_equal("(x+1)^2", "x^2+2x+2")

@@ -178,6 +178,7 @@ def test_rerun_asks_nothing_again_when_all_is_there(
     assert (path / "demo.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_results_lie_in_the_model(own_model: Path) -> None:
     argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "1"]
     assert evaluate_math.main(argv) == 0
@@ -390,6 +391,7 @@ def test_output_is_refused_when_it_holds_another_evaluation(
 # What can happen on the way
 
 
+@pytest.mark.slow
 def test_interrupt_says_how_to_go_on(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -422,6 +424,7 @@ def small_files(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_full_disk_is_one_line_and_no_damage(
     evaluated: SimpleNamespace,
     model: Path,

@@ -87,6 +87,7 @@ def test_regrade_gives_old_items_a_checksum(tmp_path: Path, workers: Grader) -> 
     ]
 
 
+@pytest.mark.slow
 def test_regrade_keeps_summary_and_lines_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

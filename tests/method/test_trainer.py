@@ -229,6 +229,7 @@ def test_self_guided_full_selection_is_plain_language_modelling(
     assert largest_difference(ours, parameters(reference)) < PARAMETER_TOLERANCE
 
 
+@pytest.mark.slow
 def test_evaluation_loss_does_not_depend_on_batch_size(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ def no_graphs_of_other_tests() -> Any:
     torch._dynamo.config.recompile_limit = limit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_losses_and_gradients_stay_when_layers_are_compiled(checkpointing: bool) -> None:
     batch, weights = rows(), torch.rand(3, 16, generator=torch.Generator().manual_seed(1))
@@ -53,6 +54,7 @@ def test_losses_and_gradients_stay_when_layers_are_compiled(checkpointing: bool)
     assert_same_gradients(found[1][1], found[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
 def test_layers_share_their_graphs(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []

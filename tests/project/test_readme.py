@@ -84,6 +84,7 @@ def test_index_of_the_documents_names_each_page() -> None:
     assert sorted([*linked, "README.md"]) == sorted(PAGES)
 
 
+@pytest.mark.slow
 def test_library_example_of_the_documents_runs(
     tokenizer_dirs: dict[str, Path],
     tiny_llama: Callable[..., Any],

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
 PAPER = sorted((RECIPES / "paper").rglob("*.yaml"))
 ABLATIONS = sorted((RECIPES / "ablations").rglob("*.yaml"))
-ALL = [*PAPER, *ABLATIONS]
+BEYOND = sorted((RECIPES / "beyond_the_paper").rglob("*.yaml"))
+ALL = [*PAPER, *ABLATIONS, *BEYOND]
 WORLD_SIZE = 32
 SECTION_4_3 = {
     "student": "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",

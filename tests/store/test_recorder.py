@@ -71,6 +71,7 @@ def run(
     return hashlib.sha256((output_dir / "model.safetensors").read_bytes()).hexdigest()
 
 
+@pytest.mark.slow
 def test_run_from_its_own_store_gives_its_weights(
     models: dict[str, str], corpus: Path, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def chosen(world: dict[str, Any], store: int, setting: Candidate) -> set[tuple[i
     return tokens
 
 
+@pytest.mark.slow
 def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: Path) -> None:
     options = ("--top_k", "0.4", "0.7", "--aggregation", "max", "mean", "--unmapped", "exclude")
     assert cli.main(command(world, *options, "--output_dir", str(tmp_path / "out"))) == 0

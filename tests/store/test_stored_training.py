@@ -171,6 +171,7 @@ def test_stored_run_gives_online_parameters_for_equal_segments(
             assert ours_log.get(name) == pytest.approx(theirs_log.get(name), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_float16_selects_nearly_the_same_tokens(world: World, store: Store, tmp_path: Path) -> None:
     rounded = in_float16(store, world.texts, tmp_path / "store")
     masks = [selected(world.trainer(tmp_path, *s)) for s in ((), (store,), (rounded,))]
@@ -410,6 +411,7 @@ def error_of(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, {"unmapped": "mean", "aggregation": "sum"}])
 def test_train_from_scored_corpus_gives_online_parameters(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
@@ -445,6 +447,7 @@ def test_dry_run_names_the_stored_teachers(
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_train_is_guided_by_all_stores(place: Place, tmp_path: Path) -> None:
     stores = [place.score(), place.score("store2", teacher=str(place.root / "teacher2"))]
 

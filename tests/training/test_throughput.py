@@ -326,6 +326,7 @@ def test_phases_make_up_the_elapsed_time(
     assert "student_mfu" not in report, "a CPU has no known peak"
 
 
+@pytest.mark.slow
 def test_report_leaves_out_evaluating_and_saving(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

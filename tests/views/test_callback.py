@@ -61,6 +61,7 @@ def files(directory: Path) -> list[str]:
     return sorted(path.name for path in (directory / "guidance").iterdir())
 
 
+@pytest.mark.slow
 def test_run_has_the_same_weights(
     world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def unasked(task: Task, directory: RunDirectory) -> list[Item]:
 
 
 def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
-    # Items of this process: every so manieth by length, for equal work.
+    # One of every `num_processes` items, by length, so that all processes have equal work.
     left = unasked(task, directory)
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
     return left[state.process_index :: state.num_processes]
