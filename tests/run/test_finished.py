@@ -77,6 +77,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.stress(
     "finished runs: every kind of damage to the final model", "said, and written again, bit for bit"
 )

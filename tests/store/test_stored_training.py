@@ -237,6 +237,7 @@ def slow_teacher(
     return guides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
 def test_loss_of_several_stores_equals_slow_reference(

@@ -92,6 +92,7 @@ def upstream(trainer: Any, model: Any, events: Events) -> Trainer:
     return Trainer(model, args, Plain(), **data, callbacks=[events])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_pretraining_is_that_of_the_upstream_trainer(
     name: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
