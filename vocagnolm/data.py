@@ -304,7 +304,7 @@ def _share(
 def _cut(piece: Piece, parts: int) -> list[Piece]:
     """Cut a piece into about equal parts, by characters, where a paragraph, line or word ends.
 
-    White space stays with the text before it: a segment begins with a word, as a document does.
+    The separator stays with the text before it; an indented line still begins with white space.
     """
     budget = max(1, min(math.ceil(len(piece.text) / parts), len(piece.text) - 1))
     cuts = [0]

@@ -12,8 +12,8 @@ from shape import PACKAGE, ROOT
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from world import make_blocks, make_models, make_trainer
 
-# 3,000 before `share` and `unselected_weight` were added.
-MAX_FILES, MAX_LINES = 13, 3100
+# The goal is 3,000 lines; 2,987 before `share` and `unselected_weight` were added.
+MAX_FILES, MAX_LINES = 13, 3089
 
 
 class StepTracer(TrainerCallback):

@@ -118,26 +118,27 @@ def test_damaged_model_without_a_checkpoint_is_refused(
     )
 
 
-def test_files_of_others_leave_a_run_finished(
-    finished: tuple[list[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    argv, source = finished
-    run = Path(shutil.copytree(source, tmp_path / "run"))
+def add_files(run: Path) -> None:
     (run / "train.log").write_text("mine")
     (run / "README.md").write_text("a better card")
     (run / "evaluation").mkdir()
-    capfd.readouterr()
-    assert train.main([*argv, f"--output_dir={run}"]) == 0
-    assert capfd.readouterr().out.endswith("nothing to do\n")
 
 
-def test_finished_run_without_a_manifest_stays_finished(
-    finished: tuple[list[str], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def take_manifest(run: Path) -> None:
+    """Leave a run as it ended before final models had one."""
+    (run / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("change", [add_files, take_manifest])
+def test_run_stays_finished(
+    change: Callable[[Path], None],
+    finished: tuple[list[str], Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     argv, source = finished
     run = Path(shutil.copytree(source, tmp_path / "run"))
-    # As runs ended before final models had one.
-    (run / "manifest.json").unlink()
+    change(run)
     capfd.readouterr()
     assert train.main([*argv, f"--output_dir={run}"]) == 0
     assert capfd.readouterr().out.endswith("nothing to do\n")
