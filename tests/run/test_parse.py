@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 from transformers.trainer_utils import IntervalStrategy
 from transformers.utils import is_bitsandbytes_available
@@ -22,14 +21,14 @@ from vocagnolm.run import training_arguments
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.run.job import Job
-from vocagnolm.run.parse import parse
+from vocagnolm.run.parse import parse, read_recipe
 from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = ("--use_cpu", "True")
 TEACHER = ("--teacher", "some/teacher", *CPU)
 STORES = ("--teacher_losses", "S1", "S2")
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+RECIPES = sorted(set((ROOT / "recipes").rglob("*.yaml")) - {ROOT / "recipes" / "base.yaml"})
 ACCELERATE_CONFIGS = sorted((ROOT / "accelerate_configs").glob("*.yaml"))
 
 
@@ -241,7 +240,7 @@ def test_parse_takes_the_recipe_and_then_the_flags(tmp_path: Path) -> None:
         ("", "must be a mapping of options to values"),
         ("- a\n", "must be a mapping of options to values"),
         ("a: [\n", "cannot be read: while parsing a flow node"),
-        ("config: other.yaml\n", "names another config: give one recipe"),
+        ("config: other.yaml\n", "names another config: call it base, or leave it out"),
     ],
 )
 def test_parse_names_the_recipe(tmp_path: Path, content: str, message: str) -> None:
@@ -270,9 +269,45 @@ def test_parse_checks_the_values_of_a_recipe(tmp_path: Path) -> None:
     )
 
 
+def resolved(path: Path) -> dict[str, object]:
+    return {name: value for _, part in read_recipe(str(path)) for name, value in part.items()}
+
+
+def test_recipe_overrides_its_bases_when_chained(tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    first = "teacher: [a, b]\ntop_k: 0.5\nseed: 7\nmax_length: 64\n"
+    (tmp_path / "bases" / "first.yaml").write_text(first)
+    (tmp_path / "bases" / "second.yaml").write_text("base: first.yaml\ntop_k: 0.6\nseed: 8\n")
+    config = recipe(tmp_path, "seed: null\nteacher: c\nbase: bases/second.yaml\n")
+    job = parse((*config, *CPU))
+    assert (job.model.teacher, job.method.top_k, job.data.max_length) == (["c"], 0.6, 64)
+    # null takes a base's value away: what is left is the default.
+    assert job.run.seed == 42
+
+
+@pytest.mark.parametrize(
+    ("base", "content", "message"),
+    [
+        ("base.yaml", None, "--config {0}/base.yaml cannot be read, the base of {0}/recipe.yaml: "),
+        ("base.yaml", "learnig_rate: 1\n", "--config {0}/base.yaml: unrecognized arguments: --le"),
+        ("base.yaml", "a: [", "--config {0}/base.yaml cannot be read, the base of {0}/recipe.yaml"),
+        ("base.yaml", "base: recipe.yaml\n", "--config {0}/recipe.yaml is its own base: {0}/re"),
+        ("recipe.yaml", None, "--config {0}/recipe.yaml is its own base: {0}/recipe.yaml -> {0}/"),
+        ("[a, b]", None, "--config {0}/recipe.yaml: base must name a file beside it, got ['a'"),
+    ],
+)
+def test_parse_names_the_base_when_wrong(
+    tmp_path: Path, base: str, content: str | None, message: str
+) -> None:
+    config = recipe(tmp_path, f"base: {base}\n")
+    if content is not None:
+        (tmp_path / "base.yaml").write_text(content)
+    assert error_of(*config, *TEACHER).startswith(message.format(tmp_path))
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_parse_accepts_when_the_recipe_is_ours(path: Path) -> None:
-    names = yaml.safe_load(path.read_text())
+    names = resolved(path)
     argv = ["--config", str(path), *CPU]
     if names.get("method", "vocagnolm") == "vocagnolm" and "teacher" not in names:
         argv += ["--teacher", "t"]

@@ -1,4 +1,4 @@
-"""The recipes are the paper's runs: read by the real parser, on the paper's 32 GPUs."""
+"""The recipes, with their bases, are the paper's runs: read by the real parser, on 32 GPUs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
+BASE = RECIPES / "base.yaml"
 PAPER = sorted((RECIPES / "paper").rglob("*.yaml"))
 ABLATIONS = sorted((RECIPES / "ablations").rglob("*.yaml"))
 BEYOND = sorted((RECIPES / "beyond_the_paper").rglob("*.yaml"))
@@ -60,6 +61,13 @@ def parse(path: Path) -> Job:
 
 
 def values(path: Path) -> dict[str, Any]:
+    """Read what a recipe and its bases say."""
+    parts = config.read_recipe(str(path))
+    return {name: value for _, part in parts for name, value in part.items()}
+
+
+def written(path: Path) -> dict[str, Any]:
+    """Read what the file itself says."""
     return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
@@ -100,14 +108,22 @@ def test_recipe_writes_out_the_papers_settings_when_read(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_recipe_begins_with_its_hardware_and_its_command(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert lines[0].startswith("# Hardware: 32 H100, 4 machines with 8 each. ")
-    launch = [line.strip("# \\") for line in lines[1:4]]
-    assert launch[0].startswith("accelerate launch --config_file accelerate_configs/")
-    assert (ROOT / launch[0].split()[3]).is_file()
-    assert launch[2] == f"train.py --config {path.relative_to(ROOT)}"
-    assert max(map(len, lines)) <= 100
+def test_recipe_says_only_what_its_base_does_not(path: Path) -> None:
+    (base, found), *_ = config.read_recipe(str(path))
+    assert Path(base) == BASE
+    said = written(path)
+    inherited = values(path.parent / said.pop("base"))
+    assert {name for name in said if said[name] == inherited.get(name)} == set()
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 10
+    assert found.keys() >= (SECTION_4_3 | DEFAULTS).keys()
+
+
+def test_base_begins_with_its_hardware_and_its_command() -> None:
+    text = BASE.read_text(encoding="utf-8")
+    assert "Hardware: 32 H100, 4 machines with 8 each." in text
+    (launch,) = re.findall(r"accelerate launch --config_file (\S+)", text)
+    assert (ROOT / launch).is_file()
+    assert "train.py --config recipes/ROW.yaml" in text
 
 
 @pytest.mark.parametrize("path", PAPER, ids=name_of)
@@ -152,7 +168,7 @@ def rows(table: str) -> list[tuple[str, str, str]]:
     found = []
     for path in sorted((RECIPES / "paper" / table).glob("*.yaml")):
         line = path.read_text(encoding="utf-8").splitlines()[0]
-        name = re.search(r"Table \d, (.*), \d+B tokens\.$", line)
+        name = re.fullmatch(r"# Table \d, (.*), \d+B tokens\.", line)
         assert name
         found.append((name[1], values(path)["method"], f"{tokens_of(path)}B"))
     return found
@@ -252,7 +268,7 @@ def test_documentation_leads_to_every_recipe() -> None:
     patterns = set(re.findall(r"recipes/[\w./*-]+\.yaml", REPRODUCING))
     found = {pattern: list(ROOT.glob(pattern)) for pattern in patterns}
     assert all(found.values())
-    assert {path for paths in found.values() for path in paths} == set(ALL)
+    assert {path for paths in found.values() for path in paths} == {BASE, *ALL}
 
 
 def test_documentation_names_every_figure_when_read() -> None:

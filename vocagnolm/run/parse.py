@@ -40,16 +40,18 @@ def parse(argv: Sequence[str]) -> Job:
         description="Train a student with the token losses of a teacher (arXiv 2503.19123).",
     )
     # A recipe becomes flags before the flags of the command line, so that those win.
-    parser.add_argument("--config", help="YAML file of options; flags override it.")
+    parser.add_argument("--config", help="YAML file of options and a base; flags override it.")
     first = _Parser((), add_help=False, allow_abbrev=False)
     first.add_argument("--config")
     config = first.parse_known_args(argv)[0].config
-    recipe = read_recipe(config) if config else []
-    try:
-        parser.parse_args(recipe)
-    except ValueError as error:
-        raise ValueError(f"--config {config}: {error}") from error
-    values = vars(parser.parse_args([*recipe, *argv]))
+    recipe: _Options = {}
+    for path, options in read_recipe(config) if config else ():
+        try:
+            parser.parse_args(_flags(options))
+        except ValueError as error:
+            raise ValueError(f"--config {path}: {error}") from error
+        recipe |= options
+    values = vars(parser.parse_args([*_flags(recipe), *argv]))
     del values["config"]
     if not values["output_dir"]:
         values["output_dir"] = _default_output_dir(values)
@@ -64,17 +66,37 @@ def parse(argv: Sequence[str]) -> Job:
     return job
 
 
-def read_recipe(path: str) -> list[str]:
-    """Read a YAML mapping as the flags that it stands for, so that one parser checks both."""
-    try:
-        recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"--config {path} cannot be read: {reason}") from error
-    if not isinstance(recipe, dict):
-        raise ValueError(f"--config {path} must be a mapping of options to values")
-    if "config" in recipe:
-        raise ValueError(f"--config {path} names another config: give one recipe")
+def read_recipe(path: str) -> list[tuple[str, _Options]]:
+    """Read a YAML mapping of options, and before it the one beside it that it calls its `base`.
+
+    Returns:
+        Files and their options, the most general first: those of a later file win.
+    """
+    found: dict[str, _Options] = {}
+    named_by = ""
+    while path not in found:
+        try:
+            recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"--config {path} cannot be read{named_by}: {reason}") from error
+        if not isinstance(recipe, dict):
+            raise ValueError(f"--config {path} must be a mapping of options to values")
+        if "config" in recipe:
+            raise ValueError(f"--config {path} names another config: call it base, or leave it out")
+        base = recipe.pop("base", None)
+        found[path] = recipe
+        if base is None:
+            return [*reversed(found.items())]
+        if not isinstance(base, str):
+            raise ValueError(f"--config {path}: base must name a file beside it, got {base!r}")
+        named_by = f", the base of {path}"
+        path = os.path.normpath(Path(path).parent / base)
+    raise ValueError(f"--config {path} is its own base: {' -> '.join([*found, path])}")
+
+
+def _flags(recipe: _Options) -> list[str]:
+    """Write options as the flags that they stand for, so that one parser checks both."""
     flags: list[str] = []
     for name, value in recipe.items():
         if isinstance(value, list):
