@@ -23,7 +23,8 @@ from vocagnolm.analysis.paired import (
     percentile_interval,
     resampled_differences,
 )
-from vocagnolm.analysis.runs import REPORTED_FILE, heading, read_reported, read_runs
+from vocagnolm.analysis.paper import REPORTED_FILE, read_reported
+from vocagnolm.analysis.runs import heading, read_runs
 from vocagnolm.evaluation import report
 from vocagnolm.evaluation.records import RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
@@ -256,10 +257,29 @@ def test_reported_rows_equal_the_digest(shared_dir: Path) -> None:
     }
     expected = {renamed.get(key, key): row for key, row in readme_rows(shared_dir).items()}
     tables = json.loads(REPORTED_FILE.read_text())["tables"]
-    assert [len(table["rows"]) for table in tables] == [17, 6]
-    assert {**tables[0]["rows"], **tables[1]["rows"]} == expected
+    assert [len(table["rows"]) for table in tables] == [17, 9, 7, 6]
+    assert {**tables[0]["rows"], **tables[3]["rows"]} == expected
     columns = [*PAPER_BENCHMARKS, *AVERAGES]
-    assert [table["columns"] for table in tables] == [columns, columns[:10]]
+    assert [table["columns"] for table in tables] == [columns, columns, columns, columns[:10]]
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_reported_tables_equal_the_papers_text(shared_dir: Path, number: int) -> None:
+    (path,) = (shared_dir / "paper").glob("arxiv-*.txt")
+    table = path.read_text(encoding="utf-8").split(f"\nTable {number}: ")[1].split("\n\n")[1]
+    printed = [line.strip("| ").split(" | ") for line in table.splitlines() if line.count("|") > 5]
+    rows = json.loads(REPORTED_FILE.read_text())["tables"][number - 1]["rows"]
+    for (first, second, *values), (name, row) in zip(printed[1:], rows.items(), strict=True):
+        chunks = "token level" if second == "-" else f"{second} chunks"
+        assert name == (f"{chunks}, {first.lower()}" if number == 2 else f"{first} {second}")
+        assert [float(value) for value in values] == row
+
+
+def test_reported_table_names_all_its_rows_when_given() -> None:
+    rows = read_reported(["Llemma", "Table 3", "Exclude 2B"])[1]
+    assert list(dict.fromkeys(rows.table)) == ["Table 4", "Table 3"]
+    assert rows.row.nunique() == 8
+    assert len(rows) == 10 + 7 * 12
 
 
 def test_reported_averages_are_means_of_their_columns() -> None:
@@ -273,7 +293,7 @@ def test_reported_averages_are_means_of_their_columns() -> None:
                 mean = values[list(members)].mean()
                 assert values[average] == pytest.approx(mean, abs=0.0501), name
                 checked += 1
-    assert checked == 16 * 3 + 1 + 6  # Rho-1 has one, the teachers have AVG alone
+    assert checked == 16 * 3 + 1 + 16 * 3 + 6  # Rho-1 has one, the teachers have AVG alone
 
 
 def test_reported_row_stands_beside_ours(runs: list[Path]) -> None:
@@ -437,6 +457,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
         "to share a benchmark, found gsm8k, math and svamp",
     ),
     "same_run": (name_twice, "twice"),
+    "none": (lambda first, other: [], "expected a RUN to compare, found none: give directories of"),
 }
 
 
@@ -458,7 +479,7 @@ def test_command_rejects_wrong_runs_in_one_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--reported", "GPT-4"], "found 'GPT-4': give one of 'TinyLlama', 'TinyLlama-CPT',"),
+        (["--reported", "GPT-4"], "found 'GPT-4': give one of 'Table 1', 'Table 2', "),
         (["--resamples", "0"], "expected --resamples of at least 1"),
         (["--seed", "-1"], "--seed of at least 0"),
         (["--output_dir", "{file}"], "is a file, not a directory"),

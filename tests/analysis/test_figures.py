@@ -13,7 +13,7 @@ from fake_results import write_json, write_results
 from vocagnolm import cli
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.analysis.frame import METHOD_LABELS, read_frame
-from vocagnolm.analysis.runs import PAPER_FILE, REPORTED_FILE, teacher_name
+from vocagnolm.analysis.paper import REPORTED_FILE, paper_models, teacher_name
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
 from vocagnolm.run import parse as config
 from vocagnolm.run.arguments import GuidanceArguments
@@ -94,10 +94,14 @@ def house(tmp_path: Path) -> House:
 
 
 def drawn(
-    number: int, paths: Sequence[Path], metric: str | None = None, reported: Sequence[str] = ()
+    number: int,
+    paths: Sequence[Path],
+    metric: str | None = None,
+    reported: Sequence[str] = (),
+    output: Path | None = None,
 ) -> dict[str, Any]:
     """The JSON of a figure, after its files are checked; its marks as lines of its panels."""
-    output = paths[0].parent / "figures"
+    output = output or paths[0].parent / "figures"
     (image,) = make([number], paths, output, metric, reported)
     assert image == output / f"figure-{number}.png"
     assert image.read_bytes().startswith(b"\x89PNG")
@@ -273,6 +277,31 @@ def test_teacher_figure_says_when_teachers_are_reported(students: list[Path]) ->
     assert panel["x_label"] == "teacher, as reported: accuracy, AVG (%)"
 
 
+# The paper's numbers alone
+
+
+def test_methods_are_drawn_when_only_the_paper_is_given(tmp_path: Path) -> None:
+    figure = drawn(4, [], None, ["Table 1"], tmp_path)
+    lines = figure["panels"][0]["lines"]
+    assert len(lines) == 17
+    assert [len(marks) for marks in lines.values()].count(12) == 16
+    assert len(lines["reported: Rho-1"]) == 7
+    assert all(mark["reported"] for mark in figure["marks"])
+    # A whole table stands for its rows that have the metric.
+    assert len(drawn(4, [], "AVG", ["Table 1"], tmp_path)["panels"][0]["lines"]) == 16
+
+
+def test_students_are_drawn_when_only_the_paper_is_given(tmp_path: Path) -> None:
+    (panel,) = drawn(5, [], None, ["Table 1"], tmp_path)["panels"]
+    lines = panel["lines"]
+    counts = {name: len(marks) for name, marks in lines.items()}
+    methods = {"reported: KLD": 2, "reported: VocAgnoLM": 7, "reported: ULD": 5}
+    assert counts == methods | {"reported: TinyLlama": 1, "reported: TinyLlama-CPT": 1}
+    assert (84.0, 29.9) in xy(lines["reported: VocAgnoLM"])
+    assert xy(lines["reported: TinyLlama"]) == [(None, 13.3)]
+    assert panel["x_label"] == "teacher, as reported: accuracy, AVG (%)"
+
+
 # Figure 6
 
 
@@ -425,7 +454,8 @@ REFUSALS: list[tuple[int, str, str | None, list[str], str]] = [
     (6, f"audit {RUNS} gsm8k", "eval_loss", [], "2 audits of them"),
     (6, f"audit {RUNS} finer", "eval_loss", [], "audit again with --chunks 128"),
     (6, "audit", None, [], "runs guided by chunks or tokens"),
-    (6, f"audit {RUNS}", "eval_loss", ["Table 2"], "leave --metric out"),
+    (6, f"audit {RUNS}", "eval_loss", ["Table 2"], "'eval_loss' in the reported row '8 chunks, r"),
+    (5, STUDENTS, None, [*NAMES, "8 chunks, teacher"], "to name a teacher or a guided student"),
     (6, f"audit {RUNS}", "eval_loss", ["Llemma"], "expected no --reported but 'Table 2'"),
     (7, "k0.4", "eval_loss", [], "differ in top_k or uld_weight"),
     (7, "k0.4 k0.5 sum", "eval_loss", [], "differ in aggregation"),
@@ -559,20 +589,9 @@ def test_command_refuses_options_that_do_not_apply(
     assert NUMBERS == (1, 3, 4, 5, 6, 7, 8)
 
 
-def test_table_2_equals_the_digest(shared_dir: Path) -> None:
-    text = (shared_dir / "paper" / "README.md").read_text(encoding="utf-8")
-    lines = text.split("### Table 2")[1].split("\n\n")[1].splitlines()[2:]
-    cells = [[float(x) for x in line.strip("| ").split("|")[1:] if x.strip()] for line in lines]
-    table = json.loads(PAPER_FILE.read_text())["Table 2"]
-    assert cells[0] == table["random"]
-    assert cells[1] == [*table["guided by the teacher"], table["token level"]]
-    assert table["column"] == "AVG w/o SAT"
-
-
 def test_paper_names_are_the_tables() -> None:
-    reported = json.loads(REPORTED_FILE.read_text())["tables"][1]["rows"]
-    models = json.loads(PAPER_FILE.read_text())["models"]
-    assert models.keys() == reported.keys()
-    for name, others in models.items():
+    reported = json.loads(REPORTED_FILE.read_text())["tables"][3]["rows"]
+    assert paper_models().keys() == reported.keys()
+    for name, others in paper_models().items():
         assert {teacher_name(f"/x/{other}") for other in (name, *others)} == {name}
     assert teacher_name("some/qwen2.5-math-7b-rl") == "qwen2.5-math-7b-rl"

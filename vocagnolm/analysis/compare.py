@@ -14,7 +14,8 @@ import pandas as pd
 
 from vocagnolm.analysis.paired import Pairing, pair
 from vocagnolm.analysis.panels import Figure, Mark, Panel, draw_figure, line
-from vocagnolm.analysis.runs import Run, heading, in_order, read_reported, read_runs, reject
+from vocagnolm.analysis.paper import read_reported
+from vocagnolm.analysis.runs import Run, heading, in_order, read_runs, reject
 from vocagnolm.host.files import write_text
 from vocagnolm.host.tables import markdown_table
 
@@ -61,6 +62,9 @@ def compare(
     Raises:
         ValueError: a directory, a file or a name is wrong, or there is nothing to compare.
     """
+    if not paths:
+        advice = "give directories of evaluate_math.py, or --figure 4 with --reported 'Table 1'"
+        reject("a RUN to compare", "none", advice)
     if resamples < 1 or seed < 0:
         expected = "--resamples of at least 1 and --seed of at least 0"
         reject(expected, f"{resamples} and {seed}", "give others")

@@ -33,13 +33,12 @@ from vocagnolm.analysis.panels import (
     name_once,
     overlap_panels,
 )
+from vocagnolm.analysis.paper import paper_models, read_reported
 from vocagnolm.analysis.runs import (
     EVAL_LOSS,
     find_views,
     heading,
     in_order,
-    paper_guidance,
-    read_reported,
     reject,
     run_directory,
 )
@@ -50,7 +49,7 @@ from vocagnolm.views.view import read_views
 if TYPE_CHECKING:
     import pandas as pd
 
-_TABLE_2, _GUIDANCE_PAGE = "Table 2", 8
+_TABLE_2, _TABLE_2_TEACHER, _GUIDANCE_PAGE = "Table 2", "Mistral-ProXMath", 8
 _DEFAULT_METRICS = {1: "AVG", 5: "AVG", 6: "AVG w/o SAT", 7: "AVG w/o SAT"}
 _STYLES = {label: number for number, label in enumerate(METHOD_LABELS.values())}
 _QUALITY = "evaluate_math.py, or give --reported NAME if the paper has it"
@@ -134,9 +133,11 @@ def _audits(frame: pd.DataFrame, number: int) -> pd.DataFrame:
     return audits
 
 
-def _paper(reported: Sequence[str]) -> dict[str, dict[str, float]]:
+def _paper(reported: Sequence[str], metric: str = "") -> dict[str, dict[str, float]]:
+    """Read rows of the paper; a whole table stands for its rows that have the metric."""
     rows = read_reported(reported)[1].groupby("row", sort=False)
-    return {name: dict(zip(row.column, row.reported, strict=True)) for name, row in rows}
+    found = {name: dict(zip(row.column, row.reported, strict=True)) for name, row in rows}
+    return {x: row for x, row in found.items() if not metric or metric in row or x in reported}
 
 
 def _printed(rows: Rows, name: str, metric: str) -> float:
@@ -167,7 +168,7 @@ def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
 
 def _vocabulary(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 1."""
-    audits, models, rows = _audits(frame, 1), _models(frame), _paper(reported)
+    audits, models, rows = _audits(frame, 1), _models(frame), _paper(reported, metric)
     audited = list(dict.fromkeys(audits.teacher))
     _check_named(rows, audited, "an audited teacher for --figure 1", "audits of")
     for name in audited:
@@ -203,12 +204,15 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
 
 def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 4."""
-    runs = frame[frame.source != "audit"]
-    if runs.empty:
-        _miss(4, "runs", "train.py --method cpt, uld and vocagnolm, and evaluate_math.py")
+    runs, rows = frame[frame.source != "audit"], _paper(reported, metric)
+    if runs.empty and not rows:
+        how = "train.py --method cpt, uld and vocagnolm, and evaluate_math.py, or give --reported"
+        _miss(4, "runs", how)
     ours, others = settings(_trained(frame)), settings(frame[frame.source == "evaluated"])
     labels = [*labels_of(ours), *map(label_of, others)]
     evaluated = in_order(set(runs.column.dropna()) - {EVAL_LOSS})
+    if runs.empty:
+        evaluated = in_order(column for row in rows.values() for column in row)
     # Without a column the first average is asked for, which says how to evaluate.
     columns = [metric] if metric else evaluated or [_DEFAULT_METRICS[6]]
     names = {c: "held-out loss" if c == EVAL_LOSS else heading(c) for c in columns}
@@ -219,7 +223,6 @@ def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figur
         held = [c for c in columns if have.get(c, 0) == setting.run.nunique()] or columns[:1]
         points = [average_setting(setting, column, names[column]) for column in held]
         found += line(points, label, style, joined=False)
-    rows = _paper(reported)
     for style, name in enumerate(rows, len(labels)):
         held = [column for column in columns if column in rows[name]] or columns[:1]
         points = [Mark(names[column], _printed(rows, name, column)) for column in held]
@@ -230,14 +233,20 @@ def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figur
 
 def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 5."""
-    guided, rows = _trained(frame), _paper(reported)
+    guided, rows = _trained(frame), _paper(reported, metric)
     guided = guided[guided.teacher != ""]
-    if guided.empty:
-        _miss(5, "runs with a teacher", "train.py --teacher T")
-    teachers = sorted(set(guided.teacher))
     # A reported student is named by its teacher and its method, a model by its name alone.
-    models = {name: row for name, row in rows.items() if " " not in name}
-    _check_named(models, teachers, "a teacher or a guided student for --figure 5", "teachers")
+    models = {name: row for name, row in rows.items() if name in paper_models()}
+    parts = {name: name.rpartition(" ") for name in rows}
+    students = {name: x for name, x in parts.items() if x[0] and x[2] in _STYLES}
+    if guided.empty and not students:
+        _miss(5, "runs with a teacher", "train.py --teacher T, or give --reported 'Table 1'")
+    teachers = sorted(set(guided.teacher))
+    placed = [*teachers, *(teacher for teacher, _, _ in students.values())]
+    # Students of nobody, as TinyLlama-CPT and Rho-1, are levels.
+    expected = "a teacher or a guided student for --figure 5"
+    levels = [name for name in rows if " " not in name and name not in models]
+    _check_named({*rows} - {*students, *levels}, placed, expected, "teachers")
     # The quality of its teacher is the place of a student; a place is named once.
     qualities = _teacher_qualities(frame, metric, teachers, models)
     names: dict[object, str] = {quality: name for name, quality in qualities.items()}
@@ -246,14 +255,16 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
         points = marks(runs, metric, lambda row: qualities[row.teacher])
         found += line(points, method, _STYLES[method])
     found += _level(frame, metric, _STYLES[METHOD_LABELS["cpt"]])
-    for student in [name for name in rows if name not in models]:
-        teacher, _, method = student.rpartition(" ")
+    for name, (teacher, _, method) in students.items():
         quality = _printed(_paper([teacher]), teacher, metric)
         if teacher not in qualities:
             names[quality] = teacher
-        point, label = Mark(quality, _printed(rows, student, metric)), f"reported: {method}"
+        point, label = Mark(quality, _printed(rows, name, metric)), f"reported: {method}"
         found += line([point], label, _STYLES[method], joined=False, reported=True)
-    whose = "teacher, as reported" if models else "teacher"
+    for style, name in enumerate(levels, len(_STYLES)):
+        level = Mark(None, _printed(rows, name, metric))
+        found += line([level], f"reported: {name}", style, reported=True)
+    whose = "teacher" if teachers and not models else "teacher, as reported"
     unit = _metric_label(metric)
     panel = Panel(f"{whose}: {unit}", f"student: {unit}", name_once(found, names))
     return Figure(5, "Students and their teachers", [panel])
@@ -285,7 +296,7 @@ def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fig
     guided, chosen = chunked[guided_by != "random"], chunked[guided_by == "random"]
     if guided.empty and tokens.empty and not reported:
         _miss(6, "runs guided by chunks or tokens", "train.py --method chunk --chunks 8 (to 64)")
-    whose = [paper_guidance()[_TABLE_2]["teacher"]] if reported else []
+    whose = [_TABLE_2_TEACHER] if reported else []
     teachers = sorted({*guided.teacher, *tokens.teacher, *whose} - {""})
     audit = _audit_of(teachers, frame)
     # Number of chunks, 0 for the token level, stands for x until the overlap replaces it.
@@ -324,17 +335,17 @@ def _audit_of(teachers: Sequence[str], frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _table_2(metric: str) -> list[Mark]:
-    table = paper_guidance()[_TABLE_2]
-    if metric != table["column"]:
-        expected = f"the metric of the paper's Table 2, {table['column']!r}, with --reported for"
-        reject(f"{expected} --figure 6", repr(metric), "leave --metric out")
     found: list[Mark] = []
-    curves = {"the teacher's chunks": "guided by the teacher", "random chunks": "random"}
-    for style, (label, key) in enumerate(curves.items()):
-        points = [Mark(count, y) for count, y in zip(table["chunks"], table[key], strict=True)]
-        found += line(points, f"reported: {label}", style, reported=True)
-    token = [Mark(0, table[TOKEN_LEVEL])]
-    return found + line(token, f"reported: {TOKEN_LEVEL}", 2, joined=False, reported=True)
+    styles = {"teacher": (0, "the teacher's chunks"), "random": (1, "random chunks")}
+    for name, row in _paper([_TABLE_2]).items():
+        # As "8 chunks, teacher"; the last row is the token level.
+        chunks, how = name.split(", ")
+        style, label = styles[how] if chunks != TOKEN_LEVEL else (2, TOKEN_LEVEL)
+        count = 0 if chunks == TOKEN_LEVEL else int(chunks.split()[0])
+        point = [Mark(count, _printed({name: row}, name, metric))]
+        joined = chunks != TOKEN_LEVEL
+        found += line(point, f"reported: {label}", style, joined=joined, reported=True)
+    return found
 
 
 def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:

@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from vocagnolm.analysis.panels import Mark
+from vocagnolm.analysis.paper import teacher_name
 from vocagnolm.analysis.runs import (
     AUDIT_FILE,
     EVAL_LOSS,
@@ -33,7 +34,6 @@ from vocagnolm.analysis.runs import (
     readable,
     reject,
     run_directory,
-    teacher_name,
 )
 from vocagnolm.host.files import JsonObject, read_json
 

@@ -1,4 +1,4 @@
-"""Read the directories of evaluations, training runs and audits, and the rows of the paper."""
+"""Read the directories of evaluations, training runs and audits."""
 
 import json
 import math
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import pandas as pd
-
+from vocagnolm.analysis.paper import teacher_name
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.files import JsonObject, read_json
@@ -22,8 +21,6 @@ GUIDANCE_FILE, _GUIDANCE_DIR = "guidance.json", "guidance"
 _EVALUATION_DIR = "evaluation"
 # The column of runs without an evaluation.
 EVAL_LOSS = "eval_loss"
-_ASSETS = Path(__file__).parents[1] / "assets"
-REPORTED_FILE, PAPER_FILE = _ASSETS / "reported.json", _ASSETS / "paper_guidance.json"
 # Table 1's columns, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
 _WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
@@ -265,48 +262,3 @@ def find_views(path: Path) -> Path | None:
     steps = sorted((path / _GUIDANCE_DIR).glob("step-*.json"))
     files = (file for file in (path / GUIDANCE_FILE, *reversed(steps)) if file.is_file())
     return next(files, None)
-
-
-# -- The paper -------------------------------------------------------------------------------
-
-
-def read_reported(names: Sequence[str]) -> tuple[str, pd.DataFrame]:
-    """Read the source of the paper's numbers, and rows of its Tables 1 and 4.
-
-    The frame has a line for each number as printed: row, table, column, reported (percent).
-
-    Raises:
-        ValueError: there is no row of that name; the message lists those there are.
-    """
-    reported = read_json(REPORTED_FILE)
-    tables = {name: table for table in reported["tables"] for name in table["rows"]}
-    for name in names:
-        if name not in tables:
-            known = ", ".join(map(repr, tables))
-            reject("--reported to name a row of the paper", repr(name), f"give one of {known}")
-    lines = [
-        (name, table["table"], column, value)
-        for name in dict.fromkeys(names)
-        for table in [tables[name]]
-        for column, value in zip(table["columns"], table["rows"][name], strict=True)
-        if value is not None
-    ]
-    return reported["source"], pd.DataFrame(lines, columns=["row", "table", "column", "reported"])
-
-
-def paper_guidance() -> JsonObject:
-    """Read the names of the paper's models, and its Table 2."""
-    return read_json(PAPER_FILE)
-
-
-def teacher_name(reference: str) -> str:
-    """Return the paper's name of a model, or else the last part of its own.
-
-    >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
-    ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
-    """
-    own = Path(reference).name
-    for name, others in paper_guidance()["models"].items():
-        if own.casefold() in (name.casefold(), *map(str.casefold, others)):
-            return str(name)
-    return own

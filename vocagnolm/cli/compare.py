@@ -51,13 +51,13 @@ def _parser() -> Parser:
     add = parser.add_argument
     add(
         "runs",
-        nargs="+",
+        nargs="*",
         type=Path,
         metavar="RUN",
         help="An evaluation, or a model that has one; for figures also a run of train.py, an audit "
         "or an inspection.",
     )
-    row = "A row of the paper; again for more."
+    row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
     add("--reported", action="append", default=[], metavar="NAME", help=row)
     files = "Gets comparison.json, comparison.md and comparison.png, or the figures."
     add("--output_dir", type=Path, help=files)
