@@ -214,10 +214,12 @@ def select_tokens(
         unmapped: "include" weighs unmapped tokens 1, "exclude" 0; with "mean" they compete with the
             mean teacher loss of the batch's mapped tokens (0 if there are none).
         scope: Population of the share, every "sequence" or the whole micro-"batch".
-        entropy_BS: The teacher's entropies in nats; given, tokens are ranked by both (`rank_sum`).
+        entropy_BS: The teacher's entropies in nats; given, a token is selected only if it is also
+            in the share of lowest entropy (Rho-1, Lin et al. 2024, Appendix H).
 
     Returns:
-        float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population.
+        float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population, with
+        entropies at most as many.
     """
     _require("--unmapped", unmapped, UNMAPPED_STRATEGIES)
     candidates_BS = valid_BS & mapped_BS
@@ -226,34 +228,12 @@ def select_tokens(
         mean = known_BS.sum(dtype=_widest_float(known_BS)) / candidates_BS.sum().clamp(min=1)
         teacher_loss_BS = torch.where(mapped_BS, teacher_loss_BS, mean.to(known_BS.dtype))
         candidates_BS = valid_BS
-    score_BS = student_loss_BS - teacher_loss_BS
+    weight_BS = select_top(student_loss_BS - teacher_loss_BS, candidates_BS, top_k, scope)
     if entropy_BS is not None:
-        score_BS = rank_sum(score_BS, entropy_BS, candidates_BS, scope)
-    weight_BS = select_top(score_BS, candidates_BS, top_k, scope)
+        weight_BS &= select_top(-entropy_BS, candidates_BS, top_k, scope)
     if unmapped == "include":
         weight_BS |= valid_BS & ~mapped_BS
     return weight_BS.float()
-
-
-def rank_sum(first_BS: Tensor, second_BS: Tensor, candidates_BS: Tensor, scope: Scope) -> Tensor:
-    """Return scores for `select_top`, int64, that rank candidates by two criteria at once.
-
-    A candidate's rank is its place, from 0 for the smallest, in its population; equal values are
-    ranked by position, the earlier one higher. Scores are the sum of both ranks, arbitrary where
-    there is no candidate. No input receives gradient.
-    """
-    if scope == "batch":
-        first, second, candidates = (x.reshape(1, -1) for x in (first_BS, second_BS, candidates_BS))
-        return rank_sum(first, second, candidates, "sequence").view_as(first_BS)
-
-    def ranks(values_BS: Tensor) -> Tensor:
-        # Descending order makes the earlier of two equal ones first, and its rank the larger.
-        order_BS = values_BS.detach().argsort(dim=-1, descending=True, stable=True)
-        competes_BS = candidates_BS.gather(-1, order_BS).long()
-        behind_BS = competes_BS.sum(-1, keepdim=True) - competes_BS.cumsum(-1)
-        return torch.empty_like(order_BS).scatter_(-1, order_BS, behind_BS)
-
-    return ranks(first_BS) + ranks(second_BS)
 
 
 def reduce_teachers(

@@ -88,7 +88,9 @@ class Method:
         "covers it, or the one of the same number in its document.",
     )
     rho1_score: Score = option(
-        "loss", "Rank tokens by excess loss, or also by the reference's entropy."
+        "loss",
+        "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
+        "entropy of the reference (Lin et al. 2024, Appendix H).",
     )
     chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
     chunk_guidance: Literal["teacher", "random"] = option(
@@ -124,6 +126,11 @@ class Method:
             raise ValueError(
                 "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
                 "use --unmapped include or exclude"
+            )
+        if self.rho1_score == "loss_and_entropy" and self.loss_divisor == "selected":
+            raise ValueError(
+                "--rho1_score loss_and_entropy selects a number of tokens that only the losses "
+                "tell, too late for --loss_divisor selected: use all"
             )
         given = [setting.name for setting in fields(self) if found[setting.name] != setting.default]
         refuse_idle(given, set(found).difference(self._looked_at()), f"with {self.as_typed}")
@@ -228,7 +235,10 @@ class Objective:
         return selected + floor * (tokens - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch that get a weight above 0, and so a gradient."""
+        """Count the tokens of a batch that get a weight above 0, and so a gradient.
+
+        With `loss_and_entropy` the most that may: an intersection is known behind the losses only.
+        """
         if self.method.unselected_weight:
             return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
         return self._selected_tokens(batch)

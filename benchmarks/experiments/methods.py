@@ -45,7 +45,9 @@ METHODS = {
     "kld": "--method=kld --teacher={reference}",
     "kld-forward": "--method=kld --kld_direction=forward --teacher={reference}",
     "rho1": "--method=rho1 --teacher={reference}",
-    "rho1-entropy": "--method=rho1 --rho1_score=loss_and_entropy --teacher={reference}",
+    "rho1-entropy": (
+        "--method=rho1 --rho1_score=loss_and_entropy --top_k=0.7 --teacher={reference}"
+    ),
     "vocagnolm-reference": "--teacher={reference}",
     **{f"chunk-{n}": f"--method=chunk --chunks={n} --teacher={{teacher}}" for n in (8, 16, 32)},
     **{

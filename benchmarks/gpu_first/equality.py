@@ -31,7 +31,7 @@ METHODS = {
     **{f"vocagnolm {how}": Method(aggregation=how) for how in ("max", "mean", "sum")},
     **{name: Method(name) for name in ("cpt", "random", "kld", "uld")},
     "vocagnolm unmapped=mean": Method(unmapped="mean"),
-    "rho1 with entropy": Method("rho1", rho1_score="loss_and_entropy"),
+    "rho1 with entropy": Method("rho1", top_k=0.7, rho1_score="loss_and_entropy"),
 }
 # Largest differences that rounding of float32 explains; of the gradient, in its norm.
 _FLOAT32 = {"loss": 1e-4, "gradient": 1e-3, "chosen_otherwise": 0.0}

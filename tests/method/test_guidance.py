@@ -13,7 +13,6 @@ from vocagnolm.guidance import (
     aggregate_teacher_losses,
     check_top_k,
     random_scores,
-    rank_sum,
     reduce_teachers,
     select_tokens,
     select_top,
@@ -185,6 +184,24 @@ def test_selection_equals_a_sorted_list(batch, top_k, unmapped, scope):
     else:
         count = selected_count(int(known.sum()), int(unknown.sum()), top_k, unmapped)
         assert found.sum() == count
+
+
+@given(
+    student_batches(),
+    TOP_K,
+    st.sampled_from(["include", "exclude"]),
+    st.sampled_from(guidance.SCOPES),
+)
+def test_entropy_keeps_the_intersection_of_two_lists(batch, top_k, unmapped, scope):
+    student, entropy, valid, mapped = batch
+    teacher = [row[::-1] for row in student]
+    tensors = [torch.tensor(x) for x in (student, teacher, valid, mapped)]
+    options = {"top_k": top_k, "unmapped": unmapped, "scope": scope}
+    found = select_tokens(*tensors, **options, entropy_BS=torch.tensor(entropy))
+    zeros = [[0.0] * len(row) for row in student]
+    by_excess = slow_selection(student, teacher, valid, mapped, *options.values())
+    by_entropy = slow_selection(zeros, entropy, valid, mapped, *options.values())
+    assert torch.equal(found, torch.tensor(by_excess).minimum(torch.tensor(by_entropy)))
 
 
 def test_selection_of_the_worked_example():
@@ -369,19 +386,3 @@ def test_several_teachers_reduce_as_in_a_loop(reduction):
     assert not all_mapped.all()
     assert all_mapped.any()
     assert found.dtype == loss.dtype
-
-
-@given(student_batches(), st.sampled_from(["sequence", "batch"]))
-def test_rank_sums_equal_places_in_sorted_lists(batch, scope):
-    first, second, candidates, _ = batch
-    found = rank_sum(*map(torch.tensor, (first, second, candidates)), scope)
-    rows, positions = range(len(first)), range(len(first[0]))
-    for group in [rows] if scope == "batch" else [[b] for b in rows]:
-        tokens = [(b, s) for b in group for s in positions if candidates[b][s]]
-        places = dict.fromkeys(tokens, 0)
-        for values in (first, second):
-            # Smallest first; of equal ones the later.
-            order = sorted((values[b][s], -b, -s) for b, s in tokens)
-            for place, token in enumerate((-b, -s) for _, b, s in order):
-                places[token] += place
-        assert {(b, s): int(found[b, s]) for b, s in tokens} == places

@@ -60,6 +60,10 @@ NO_EFFECT = {
             {"method": "rho1", "rho1_score": "loss_and_entropy", "unmapped": "mean"},
             "cannot rank unmapped tokens",
         ),
+        (
+            {"method": "rho1", "rho1_score": "loss_and_entropy", "loss_divisor": "selected"},
+            "too late for --loss_divisor selected: use all",
+        ),
     ],
 )
 def test_method_names_the_option_that_is_wrong(settings: dict[str, Any], message: str) -> None:

@@ -54,7 +54,7 @@ class World:
         elif method.startswith("rho1"):
             teacher, blocks = self.reference, self.blocks(self.ours)
             score = "loss_and_entropy" if "entropy" in method else "loss"
-            settings |= {"top_k": 0.3, "rho1_score": score}
+            settings |= {"top_k": 0.7, "rho1_score": score}
         elif method.startswith("chunk"):
             options["data_collator"] = PackedCollator(MAX_LENGTH, chunks=CHUNKS)
             settings["chunks"] = CHUNKS
