@@ -25,6 +25,7 @@ from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.arguments import named_arguments
 from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
+from vocagnolm.training.log import tell_in_lines
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
 
@@ -93,6 +94,8 @@ class VocAgnoTrainer(ResumableTrainer):
         guard = StepGuard(self, self.step_batches, recorder, max_bad_steps)
         for callback in filter(None, (recorder, guard, self.throughput)):
             self.add_callback(callback)
+        assert isinstance(self.data_collator, PackedCollator)
+        tell_in_lines(self, self.blocks_per_step * self.data_collator.max_length)
 
     @property
     def resident(self) -> Sequence[PreTrainedModel]:

@@ -17,7 +17,6 @@ from transformers import (
     LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
-    PrinterCallback,
     Qwen2Config,
     TrainingArguments,
 )
@@ -27,6 +26,7 @@ from benchmarks.gpu_first.report import Report, has_cuda
 from vocagnolm.collator import PackedCollator
 from vocagnolm.objective import Method
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.log import RunLog
 
 ModelRole = Literal["student", "teacher"]
 SIZE_NAMES = (
@@ -112,7 +112,7 @@ def make_trainer(
         callbacks=list(callbacks),
         max_bad_steps=max_bad_steps,
     )
-    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(RunLog)
     return trainer
 
 

@@ -60,6 +60,12 @@ class ResumableTrainer(Trainer):
         self._checkpoints_kept = self.args.save_total_limit
         _keep_outputs_float32(self.accelerator)
 
+    @property
+    def blocks_per_step(self) -> int:
+        """Rows of a global batch."""
+        args = self.args
+        return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends."""
         # Accelerate would repeat the first blocks until every process has a batch, and an epoch's
@@ -68,10 +74,8 @@ class ResumableTrainer(Trainer):
         sampler = super()._get_train_sampler(train_dataset)
         if not isinstance(sampler, RandomSampler):
             return sampler
-        args = self.args
-        blocks_per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        blocks = len(sampler.data_source)
-        kept = blocks - blocks % blocks_per_step if blocks > blocks_per_step else blocks
+        blocks, per_step = len(sampler.data_source), self.blocks_per_step
+        kept = blocks - blocks % per_step if blocks > per_step else blocks
         return RandomSampler(sampler.data_source, num_samples=kept, generator=sampler.generator)
 
     def train(
