@@ -45,9 +45,11 @@ _LOOKED_AT: dict[MethodName, tuple[str, ...]] = {  # options that a method reads
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
-    "chunk": (*_SELECTION, "aggregation", "chunks", "chunk_guidance", *_OF_SEVERAL),
+    "chunk": (
+        *(*_SELECTION, "aggregation", "chunks", "chunk_guidance", "chunk_selection", *_OF_SEVERAL),
+    ),
 }
-_OF_A_TEACHER = ("aggregation", "unmapped", *_OF_SEVERAL)
+_OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,11 @@ class Method:
     )
     chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
     chunk_guidance: Literal["teacher", "random"] = option(
-        "teacher", "Guide by the teacher's chunks, or pick at random."
+        "teacher", "Guide by the teacher's chunks, or pick whole chunks at random."
+    )
+    chunk_selection: Literal["tokens", "chunks"] = option(
+        "chunks",
+        "Select whole chunks by the teacher's, the losses of both aggregated alike, or tokens.",
     )
     teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
     teacher_weights: list[float] | None = option(
@@ -161,6 +167,11 @@ class Method:
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
         return "random" if self.method == "random" or random_chunks else "guided"
+
+    @property
+    def whole_chunks(self) -> bool:
+        """True where the teacher's losses choose chunks and not tokens."""
+        return self.method == "chunk" and self.chunk_selection == "chunks"
 
     @property
     def needs_teacher(self) -> bool:
@@ -296,15 +307,30 @@ class Objective:
 
         loss_BS, mapped_BS = on_student(teacher.loss_BT)
         entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]
-        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS)
         weight_BS = select_tokens(
-            *own,
+            self._compared(student_loss_BS, valid_BS, batch),
+            loss_BS,
+            valid_BS,
+            mapped_BS,
             top_k=method.top_k,
             unmapped=method.unmapped,
             scope=method.selection_scope,
             entropy_BS=entropy_BS,
         )
+        own = (student_loss_BS, loss_BS, valid_BS, mapped_BS)
         return TokenGuidance(*own, weight_BS, teacher.loss_BT)
+
+    def _compared(self, student_loss_BS: Tensor, valid_BS: Tensor, batch: Batch) -> Tensor:
+        """Return the losses of the student that are compared: its tokens', or their chunks'."""
+        if not self.method.whole_chunks:
+            return student_loss_BS
+        # Tokens of one chunk are equal, so they are chosen in their order:
+        #     chunk  0 0 0 1 1 2        their ranges  [0, 3) [0, 3) [0, 3) [3, 5) [3, 5) [5, 6)
+        chunk_BS = batch["chunk"]
+        edges = (torch.searchsorted(chunk_BS, chunk_BS, right=right) for right in (False, True))
+        ranges_BS2 = torch.stack(list(edges), -1)
+        how = self.method.aggregation
+        return aggregate_teacher_losses(student_loss_BS, ranges_BS2, how, valid_BS)[0]
 
     def weights(self, selection: TokenGuidance) -> Tensor:
         """Return W of Eq. 3 [B, S]: 1 where selected, `unselected_weight` for other labels."""

@@ -49,7 +49,16 @@ METHODS = {
         "--method=rho1 --rho1_score=loss_and_entropy --top_k=0.7 --teacher={reference}"
     ),
     "vocagnolm-reference": "--teacher={reference}",
-    **{f"chunk-{n}": f"--method=chunk --chunks={n} --teacher={{teacher}}" for n in (8, 16, 32)},
+    **{
+        f"chunk-{n}": f"--method=chunk --chunks={n} --aggregation=mean --teacher={{teacher}}"
+        for n in (8, 16, 32)
+    },
+    **{
+        f"chunk-{n}-tokens": (
+            f"--method=chunk --chunks={n} --chunk_selection=tokens --teacher={{teacher}}"
+        )
+        for n in (8, 16, 32)
+    },
     **{
         f"chunk-{n}-random": f"--method=chunk --chunks={n} --chunk_guidance=random"
         for n in (8, 16, 32)

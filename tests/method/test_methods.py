@@ -7,6 +7,7 @@ import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -195,12 +196,14 @@ def slow_scores(
     length = batch["labels"].shape[1]
     for row in range(len(student)):
         excess, certainty = {}, {}
+        combine = mean if method == "chunk" else max
         for t in range(length):
             ranges = batch["teacher_ranges"][row, t::length].tolist()
             if batch["labels"][row, t] == IGNORED_LABEL or any(a == -1 for a, _ in ranges):
                 continue
             guides = [
-                max(float(loss[row, i]) for i in range(a, b) if loss[row, i] > 0) for a, b in ranges
+                combine([float(loss[row, i]) for i in range(a, b) if loss[row, i] > 0])
+                for a, b in ranges
             ]
             reduce: dict[str, Callable[[Any], float]] = {
                 "min": min,
@@ -208,7 +211,12 @@ def slow_scores(
                 "weighted": lambda x: (x[0] + 3 * x[1]) / 4,
             }
             guide = reduce.get(method.split()[-1], lambda x: sum(x) / len(x))(guides)
-            excess[t] = float(student[row, t]) - guide
+            mine = float(student[row, t])
+            if method == "chunk":  # a whole one: the mean of its label tokens
+                chunk, labels = batch["chunk"][row], batch["labels"][row]
+                own = (chunk == chunk[t]) & (labels != IGNORED_LABEL)
+                mine = mean(student[row, own].tolist())
+            excess[t] = mine - guide
             certainty[t] = -max(float(entropy[row, i]) for i in range(*ranges[0]))
         scores.append([excess, certainty] if "entropy" in method else [excess])
     return scores

@@ -453,7 +453,10 @@ LOOKED_AT = {
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*SELECTION, "rho1_score", "guidance_table_steps"),
-    "chunk": (*SELECTION, "aggregation", "chunks", "chunk_guidance", "guidance_table_steps"),
+    "chunk": (
+        *(*SELECTION, "aggregation", "chunks", "chunk_guidance", "chunk_selection"),
+        "guidance_table_steps",
+    ),
 }
 OTHER_VALUES = {
     "top_k": "0.5",
@@ -468,6 +471,7 @@ OTHER_VALUES = {
     "rho1_score": "loss_and_entropy",
     "chunks": "8",
     "chunk_guidance": "random",
+    "chunk_selection": "tokens",
     "guidance_table_steps": "100",
 }
 OF_THE_TEACHER = ("teacher", "teacher_tokenizer", "teacher_revision")
@@ -497,7 +501,9 @@ def test_parse_refuses_an_option(method: str, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["aggregation", "unmapped", "guidance_table_steps"])
+@pytest.mark.parametrize(
+    "name", ["aggregation", "unmapped", "chunk_selection", "guidance_table_steps"]
+)
 def test_parse_refuses_an_option_of_the_teacher(name: str) -> None:
     argv = (*CPU, "--method", "chunk", "--chunk_guidance", "random", f"--{name}")
     expected = f"--{name} has no effect with --method chunk --chunk_guidance random: leave it out"

@@ -17,7 +17,8 @@ from vocagnolm.tokenizers import student_reader, teacher_reader
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld position", "rho1", "rho1 entropy"),
-    *("chunk", "chunk random", "several min", "several mean", "several max", "several weighted"),
+    *("chunk", "chunk tokens", "chunk random"),
+    *("several min", "several mean", "several max", "several weighted"),
 )
 CHUNKS = 5
 
@@ -61,6 +62,10 @@ class World:
             if "random" in method:
                 settings["chunk_guidance"] = "random"
                 teacher, blocks = None, self.blocks()
+            elif "tokens" in method:
+                settings["chunk_selection"] = "tokens"
+            else:
+                settings["aggregation"] = "mean"
         elif method.startswith("several"):
             reduction = method.split()[1]
             weights = [1.0, 3.0] if reduction == "weighted" else None

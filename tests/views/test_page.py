@@ -169,19 +169,25 @@ def test_labels_number_the_parts() -> None:
     assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
 
 
+ENTROPY = Method("rho1", top_k=0.7, rho1_score="loss_and_entropy")
+
+
 @pytest.mark.parametrize(
-    ("method", "unmapped", "key", "expected"),
+    ("method", "key", "expected"),
     [
-        ("vocagnolm", "include", "kept", "Trained: its excess is among the largest 40 %."),
-        ("rho1", "include", "dropped", "Not trained: its score is not among the largest 40 %."),
-        ("vocagnolm", "exclude", "unmapped", "Not trained; no teacher loss to compare with."),
-        ("vocagnolm", "mean", "unmapped trained", "Trained; it competed with the mean teacher"),
+        (Method(), "kept", "Trained: its excess is among the largest 40 %."),
+        (Method("rho1"), "dropped", "Not trained: its excess is not among the largest 40 %."),
+        (ENTROPY, "kept", "Trained: its excess is among the largest 70 %, with an entropy of the"),
+        (Method("chunk"), "kept", "Trained: its chunk's excess is among the largest 40 %."),
+        (Method("chunk", chunk_selection="tokens"), "kept", "Trained: its excess is among the"),
+        (Method(unmapped="exclude"), "unmapped", "Not trained; no teacher loss to compare with."),
+        (Method(unmapped="mean"), "unmapped trained", "Trained; it competed with the mean teacher"),
     ],
 )
 def test_reasons_say_what_decided_when_settings_differ(
-    method: Any, unmapped: Any, key: str, expected: str
+    method: Method, key: str, expected: str
 ) -> None:
-    assert reasons(Method(method, unmapped=unmapped))[key].startswith(expected)
+    assert reasons(method)[key].startswith(expected)
 
 
 def test_page_says_what_is_compared_when_chunks_are() -> None:

@@ -109,15 +109,17 @@ def _labels(text: str, tokens: Sequence[TokenView] | Sequence[PieceView]) -> lis
 
 def reasons(method: Method) -> dict[str, str]:
     """Explain each status; unmapped tokens have two, trained and not."""
-    # rho1 may add entropies to the losses.
-    score = "excess" if method.method in ("vocagnolm", "chunk") else "score"
-    among = f"among the largest {method.top_k * 100:.6g} %"
+    score = "its chunk's excess" if method.whole_chunks else "its excess"
+    share = f"{method.top_k * 100:.6g} %"
+    among = f"among the largest {share}"
+    if method.rho1_score == "loss_and_entropy":
+        among += f", with an entropy of the reference among the lowest {share}"
     alone = "no teacher loss to compare with"
     if method.unmapped == "mean":
         alone = "it competed with the mean teacher loss, as it has none"
     return {
-        "kept": f"Trained: its {score} is {among}.",
-        "dropped": f"Not trained: its {score} is not {among}.",
+        "kept": f"Trained: {score} is {among}.",
+        "dropped": f"Not trained: {score} is not {among}.",
         "unmapped trained": f"Trained; {alone}.",
         "unmapped": f"Not trained; {alone}.",
         "unlabelled": "Nothing to learn: no token before it predicts it.",
