@@ -21,7 +21,8 @@ from vocagnolm.run import training_arguments
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.global_batch import split_global_batch
 from vocagnolm.run.job import Job
-from vocagnolm.run.parse import parse, read_recipe
+from vocagnolm.run.parse import parse
+from vocagnolm.run.recipe import recipe_of
 from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -178,6 +179,30 @@ def test_set_batch_spells_out_the_arithmetic(
     )
 
 
+PARTS = ("--per_device_train_batch_size", "3", "--gradient_accumulation_steps", "2")
+AS_DECIDED = ", as --per_device_train_batch_size and --gradient_accumulation_steps decide"
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "said"),
+    [
+        (PARTS, 6 * 2048, AS_DECIDED),
+        ((*PARTS, "--global_batch_tokens", str(6 * 2048)), 6 * 2048, "2048 tokens"),
+        # One of them splits the paper's batch.
+        (("--per_device_train_batch_size", "4"), 2**21, "2048 tokens"),
+        (("--gradient_accumulation_steps", "256"), 2**21, "2048 tokens"),
+    ],
+)
+def test_batch_size_and_accumulation_decide_together(
+    options: tuple[str, ...], tokens: int, said: str
+) -> None:
+    run = parse((*TEACHER, *options)).run
+    assert run.global_batch_tokens == tokens
+    assert run.batch_arithmetic(2048).endswith(said)
+    rows, steps = run.per_device_train_batch_size, run.gradient_accumulation_steps
+    assert rows * steps * 2048 == tokens
+
+
 @pytest.mark.parametrize(("given", "expected"), [((), 8), (("2",), 2), (("16",), 16)])
 def test_set_batch_keeps_the_evaluation_batch(given: tuple[str, ...], expected: int) -> None:
     run = parse((*TEACHER, *("--per_device_eval_batch_size",) * len(given), *given)).run
@@ -239,13 +264,17 @@ def test_parse_takes_the_recipe_and_then_the_flags(tmp_path: Path) -> None:
     [
         ("", "must be a mapping of options to values"),
         ("- a\n", "must be a mapping of options to values"),
-        ("a: [\n", "cannot be read: while parsing a flow node"),
-        ("config: other.yaml\n", "names another config: call it base, or leave it out"),
+        ("b: 1\na: [\n", "line 3, cannot be read: expected the node content, but found"),
+        ("config: other.yaml\n", "line 1 names another config: call it base, or leave it out"),
     ],
 )
 def test_parse_names_the_recipe(tmp_path: Path, content: str, message: str) -> None:
     option, path = recipe(tmp_path, content)
-    assert error_of(option, path, *TEACHER).startswith(f"{option} {path} {message}")
+    assert (
+        error_of(option, path, *TEACHER)
+        .replace(f"{path},", path)
+        .startswith(f"{option} {path} {message}")
+    )
 
 
 def test_parse_names_the_recipe_when_there_is_none(tmp_path: Path) -> None:
@@ -259,18 +288,20 @@ def test_parse_names_the_recipe_when_there_is_none(tmp_path: Path) -> None:
 
 
 def test_parse_checks_the_values_of_a_recipe(tmp_path: Path) -> None:
-    assert error_of(*recipe(tmp_path, "top_k: 1.4\n"), *TEACHER) == (
-        "--top_k must be in (0, 1], got 1.4"
-    )
-    misspelt = recipe(tmp_path, "learnig_rate: 1\n")
+    wrong = recipe(tmp_path, "# a share\n\ntop_k: 1.4\n")
+    said = "--top_k must be in (0, 1], got 1.4"
+    assert error_of(*wrong, *TEACHER) == f"--config {wrong[1]}, line 3: {said}"
+    for flags in (("--top_k", "1.4"), ("--top-k=1.4",)):
+        assert error_of(*wrong, *TEACHER, *flags) == said
+    misspelt = recipe(tmp_path, "seed: 1\nlearnig_rate: 1\n")
     assert error_of(*misspelt, *TEACHER) == (
-        f"--config {misspelt[1]}: unrecognized arguments: --learnig_rate=1 (did you mean "
+        f"--config {misspelt[1]}, line 2: unrecognized arguments: --learnig_rate=1 (did you mean "
         "--learning_rate?)"
     )
 
 
 def resolved(path: Path) -> dict[str, object]:
-    return {name: value for _, part in read_recipe(str(path)) for name, value in part.items()}
+    return recipe_of(["--config", str(path)]).options
 
 
 def test_recipe_overrides_its_bases_when_chained(tmp_path: Path) -> None:
@@ -289,11 +320,11 @@ def test_recipe_overrides_its_bases_when_chained(tmp_path: Path) -> None:
     ("base", "content", "message"),
     [
         ("base.yaml", None, "--config {0}/base.yaml cannot be read, the base of {0}/recipe.yaml: "),
-        ("base.yaml", "learnig_rate: 1\n", "--config {0}/base.yaml: unrecognized arguments: --le"),
-        ("base.yaml", "a: [", "--config {0}/base.yaml cannot be read, the base of {0}/recipe.yaml"),
+        ("base.yaml", "learnig_rate: 1\n", "--config {0}/base.yaml, line 1: unrecognized argu"),
+        ("base.yaml", "a: [", "--config {0}/base.yaml, line 1, cannot be read, the base of {0}/"),
         ("base.yaml", "base: recipe.yaml\n", "--config {0}/recipe.yaml is its own base: {0}/re"),
         ("recipe.yaml", None, "--config {0}/recipe.yaml is its own base: {0}/recipe.yaml -> {0}/"),
-        ("[a, b]", None, "--config {0}/recipe.yaml: base must name a file beside it, got ['a'"),
+        ("[a, b]", None, "--config {0}/recipe.yaml, line 1: base must name a file beside it,"),
     ],
 )
 def test_parse_names_the_base_when_wrong(

@@ -17,6 +17,7 @@ from vocagnolm.analysis.paper import REPORTED_FILE, teacher_name
 from vocagnolm.host import processes
 from vocagnolm.run import parse as config
 from vocagnolm.run.job import Job
+from vocagnolm.run.recipe import recipe_files, recipe_of
 from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,8 +63,7 @@ def parse(path: Path) -> Job:
 
 def values(path: Path) -> dict[str, Any]:
     """Read what a recipe and its bases say."""
-    parts = config.read_recipe(str(path))
-    return {name: value for _, part in parts for name, value in part.items()}
+    return recipe_of(["--config", str(path)]).options
 
 
 def written(path: Path) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def test_recipe_writes_out_the_papers_settings_when_read(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_recipe_says_only_what_its_base_does_not(path: Path) -> None:
-    (base, found), *_ = config.read_recipe(str(path))
+    (base, found, _), *_ = recipe_files(str(path))
     assert Path(base) == BASE
     said = written(path)
     inherited = values(path.parent / said.pop("base"))

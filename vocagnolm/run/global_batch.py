@@ -1,11 +1,13 @@
 """Split of a global batch into processes, sequences and accumulation steps."""
 
+# Of the paper's optimizer step (Section 4.3).
+_PAPER_TOKENS = 2**21
 # Sequences per device; with a 7B teacher in bf16 this fits 80 GB.
 _MAX_DERIVED_BATCH = 8
 
 
 def split_global_batch(
-    global_batch_tokens: int,
+    global_batch_tokens: int | None,
     max_length: int,
     world_size: int,
     batch_size: int | None = None,
@@ -13,7 +15,8 @@ def split_global_batch(
 ) -> tuple[int, int]:
     """Return sequences per device and accumulation steps that make exactly the global batch.
 
-    By default the batch size is the largest one up to 8 that divides.
+    By default it is the paper's, unless both are given; the batch size is the largest one up to 8
+    that divides.
 
     Raises:
         ValueError: they cannot make it; the message is the arithmetic.
@@ -22,6 +25,8 @@ def split_global_batch(
     (8, 4)
     >>> split_global_batch(2**21, 2048, world_size=1, batch_size=16)
     (16, 64)
+    >>> split_global_batch(None, 2048, world_size=1, batch_size=3, accumulation=2)
+    (3, 2)
     """
     for option, value in (
         ("global_batch_tokens", global_batch_tokens),
@@ -30,6 +35,9 @@ def split_global_batch(
     ):
         if value is not None and value < 1:
             raise ValueError(f"--{option} must be at least 1, got {value}")
+    if global_batch_tokens is None and batch_size and accumulation:
+        return batch_size, accumulation
+    global_batch_tokens = global_batch_tokens or _PAPER_TOKENS
     sequences, rest = divmod(global_batch_tokens, max_length)
     if rest:
         raise ValueError(
@@ -50,5 +58,6 @@ def split_global_batch(
             f"x {max_length} tokens = {world_size * batch_size * accumulation * max_length:,} "
             f"tokens, not --global_batch_tokens {global_batch_tokens:,} ({sequences} sequences): "
             "change --global_batch_tokens, --per_device_train_batch_size or the number of processes"
+            ", or give --per_device_train_batch_size with --gradient_accumulation_steps alone"
         )
     return batch_size, accumulation

@@ -25,6 +25,7 @@ from vocagnolm.run.model_card import model_card
 from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import describe_run, show_example
+from vocagnolm.run.recipe import named_in_errors
 from vocagnolm.run.watchers import load_guidance_table, load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
@@ -40,8 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     trainer: VocAgnoTrainer | None = None
     with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
         try:
-            job = parse(sys.argv[1:] if argv is None else argv)
-            built = build(job)
+            argv = sys.argv[1:] if argv is None else argv
+            job = parse(argv)
+            with named_in_errors(argv):
+                built = build(job)
             if built is None:
                 return Exit.DONE
             trainer, checkpoint = built

@@ -1,13 +1,11 @@
 """The command line and recipes of `train.py`, and which options go together."""
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import HfArgumentParser
 
 from vocagnolm.host.command import OneLineErrors, raise_first, refuse_idle
@@ -16,10 +14,8 @@ from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.job import Job
+from vocagnolm.run.recipe import Options, named_in_errors, recipe_of
 from vocagnolm.run.training_arguments import RunArguments
-
-# As argparse reads them: of any type.
-_Options = dict[str, Any]
 
 
 class _Parser(OneLineErrors, HfArgumentParser):
@@ -32,27 +28,26 @@ def parse(argv: Sequence[str]) -> Job:
     Raises:
         ValueError: an argument is wrong, in one line.
     """
-    types: list[Any] = [ModelArguments, DataArguments, GuidanceArguments, RunArguments]
-    parser = _Parser(
-        types,
-        prog="train.py",
-        allow_abbrev=False,
-        description="Train a student with the token losses of a teacher (arXiv 2503.19123).",
-    )
+    parser = make_parser()
     # A recipe becomes flags before the flags of the command line, so that those win.
-    parser.add_argument("--config", help="YAML file of options and a base; flags override it.")
-    first = _Parser((), add_help=False, allow_abbrev=False)
-    first.add_argument("--config")
-    config = first.parse_known_args(argv)[0].config
-    recipe: _Options = {}
-    for path, options in read_recipe(config) if config else ():
-        try:
-            parser.parse_args(_flags(options))
-        except ValueError as error:
-            raise ValueError(f"--config {path}: {error}") from error
-        recipe |= options
-    values = vars(parser.parse_args([*_flags(recipe), *argv]))
+    recipe = recipe_of(argv)
+    recipe.check(parser)
+    values = vars(parser.parse_args([*recipe.flags(), *argv]))
     del values["config"]
+    with named_in_errors(argv):
+        return _job(parser, values)
+
+
+def make_parser() -> HfArgumentParser:
+    """Make the parser of all options, with the fields of `TrainingArguments`."""
+    types: list[Any] = [ModelArguments, DataArguments, GuidanceArguments, RunArguments]
+    parser = _Parser(types, prog="train.py", allow_abbrev=False, add_help=False)
+    parser.add_argument("--config", help="YAML file of options and a base; flags override it.")
+    return parser
+
+
+def _job(parser: HfArgumentParser, values: Options) -> Job:
+    """Resolve what depends on several options, and reject those that do not go together."""
     if not values["output_dir"]:
         values["output_dir"] = _default_output_dir(values)
     _set_evaluation(values)
@@ -66,54 +61,14 @@ def parse(argv: Sequence[str]) -> Job:
     return job
 
 
-def read_recipe(path: str) -> list[tuple[str, _Options]]:
-    """Read a YAML mapping of options, and before it the one beside it that it calls its `base`.
-
-    Returns:
-        Files and their options, the most general first: those of a later file win.
-    """
-    found: dict[str, _Options] = {}
-    named_by = ""
-    while path not in found:
-        try:
-            recipe = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"--config {path} cannot be read{named_by}: {reason}") from error
-        if not isinstance(recipe, dict):
-            raise ValueError(f"--config {path} must be a mapping of options to values")
-        if "config" in recipe:
-            raise ValueError(f"--config {path} names another config: call it base, or leave it out")
-        base = recipe.pop("base", None)
-        found[path] = recipe
-        if base is None:
-            return [*reversed(found.items())]
-        if not isinstance(base, str):
-            raise ValueError(f"--config {path}: base must name a file beside it, got {base!r}")
-        named_by = f", the base of {path}"
-        path = os.path.normpath(Path(path).parent / base)
-    raise ValueError(f"--config {path} is its own base: {' -> '.join([*found, path])}")
-
-
-def _flags(recipe: _Options) -> list[str]:
-    """Write options as the flags that they stand for, so that one parser checks both."""
-    flags: list[str] = []
-    for name, value in recipe.items():
-        if isinstance(value, list):
-            flags += [f"--{name}", *map(str, value)]
-        elif value is not None:
-            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-    return flags
-
-
-def _default_output_dir(values: _Options) -> str:
+def _default_output_dir(values: Options) -> str:
     names = [values["student"], *(values["teacher"] or values["teacher_losses"] or ())]
     if values["method"] != "vocagnolm" or len(names) == 1:
         names.append(values["method"])
     return os.path.join("runs", "__".join(Path(name).name for name in names))
 
 
-def _set_evaluation(values: _Options) -> None:
+def _set_evaluation(values: Options) -> None:
     """Evaluate where there is something to evaluate on, as often as checkpoints are saved."""
     evaluates = bool(values["eval_fraction"] or values["eval_dataset"])
     strategy = values["eval_strategy"]

@@ -38,8 +38,12 @@ class RunArguments(TrainingArguments):
     """
 
     output_dir: str = option("", "runs/STUDENT__TEACHER if not given.")
-    global_batch_tokens: int = option(2**21, "Tokens of an optimizer step, over all devices.")
-    # Where the type of the parent is ignored, None is derived from other options.
+    # Where a type is ignored, None is derived from other options.
+    global_batch_tokens: int = option(  # type: ignore[assignment]
+        None,
+        "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
+        "size and the accumulation steps are given: together they decide it.",
+    )
     per_device_train_batch_size: int | None = option(  # type: ignore[assignment]
         None, "Sequences per device; derived from the world size."
     )
@@ -209,16 +213,23 @@ class RunArguments(TrainingArguments):
         return bool(self.bf16 or self.fp16 or launched)
 
     def set_batch(self, max_length: int) -> None:
-        """Derive batch size and accumulation from the global batch and the world size."""
-        self.per_device_train_batch_size, self.gradient_accumulation_steps = split_global_batch(
+        """Derive batch size and accumulation from the global batch, or this one from them."""
+        self._is_decided_by_parts = self.global_batch_tokens is None
+        rows, steps = split_global_batch(
             self.global_batch_tokens, max_length, self.world_size, *self._given
         )
-        self.per_device_eval_batch_size = self._given_eval or self.per_device_train_batch_size
+        self.per_device_train_batch_size, self.gradient_accumulation_steps = rows, steps
+        self.global_batch_tokens = rows * steps * self.world_size * max_length
+        self._is_decided_by_parts &= None not in self._given
+        self.per_device_eval_batch_size = self._given_eval or rows
 
     def batch_arithmetic(self, max_length: int) -> str:
         """Spell out the global batch."""
-        return (
+        shown = (
             f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
             f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
             f"accumulation steps x {max_length} tokens"
         )
+        if self._is_decided_by_parts:
+            shown += ", as --per_device_train_batch_size and --gradient_accumulation_steps decide"
+        return shown
