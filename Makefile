@@ -4,14 +4,19 @@
 # make check        lint, types and all tests: what CI runs
 # make mutants      break the method one line at a time: its tests must notice
 # make stress       kill, damage and mislead, and count: docs/reliability.md
+# make lowest       unit tests with the lowest versions that pyproject.toml allows (PYTHON=python3.10)
+# make newest       unit tests with the newest
 # make lock         write constraints.txt from what is installed
 # make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/pip install --quiet --constraint constraints.txt --editable
+CONSTRAINTS ?= constraints.txt
+INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
+# name>=1.2 becomes name==1.2
+LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
 
-.PHONY: demo test test-all test-unit lint types check check-fast mutants stress shape lock clean
+.PHONY: demo test test-all test-unit lint types check check-fast mutants stress lowest newest shape lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -44,6 +49,15 @@ mutants: $(VENV)/installed-dev
 stress: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/support/stress.py
 
+lowest newest:
+	$(MAKE) test-unit VENV=.venv-$@ CONSTRAINTS=.venv-$@/constraints.txt
+
+.venv-lowest/constraints.txt: pyproject.toml | .venv-lowest/bin/python
+	$(LOWER_BOUNDS) > $@
+
+.venv-newest/constraints.txt: | .venv-newest/bin/python
+	touch $@
+
 shape:
 	python3 tests/support/shape.py
 
@@ -58,9 +72,9 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 	@echo "Installing into $(VENV) (a minute or two) ..."
-	$(INSTALL) .
+	$(INSTALL) ".[eval]"
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

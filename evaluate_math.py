@@ -6,8 +6,10 @@ python evaluate_math.py --model M --dry_run                           # prompts 
 python evaluate_math.py --regrade FILE.jsonl.gz --benchmark gsm8k     # grade stored outputs
 """
 
-from vocagnolm.evaluation.main import main
+import sys
+
+from vocagnolm.cli import main
 from vocagnolm.host.command import run_script
 
 if __name__ == "__main__":
-    run_script(main)
+    run_script(lambda: main(["evaluate", *sys.argv[1:]]))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +46,12 @@ def test_private_parts_have_an_upper_bound(name: str) -> None:
     assert bounds == {">=", "<"}, f"{found}: the next major version may be another"
 
 
-@pytest.mark.parametrize("section", ["dependencies", "dev"])
+@pytest.mark.parametrize("section", ["dependencies", "eval", "dev"])
 def test_lock_has_every_dependency(section: str) -> None:
     versions = locked()
     for requirement in declared(section):
+        if requirement.name == "vocagnolm":
+            continue
         name = re.sub(r"[-_.]+", "-", requirement.name).lower()
         assert versions[name] in requirement.specifier, f"{requirement}: make lock"
 
@@ -53,6 +59,45 @@ def test_lock_has_every_dependency(section: str) -> None:
 def test_lock_names_no_build_of_a_machine() -> None:
     assert all(version.local is None for version in locked().values())
     assert len(locked()) > 90
+
+
+def test_training_leaves_antlr_to_others() -> None:
+    todo, seen = [each.name for each in declared("dependencies")], set()
+    while todo:
+        if (name := todo.pop().lower()) not in seen:
+            seen.add(name)
+            with suppress(metadata.PackageNotFoundError):
+                lines = map(Requirement, metadata.requires(name) or ())
+                todo += [each.name for each in lines if not each.marker or each.marker.evaluate()]
+    assert "huggingface-hub" in seen
+    assert {name for name in seen if "antlr4" in name} == set()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("argv", [("evaluate", "--model", "m"), ("demo", "--output_dir", "/no")])
+@pytest.mark.parametrize("found", ["none", "4.9.3"])
+def test_missing_extra_is_one_line(argv: tuple[str, ...], found: str) -> None:
+    code = f"""
+import sys
+from importlib import metadata
+real, line = metadata.version, "antlr4-python3-runtime==4.11.*; extra == 'eval'"
+metadata.requires = lambda name: [line]
+def version(name):
+    if name != "antlr4-python3-runtime":
+        return real(name)
+    if {found!r} == "none":
+        raise metadata.PackageNotFoundError(name)
+    return {found!r}
+metadata.version = version
+from vocagnolm.cli import main
+sys.exit(main({argv!r}))
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    expected = (
+        f"vocagnolm {argv[0]}: error: expected antlr4-python3-runtime ==4.11.*, found {found}: "
+        "pip install 'vocagnolm[eval]'\n"
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (2, "", expected)
 
 
 def overridden() -> set[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tarfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,25 @@ def test_sdist_holds_every_tracked_file(source: Path) -> None:
         pytest.skip("not a git checkout")
     tracked = {name for name in listed.stdout.splitlines() if not name.startswith(".")}
     assert {name for name in tracked if not (source / name).is_file()} == set()
+
+
+def test_wheel_says_what_an_index_shows(installed: Path) -> None:
+    (about,) = metadata.distributions(path=[str(installed)])
+    assert {"Author", "Keywords", "Classifier", "Project-URL", "License-Expression"} <= {
+        *about.metadata
+    }
+    readme = about.metadata.get_payload()
+    assert readme.startswith("# VocAgnoLM")
+    assert re.findall(r"\]\((?!http)", readme) == []
+    assert "(A right solution is kept, the wrong result 32 is dropped: docs/" in readme
+
+
+def test_links_lead_to_the_repository_that_publishes() -> None:
+    readme_of_index = runpy.run_path(str(ROOT / "setup.py"))["readme_of_index"]
+    text = "[a](docs/a.md) ![b](b.png) [c](https://c.org)"
+    assert readme_of_index(text, "https://h/o/n", "1.2") == (
+        "[a](https://h/o/n/blob/v1.2/docs/a.md) ![b](https://h/o/n/raw/v1.2/b.png) [c](https://c.org)"
+    )
 
 
 @pytest.mark.slow

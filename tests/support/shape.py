@@ -43,7 +43,7 @@ ROOMS = {
     "analysis": "conventions host method evaluation views",
     "demo": "conventions host method run evaluation",
     "cli": "host method store views run analysis demo",
-    SCRIPT: "host run evaluation",
+    SCRIPT: "host run cli",
 }
 # A file of the method imports only those before it.
 READING_ORDER = (

@@ -34,4 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         return stop("vocagnolm", error, Exit.WRONG)
     # Only now, because importing the rest takes seconds.
-    return int(importlib.import_module(COMMANDS[command][0]).main(argv[1:]))
+    try:
+        loaded = importlib.import_module(COMMANDS[command][0])
+    except ImportError as error:
+        return stop(f"vocagnolm {command}", error, Exit.WRONG)
+    return int(loaded.main(argv[1:]))
