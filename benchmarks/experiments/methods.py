@@ -6,12 +6,15 @@ r"""All methods of `train.py` side by side, through `train.py`: equal students, 
     python -m benchmarks.experiments.methods --output_dir runs/methods \
         --world noisy --corpora A.jsonl B.jsonl
 
-Run in the repository's root, with OMP_NUM_THREADS=1. Worlds (`method_worlds`): `demo` is the
-embedded one with 40 % wrong pages; `clean` and `noisy` go on with real documents, as they are or
-spoilt. A seed has its own student, first pretraining and order, which all its runs share. A
-finished run is not repeated, so the command may be interrupted, or given again with other runs.
-Writes `WORLD/results.json` and `results.md`, a row per run over the seeds that have finished it.
-Seconds are processor time of `train.py`: loading, alignment, training, one evaluation.
+Run in the repository's root, with OMP_NUM_THREADS=1. Worlds: `demo` is the embedded one with 40 %
+wrong pages (`method_worlds`); the others go on with real documents, as they are or spoilt
+(`text_worlds`). A seed has its own student, first pretraining and order, which all its runs share.
+A finished run is not repeated, so the command may be interrupted, or given again with other runs.
+Writes `WORLD/results.json` and `results.md`: a row per run over the seeds that have finished it,
+and the same less CPT's, seed by seed. The `oracle` knows which tokens of the pages are as they
+were, and selects as many; where it is not ahead of CPT, or `random-kept` not behind, no selection
+can show anything. Seconds are processor time of `train.py`: loading, alignment, training, one
+evaluation.
 """
 
 from __future__ import annotations
@@ -29,7 +32,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.experiments.method_worlds import DemoWorld, TextWorld, World
+from benchmarks.experiments.method_worlds import DemoWorld, World
+from benchmarks.experiments.text_worlds import (
+    SPOILS,
+    VOCABULARIES,
+    WIDTHS_AND_LAYERS,
+    TextWorld,
+)
 from vocagnolm.demo.worker import train
 
 RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"
@@ -103,35 +112,59 @@ ABLATIONS = {
         for weight in (0.3, 1.0, 1.5)
     },
 }
+PAPER = "--aggregation=max --top_k=0.4"
+BEST = "--aggregation=share --top_k=0.7 --unselected_weight=0.3"
+# A teacher of each tokenizer and size, by the paper's rule and by the best one found before.
+TEACHERS = {
+    f"{tokenizer}-{size}__{name}": f"{rule} --teacher_losses={{losses-{tokenizer}-{size}}}"
+    for tokenizer in VOCABULARIES
+    for size in WIDTHS_AND_LAYERS
+    for name, rule in (("paper", PAPER), ("best", BEST))
+}
+TEACHER_MODELS = dict.fromkeys(
+    (f"{tokenizer}-{size}" for tokenizer in VOCABULARIES for size in WIDTHS_AND_LAYERS), ""
+)
 TEXT_RUNS = {
     "cpt": METHODS["cpt"],
+    "oracle": "--selection_scope=batch --top_k={kept_share} --teacher_losses={oracle_losses}",
     "random": METHODS["random"],
+    "random-kept": "--method=random --top_k={kept_share}",
     "vocagnolm-stored": METHODS["vocagnolm-stored"],
     "rho1-stored": "--method=rho1 --teacher_losses={reference_losses}",
+    "rho1-stored__top_k-0.7": "--method=rho1 --top_k=0.7 --teacher_losses={reference_losses}",
+    "rho1-stored__best": (
+        "--method=rho1 --top_k=0.7 --unselected_weight=0.3 --teacher_losses={reference_losses}"
+    ),
+    "rho1-entropy": METHODS["rho1-entropy"],
+    "max__best": f"{BEST.replace('share', 'max')} --teacher_losses={{losses}}",
     "chunk-32-stored": "--method=chunk --chunks=32 --teacher_losses={losses}",
     "chunk-32-random": METHODS["chunk-32-random"],
     "kld": METHODS["kld"],
     "uld": METHODS["uld"],
+    "uld-position": METHODS["uld-position"],
     **TOP_K,
     **SHARE,
+    **TEACHERS,
 }
 RUNS = {
     "demo": MODELS | METHODS | ABLATIONS,
-    "clean": MODELS | TEXT_RUNS,
-    "noisy": MODELS | TEXT_RUNS,
+    **dict.fromkeys(SPOILS, MODELS | TEACHER_MODELS | TEXT_RUNS),
 }
+BASELINE, FIRST_STEPS = "cpt", 100
 
 Results = dict[str, dict[int, dict[str, float]]]  # by run and seed
 
 
-class _Needs(dict[str, Path]):
+class _Needs(dict[str, Path | str]):
     """The needs of a seed that options name, made when they are looked up."""
 
     def __init__(self, world: World, seed: int):
         super().__init__()
         self.world, self.seed = world, seed
 
-    def __missing__(self, name: str) -> Path:
+    def __missing__(self, name: str) -> Path | str:
+        if name == "kept_share" and isinstance(self.world, TextWorld):
+            return f"{self.world.kept_share:.3f}"
         return self.world.need(name, self.seed)
 
 
@@ -148,7 +181,7 @@ def do(world: World, name: str, run: str, seed: int) -> None:
     if _finished(directory, run):
         return
     shutil.rmtree(directory, ignore_errors=True)
-    if name in MODELS:
+    if not run:
         directory.mkdir(parents=True)
         model = world.student(seed) if name == "student" else world.need(name, seed)
         seconds = 0.0
@@ -165,7 +198,7 @@ def _train(world: World, directory: Path, run: str, seed: int) -> float:
     needs = _Needs(world, seed)
     options = [option.format_map(needs) for option in run.split()]
     options += [f"--seed={seed}", "--eval_strategy=no", f"--eval_dataset={needs['clean']}"]
-    student, pages = world.student(seed), needs["pages"]
+    student, pages = world.student(seed), world.need("pages", seed)
     started = time.process_time()
     train(student, pages, directory, *world.options, *options)
     return time.process_time() - started
@@ -224,6 +257,25 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
+def paired(results: Results) -> Results:
+    """Each run less plain pretraining, seed by seed.
+
+    >>> paired({"cpt": {0: {"accuracy": 0.5}}, "vocagnolm": {0: {"accuracy": 0.75}}})
+    {'vocagnolm': {0: {'accuracy': 0.25}}}
+    """
+    base = results.get(BASELINE, {})
+    found = {
+        name: {
+            seed: {metric: value - base[seed][metric] for metric, value in row.items()}
+            for seed, row in rows.items()
+            if seed in base
+        }
+        for name, rows in results.items()
+        if name != BASELINE
+    }
+    return {name: rows for name, rows in found.items() if rows}
+
+
 def _spread(values: Sequence[float], digits: int) -> str:
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) < 2 else f"{mean} +- {statistics.stdev(values):.{digits}f}"
@@ -235,6 +287,8 @@ def write(world: World, runs: Mapping[str, str]) -> str:
     content = {"runs": results, "same_weights": equal}
     (world.root / RESULTS_FILE).write_text(json.dumps(content, indent=1) + "\n")
     lines = [table(results), ""]
+    if differences := paired(results):
+        lines += [f"Less {BASELINE}, seed by seed:", "", table(differences), ""]
     lines += [f"Same weights, {name}, by seed: {seeds}" for name, seeds in equal.items()]
     (world.root / TABLE_FILE).write_text("\n".join(lines) + "\n")
     return "\n".join(lines)
@@ -246,7 +300,8 @@ def main() -> None:
     add = parser.add_argument
     add("--output_dir", type=Path, required=True, help="gets a directory for each world")
     add("--world", choices=RUNS, default="demo")
-    add("--corpora", type=Path, nargs="+", help=".jsonl files of documents, for clean and noisy")
+    add("--corpora", type=Path, nargs="+", help=".jsonl files of documents, for all but demo")
+    add("--first_steps", type=int, default=FIRST_STEPS, help="that students have read, but in demo")
     add("--seeds", type=int, nargs="+", default=(0, 1, 2))
     add("--runs", nargs="+", metavar="NAME", help="default: all of the world")
     arguments = parser.parse_args()
@@ -254,12 +309,14 @@ def main() -> None:
     if unknown := set(arguments.runs or ()) - set(runs):
         parser.error(f"--runs: {', '.join(sorted(unknown))} not among {', '.join(runs)}")
     if (arguments.world == "demo") != (arguments.corpora is None):
-        parser.error("--corpora is for --world clean and noisy, which need it")
+        parser.error("--corpora is for every --world but demo, which all need it")
     torch.set_num_threads(1)
     root: Path = arguments.output_dir.resolve() / arguments.world
     world: World = DemoWorld(root)
     if arguments.corpora:
-        world = TextWorld(root, arguments.corpora, arguments.world == "noisy")
+        steps = arguments.first_steps
+        root = root if steps == FIRST_STEPS else root.with_name(f"{root.name}-{steps}")
+        world = TextWorld(root, arguments.corpora, SPOILS[arguments.world], steps)
     for name in arguments.runs or runs:
         for seed in arguments.seeds:
             do(world, name, runs[name], seed)

@@ -1,0 +1,340 @@
+"""Where `methods` compares the methods on real documents, as they are or spoilt.
+
+What is spoilt is known by character, so an oracle can be made that knows it, and the measure of a
+world is that it tells an oracle from plain pretraining, and a random choice from either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from benchmarks.experiments.method_worlds import World, write_corpus
+from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.worker import train
+from vocagnolm.spans import encode, encode_batch
+from vocagnolm.store import store
+from vocagnolm.tokenizers import start_id
+
+BoolArray = npt.NDArray[np.bool_]
+Pieces = list[tuple[str, bool]]  # of a text, cut at spaces; and whether each is as it was
+Spoil = Callable[[str, Random, Sequence[str]], Pieces]
+
+_STUDENT, _SMALL, _LARGE = "student", "small", "large"
+# Name, kind and size of each tokenizer; the first two are the student's and the teacher's.
+VOCABULARIES = {
+    _STUDENT: (STUDENT_TOKENIZER, 4096),  # Metaspace
+    "teacher": (TEACHER, 6000),  # byte-level, with single digits, like the next
+    "coarse": (TEACHER, 12000),
+    "fine": (TEACHER, 1500),
+}
+WIDTHS_AND_LAYERS = {_SMALL: (96, 2), _LARGE: (192, 3)}
+BOILERPLATE = (
+    *("[edit]", "[1]", "&nbsp;", "<br>", "Advertisement", "Read more", "Click here", "Share this"),
+    *("Log in", "Sign up", "Cookie policy", "Home", "Next", "Previous", "Copyright 2014", "Menu"),
+    *("All rights reserved", "Report abuse", "Reply", "Quote", "0 comments", "Posted by admin"),
+    *("Subscribe", "Terms of use", "Loading...", "Page 12"),
+)
+# The oracle's loss of a token that is not as it was. All get a random number of nats besides, large
+# against any student's loss: where there are more good tokens than are selected, those left out are
+# no easier than the others.
+_SPOILT_NATS, _RANDOM_NATS = 1e6, 1e5
+_FIFTHS = 5
+
+
+def make_model(vocabulary: int, width: int, layers: int) -> LlamaForCausalLM:
+    """An untrained model."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=8 * width // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+    )
+    return LlamaForCausalLM(config)
+
+
+class TextWorld(World):
+    """Real documents; the beginnings of some that are held out judge all models.
+
+    Every second one of the others is for the students' pages, the rest for teachers, tokenizers and
+    the students' first pretraining: no document is in both. Beside the needs of every world there
+    are those named `TOKENIZER-SIZE`, a teacher of each of `VOCABULARIES` and `WIDTHS_AND_LAYERS`,
+    `losses-TOKENIZER-SIZE`, and `oracle_losses`, which are far larger where a page is spoilt.
+
+    Args:
+        root: where the runs lie; what all such worlds share is beside it.
+        corpora: .jsonl files with the fields `text` and, for problems with answers, `source`.
+        spoil: how the pages are made from documents.
+        first_steps: of the students' first pretraining.
+    """
+
+    steps, longer_steps = 250, 600
+    max_length, step_tokens = 256, 1024
+    options = (
+        f"--max_length={max_length}",
+        f"--global_batch_tokens={step_tokens}",
+        f"--max_steps={steps}",
+    )
+    held_out_documents, held_out_characters = 200, 500
+    page_documents = 1000  # enough that no document is read twice
+
+    def __init__(self, root: Path, corpora: Sequence[Path], spoil: Spoil, first_steps: int):
+        super().__init__(root)
+        self.corpora, self.spoil, self.first_steps = corpora, spoil, first_steps
+
+    def place(self, name: str, seed: int) -> Path:  # noqa: D102
+        if name == "pages" or "losses" in name:
+            return self.root / "needs" / name
+        common = self.root.parent / "text"  # of all such worlds
+        return common / (f"base-{self.first_steps}-{seed}" if name == "base" else name)
+
+    def make(self, name: str, path: Path, seed: int) -> None:  # noqa: D102
+        kind, _, rest = name.partition("-")
+        if kind == "tokenizer":
+            like, size = VOCABULARIES[rest]
+            tokenizer = AutoTokenizer.from_pretrained(ASSETS / like)
+            tokenizer.train_new_from_iterator(self.documents[2], size).save_pretrained(path)
+        elif kind == "losses" and rest:
+            self.score(rest, path, seed)
+        elif rest:
+            self._pretrain(kind, rest, path, self.longer_steps, seed=1002)
+        else:
+            super().make(name, path, seed)
+
+    @cached_property
+    def _sources(self) -> dict[str, str]:
+        """Where each document comes from."""
+        lines = chain.from_iterable(file.open(encoding="utf-8") for file in self.corpora)
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        return {row["text"]: row.get("source", "") for row in rows}
+
+    @cached_property
+    def documents(self) -> tuple[list[str], list[str], list[str]]:
+        """Held-out documents; those for the students' pages; the rest."""
+        texts = list(self._sources)
+        Random("documents").shuffle(texts)
+        held_out, others = texts[: self.held_out_documents], texts[self.held_out_documents :]
+        return held_out, others[::2], others[1::2]
+
+    @cached_property
+    def pages(self) -> list[tuple[str, BoolArray]]:
+        """The students' pages, and which of their characters are as they were."""
+        texts, rng = self.documents[1][: self.page_documents], Random("pages")
+        words = [word for text in texts for word in text.split(" ")]
+        return [_join(self.spoil(text, rng, words)) for text in texts]
+
+    def make_clean(self, path: Path, _: int) -> None:
+        """What is read at the end of each run."""
+        write_corpus(path, [text[: self.held_out_characters] for text in self.documents[0]])
+
+    def make_pages(self, path: Path, _: int) -> None:
+        """Documents, spoilt or not."""
+        write_corpus(path, [text for text, _ in self.pages])
+
+    def make_teacher(self, path: Path, _: int) -> None:
+        """A model that is larger than the student and has read six times its first text."""
+        self._pretrain("teacher", _LARGE, path, self.longer_steps, seed=1000)
+
+    def make_reference(self, path: Path, _: int) -> None:
+        """A model like the student that has read six times its first text."""
+        self._pretrain(_STUDENT, _SMALL, path, self.longer_steps, seed=1001)
+
+    def make_base(self, path: Path, seed: int) -> None:
+        """A student that has read a little."""
+        self._pretrain(_STUDENT, _SMALL, path, self.first_steps, seed)
+
+    def make_oracle_losses(self, path: Path, _: int) -> None:
+        """Losses of the student's own tokens that say which are as they were, and nothing else."""
+        path.mkdir()
+        segments = [
+            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
+            for (text, _), (spans, losses) in zip(self.pages, self._oracle, strict=True)
+        ]
+        store.write_shard(path, 0, segments, "float32", "oracle")
+        about = {"teacher": "oracle", "tokenizer_sha256": "", "context": 2**20}
+        store.finish_store(path, [0], about)
+
+    @property
+    def kept_share(self) -> float:
+        """The share of the pages' tokens that are as they were."""
+        return float(np.mean(np.concatenate([losses for _, losses in self._oracle]) < _SPOILT_NATS))
+
+    @cached_property
+    def _oracle(self) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        tokenizer = AutoTokenizer.from_pretrained(self.need("tokenizer-student", 0))
+        rng, found = np.random.default_rng(0), []
+        for text, is_kept in self.pages:
+            spans = encode(tokenizer, text).spans
+            spoilt = np.append(0, np.cumsum(~is_kept))
+            is_spoilt = spoilt[spans[:, 1]] > spoilt[spans[:, 0]]
+            losses = _SPOILT_NATS * is_spoilt + rng.uniform(0, _RANDOM_NATS, len(spans))
+            found.append((spans, losses.astype(np.float32)))
+        return found
+
+    def _pretrain(self, tokenizer: str, size: str, path: Path, steps: int, seed: int) -> None:
+        """Train a model on documents as they are, in an order of its own."""
+        torch.manual_seed(seed)
+        untrained = path.with_name(f"{path.name}.untrained")
+        model = make_model(VOCABULARIES[tokenizer][1], *WIDTHS_AND_LAYERS[size])
+        model.save_pretrained(untrained)
+        read_with = self.need(f"tokenizer-{tokenizer}", seed)
+        AutoTokenizer.from_pretrained(read_with).save_pretrained(untrained)
+        corpus = self.need("rest", seed)
+        options = (*self.options, "--method=cpt", f"--max_steps={steps}", f"--seed={seed}")
+        train(untrained, corpus, path, *options)
+
+    def make_rest(self, path: Path, _: int) -> None:
+        """What all models are pretrained on."""
+        write_corpus(path, self.documents[2])
+
+    def student(self, seed: int) -> Path:  # noqa: D102
+        return self.need("base", seed)
+
+    def judge(self, model: Path) -> dict[str, float]:  # noqa: D102
+        held_out, pages, _ = self.documents
+        problems = [text for text in held_out if "/train/" in self._sources[text]]
+        texts = [text[: self.held_out_characters] for text in held_out]
+        return judge_text(model, texts, problems, pages[: self.page_documents])
+
+
+# -- Spoiling ------------------------------------------------------------------------------------
+
+
+def keep(text: str, _rng: Random, _words: Sequence[str]) -> Pieces:
+    """Leave a document as it is."""
+    return [(text, True)]
+
+
+def spoil(text: str, rng: Random, _words: Sequence[str]) -> Pieces:
+    """Make a document like a bad web page, by pieces of about 200 characters.
+
+    Half of them stay as they are, a quarter have their words in random order, and a quarter give
+    way to as much of menus, dates, hashes, digits and garbled letters, in lines of their own.
+    """
+    words, pieces = text.split(" "), []
+    while words:
+        count = length = 0
+        while count < len(words) and length < 200:
+            length += len(words[count]) + 1
+            count += 1
+        piece, words = words[:count], words[count:]
+        kind = rng.random()
+        if kind < 0.25:
+            rng.shuffle(piece)
+        elif kind < 0.5:
+            lines = [""]
+            while sum(map(len, lines)) < length:
+                lines.append(demo_world.noise(rng))
+            piece = ["\n".join([*lines, ""])]
+        pieces.append((" ".join(piece), kind >= 0.5))
+    return pieces
+
+
+def replace(share: float) -> Spoil:
+    """Put other words of the corpus, as often as they are in it, for a share of the words."""
+
+    def spoil_words(text: str, rng: Random, words: Sequence[str]) -> Pieces:
+        pieces = []
+        for word in text.split(" "):
+            is_kept = rng.random() >= share
+            pieces.append((word if is_kept else rng.choice(words), is_kept))
+        return pieces
+
+    return spoil_words
+
+
+def insert(share: float) -> Spoil:
+    """Put what pages have besides their text before a share of the words."""
+
+    def spoil_gaps(text: str, rng: Random, _words: Sequence[str]) -> Pieces:
+        pieces: Pieces = []
+        for word in text.split(" "):
+            if rng.random() < share:
+                pieces.append((rng.choice(BOILERPLATE), False))
+            pieces.append((word, True))
+        return pieces
+
+    return spoil_gaps
+
+
+SPOILS: dict[str, Spoil] = {
+    "clean": keep,
+    "noisy": spoil,
+    **{f"replaced-{percent}": replace(percent / 100) for percent in (20, 40)},
+    **{f"inserted-{percent}": insert(percent / 100) for percent in (20, 40)},
+}
+
+
+def _join(pieces: Pieces) -> tuple[str, BoolArray]:
+    """Join pieces by spaces, each of which belongs to the piece behind it."""
+    lengths = [len(piece) + (number > 0) for number, (piece, _) in enumerate(pieces)]
+    return " ".join(piece for piece, _ in pieces), np.repeat([kept for _, kept in pieces], lengths)
+
+
+# -- Judging -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def judge_text(
+    path: Path, texts: Sequence[str], problems: Sequence[str], pages: Sequence[str]
+) -> dict[str, float]:
+    """Measure a saved model on texts, and on what follows the questions of problems.
+
+    Args:
+        path: of the model.
+        texts: all of which counts.
+        problems: a question each, a line break (or an empty line, where there is one), the answer.
+        pages: by which tokens are rare or frequent.
+
+    Returns:
+        nats per character and per token, the share of tokens that are the likeliest, nats per
+        character of answers, and nats per token by fifths of the tokens, rarest first.
+    """
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    start = start_id(tokenizer, "student")
+    longest = model.config.max_position_embeddings
+
+    def read(text: str) -> tuple[npt.NDArray[np.int64], list[torch.Tensor]]:
+        encoding = encode(tokenizer, text)
+        ids_S = torch.tensor([start, *encoding.ids.tolist()])[:longest]
+        logits_SV = model(ids_S[None]).logits[0, :-1]
+        nats_S = F.cross_entropy(logits_SV, ids_S[1:], reduction="none").double()
+        is_likeliest_S = logits_SV.argmax(-1) == ids_S[1:]
+        return encoding.spans[: longest - 1], [ids_S[1:], nats_S, is_likeliest_S]
+
+    ids_N, nats_N, right_N = map(torch.cat, zip(*(read(text)[1] for text in texts), strict=True))
+    answer_nats = answer_characters = 0.0
+    for text in problems:
+        spans, (_, nats_S, _) = read(text)
+        at = text.index("\n\n") if "\n\n" in text else text.index("\n")
+        answer_nats += float(nats_S[torch.from_numpy(spans[:, 0] >= at)].sum())
+        answer_characters += spans[-1, 1] - at
+    encodings = encode_batch(tokenizer, pages)
+    counts_V = np.bincount(np.concatenate([one.ids for one in encodings]), minlength=len(tokenizer))
+    rarest_first = torch.from_numpy(counts_V)[ids_N].argsort(stable=True)
+    fifths = enumerate(nats_N[rarest_first].chunk(_FIFTHS), 1)
+    return {
+        "nats_per_character": float(nats_N.sum()) / sum(map(len, texts)),
+        "nats_per_token": float(nats_N.mean()),
+        "top1": float(right_N.double().mean()),
+        "answer_nats_per_character": answer_nats / max(answer_characters, 1),
+        **{f"nats_fifth_{number}": float(part.mean()) for number, part in fifths},
+    }

@@ -1,0 +1,186 @@
+"""The experiments at their tiniest size: rules of aggregation, and worlds of real documents."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from pathlib import Path
+from random import Random
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from benchmarks.experiments import aggregations, methods, text_worlds
+from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.store.store import Store
+
+pytestmark = pytest.mark.processes
+
+OURS = np.array([[0, 2], [2, 6], [6, 7]])
+THEIRS = np.array([[0, 4], [4, 6], [6, 7]])
+NATS = np.array([4.0, 1.0, 2.0])
+STUDENT = np.array([3.0, 5.0, 1.0])
+
+
+def text(theirs: np.ndarray = THEIRS, reference: np.ndarray = NATS) -> aggregations.Text:
+    return aggregations.Text(OURS, theirs, NATS, reference, STUDENT)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("max", [4, 4, 2]),
+        ("mean", [4, 2.5, 2]),
+        ("sum", [4, 5, 2]),
+        ("share", [2, 3, 2]),
+        ("first", [4, 4, 2]),
+        ("start", [4, 1, 2]),
+        ("per_char", [2, 20 / 6, 2]),
+        # One segment of two tokens has 8 nats of the student's and 5 of the teacher's.
+        ("common", [3 - 1.5, 5 - 1.5, 2]),
+    ],
+)
+def test_rule_equals_a_hand_count(rule: str, expected: list[float]) -> None:
+    rules = aggregations.rules([text()])
+    assert rules[rule](text()).tolist() == pytest.approx(expected)
+    same = rules[rule](text(theirs=OURS)).tolist()
+    assert same == pytest.approx(NATS.tolist())
+
+
+def test_prior_finds_the_weights_when_there_are_some() -> None:
+    # The first token's four nats lie in its first two characters alone.
+    fitted = aggregations.fit_prior([text(reference=np.array([4.0, 1.0, 2.0]))])
+    assert fitted(text()).tolist() == pytest.approx([4, 1, 2], abs=0.1)
+    assert fitted(text(theirs=OURS)).tolist() == pytest.approx(NATS.tolist())
+
+
+def test_judged_numbers_equal_a_hand_count() -> None:
+    judged = aggregations.judge(
+        [text(reference=NATS + np.array([1, 1, 2]))], lambda one: one.teacher
+    )
+    assert judged.bias == pytest.approx(-4 / 3)
+    assert judged.error == pytest.approx(np.std([-1, -1, -2]))
+    assert judged.alike == 1.0
+    assert aggregations.kinds([text()]) == {
+        "the same": pytest.approx(1 / 3),
+        "inside a longer one": pytest.approx(1 / 3),
+        "several": 0.0,
+        "crossing": pytest.approx(1 / 3),
+    }
+    assert aggregations.recut(text()).teacher.tolist() == pytest.approx([4.5, 0.5, 2])
+
+
+def test_aggregations_are_measured_at_their_tiniest_size(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    corpus, student = tmp_path / "texts.jsonl", str(ASSETS / STUDENT_TOKENIZER)
+    demo_world.write_jsonl(corpus, demo_world.corpus(60, 0, 0.0, frozenset()))
+    argv = ["", "--student", student, "--teachers", str(ASSETS / TEACHER), "--corpora", str(corpus)]
+    monkeypatch.setattr("sys.argv", [*argv, "--characters", "8000", "--held_out", "8"])
+    aggregations.main()
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
+    limits = [row[1:] for row in rows if row[0] == "| the student's, another seed"]
+    assert len(limits) == 7
+    assert all(len(set(cells[:-1])) == 1 for cells in limits[1:-1])
+    assert all(float(cell) == 1 for cell in limits[-1][:-1])
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Documents that are told apart by their numbers, of which every second one is a problem."""
+    path, rng = tmp_path / "corpus.jsonl", Random(0)
+    words = "one two three four five six seven eight nine ten".split()
+    with path.open("w") as file:
+        for number in range(120):
+            body = " ".join(rng.choices(words, k=60))
+            row = {"text": f"How many {number}?\n{body}", "source": "x/train/1" * (number % 2)}
+            file.write(json.dumps(row) + "\n")
+    return path
+
+
+class TinyWorld(text_worlds.TextWorld):
+    """The same code with nothing to learn from it."""
+
+    longer_steps = 1
+    options = ("--max_length=64", "--global_batch_tokens=256", "--max_steps=2")
+    held_out_documents, page_documents = 10, 40
+
+
+@pytest.mark.parametrize("name", text_worlds.SPOILS)
+def test_pages_know_what_is_as_it_was(name: str, corpus: Path, tmp_path: Path) -> None:
+    world = TinyWorld(tmp_path / name, [corpus], text_worlds.SPOILS[name], 1)
+    originals = world.documents[1][: world.page_documents]
+    for (page, is_kept), original in zip(world.pages, originals, strict=True):
+        assert len(is_kept) == len(page)
+        words = [w for w, at in _words(page) if is_kept[at : at + len(w)].all()]
+        left = iter(original.split(" "))
+        assert name == "noisy" or all(word in left for word in words)
+    share = np.mean(np.concatenate([kept for _, kept in world.pages]))
+    # Of an inserted phrase and a word's share of what is inserted: 9.7 and 4.6 characters.
+    expected = {"clean": 1, "noisy": 0.5, "replaced-20": 0.8, "replaced-40": 0.6}
+    expected |= {"inserted-20": 4.6 / (4.6 + 0.2 * 9.7), "inserted-40": 4.6 / (4.6 + 0.4 * 9.7)}
+    assert share == pytest.approx(expected[name], abs=0.12)
+
+
+def _words(page: str) -> list[tuple[str, int]]:
+    found, at = [], 0
+    for word in page.split(" "):
+        found.append((word, at))
+        at += len(word) + 1
+    return found
+
+
+@pytest.mark.slow
+def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> None:
+    name = "replaced-40"
+    world = TinyWorld(tmp_path / name, [corpus], text_worlds.SPOILS[name], 1)
+    runs = methods.RUNS[name]
+    chosen = ("student", "cpt", "oracle", "random-kept", "fine-small__best")
+    for run in chosen:
+        methods.do(world, run, runs[run], 3)
+    results = methods.collect(world, runs)
+    assert set(results) == set(chosen)
+    row = results["cpt"][3]
+    assert row["nats_per_token"] == pytest.approx(
+        np.mean([row[f"nats_fifth_{number}"] for number in range(1, 6)]), rel=0.05
+    )
+    assert 0 <= row["top1"] <= 1
+    assert (
+        methods.paired(results)["oracle"][3]["top1"] == results["oracle"][3]["top1"] - row["top1"]
+    )
+    page, is_kept = world.pages[0]
+    found = Store(world.need("oracle_losses", 0)).segments(page)
+    assert found is not None
+    (segment,) = found
+    for (begin, end), loss in zip(segment.spans, segment.losses, strict=True):
+        assert (loss < 1e6) == is_kept[begin:end].all()
+    state = json.loads((world.seed_dir(3) / "oracle" / "trainer_state.json").read_text())
+    share = [log["selected_fraction"] for log in state["log_history"] if "selected_fraction" in log]
+    assert share == pytest.approx([world.kept_share], abs=0.05)
+
+
+def test_answers_are_what_follows_the_question(corpus: Path, tmp_path: Path) -> None:
+    """Of a model without preferences every token costs the same."""
+    world = TinyWorld(tmp_path / "clean", [corpus], text_worlds.SPOILS["clean"], 1)
+    tokenizer = AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER)
+    model = text_worlds.make_model(len(tokenizer), 8, 1)
+    torch.nn.init.zeros_(model.model.embed_tokens.weight)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(tmp_path / "model")
+    texts = ["a b c", "How?\nb"]
+    found = text_worlds.judge_text(tmp_path / "model", texts, texts[1:], world.documents[1])
+    uniform = np.log(len(tokenizer))
+    assert found["nats_per_token"] == pytest.approx(uniform)
+    answer = tokenizer("How?\nb", add_special_tokens=False, return_offsets_mapping=True)
+    after = sum(start >= 4 for start, _ in answer["offset_mapping"])
+    assert found["answer_nats_per_character"] == pytest.approx(after * uniform / 2)
+
+
+@pytest.mark.parametrize(("module", "examples"), [(methods, 2), (aggregations, 1)])
+def test_examples_of_tables_hold(module: ModuleType, examples: int) -> None:
+    results = doctest.testmod(module)
+    assert (results.failed, results.attempted) == (0, examples)
