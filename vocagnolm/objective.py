@@ -84,10 +84,10 @@ class Method:
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
     )
     uld_weight: float = option(0.5, "Lambda of Eq. 6.")
-    uld_pairing: Literal["last", "position"] = option(
-        "last",
-        "The teacher token that a student token is compared with: the last one that "
-        "covers it, or the one of the same number in its document.",
+    uld_pairing: Literal["position", "last"] = option(
+        "position",
+        "The teacher token that a student token is compared with: the one of the same number in "
+        "its document (Boizard et al. 2025), or the last one that covers it.",
     )
     rho1_score: Score = option(
         "loss",

@@ -73,7 +73,7 @@ METHODS = {
         for n in (8, 16, 32)
     },
     "uld": "--method=uld --teacher={teacher}",
-    "uld-position": "--method=uld --uld_pairing=position --teacher={teacher}",
+    "uld-last": "--method=uld --uld_pairing=last --teacher={teacher}",
 }
 UNMAPPED_AND_AGGREGATION = {
     f"unmapped-{unmapped}__aggregation-{aggregation}": (

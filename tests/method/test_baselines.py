@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 
+from vocagnolm.alignment import align_positions, align_spans
+from vocagnolm.distillation import HeadStates
 from vocagnolm.objective import Method, Objective
+from vocagnolm.output_head import Head
 from vocagnolm.run.parse import parse
-from vocagnolm.teacher import TeacherLosses
+from vocagnolm.teacher import ResidentTeacher, TeacherLosses
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 
@@ -75,3 +81,88 @@ def test_random_chunk_recipe_trains_whole_chunks() -> None:
         found = objective.select(torch.rand(1, 10), batch)  # type: ignore[arg-type]
         by_chunk = found.weight_BS.view(5, 2).sum(-1)
         assert sorted(by_chunk.tolist()) == [0, 0, 0, 2, 2]
+
+
+class Fixed(ResidentTeacher):
+    """A teacher that predicts the same whatever it reads."""
+
+    def __init__(self, probabilities: list[list[float]]) -> None:
+        self.head = head_of(probabilities)
+
+    def states(self, *_: Any) -> HeadStates:
+        return self.head
+
+
+def head_of(probabilities: list[list[float]]) -> HeadStates:
+    """Positions whose distributions are these; the logits of zeros do not matter."""
+    rows = torch.tensor(probabilities).clamp(min=1e-30).log()
+    return HeadStates(rows, torch.eye(rows.shape[1]), None, Head(1.0, None, torch.float32))
+
+
+def distances(
+    recipe: str, student: list[list[float]], teacher: list[list[float]], batch: dict[str, Any]
+) -> list[float]:
+    """All that a recipe adds to the cross-entropy of each token that has a counterpart."""
+    method = method_of(recipe)
+    assert method.distance is not None
+    tokens = len(student)
+    batch |= {"input_ids": torch.zeros(1, tokens), "position_ids": torch.arange(tokens)[None]}
+    batch |= {"labels": torch.tensor([[-100] + [0] * (tokens - 1)]), "teacher_widths": [0]}
+    pairs = Objective(method, Fixed(teacher)).pairs(batch)  # type: ignore[arg-type]
+    states = head_of(student)
+    found = pairs.distances(method.distance, states.hidden_MD[None], *states[1:])
+    return (method.distance_weight * found).tolist()
+
+
+@pytest.mark.parametrize("recipe", ["kld__tinyllama-cpt", "kld__llemma"])
+def test_kld_recipe_adds_the_reverse_divergence(recipe: str) -> None:
+    """Eq. 5: KL(p_S || p_T) per token with an equal weight, over the words that both have.
+
+    1/2 ln 2 + 1/4 ln 1 + 1/4 ln 1/2 = 1/4 ln 2, and 0 where both are alike. The fourth word, as
+    Llemma's 16, is the teacher's alone: dropped, and the rest divided by what remains.
+    """
+    student = [[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [1.0, 0.0, 0.0]]
+    teacher = [[0.125, 0.125, 0.25, 0.5]] * 3
+    batch = {"mapped_tokens": [0], "unmapped_tokens": [2]}
+    found = distances(f"table1/{recipe}", student, teacher, batch)
+    assert found == pytest.approx([0.25 * math.log(2), 0.0], abs=1e-6)
+
+
+def test_uld_recipe_pairs_the_ith_token_with_the_ith() -> None:
+    """Boizard et al. (2025) and Eq. 6: half of the sorted probabilities' L1, the longer text cut.
+
+    The student cuts "1+22" as 1 + 22 and the teacher as 1+ 2 2, so they pair 1 with 1+, + with 2
+    and 22 with 2: |.7 - .5| + |.2 - .5| + .1 = .6, then 0, then |1 - .6| + |0 - .4| = .8.
+    """
+    student = [[0.1, 0.7, 0.2], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    teacher = [[0.5, 0.5], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0]]
+    ours, theirs = np.array([[0, 1], [1, 2], [2, 4]]), np.array([[0, 2], [2, 3], [3, 4]])
+    for recipe in sorted(RECIPES.glob("table1/uld__*.yaml")):
+        name = f"table1/{recipe.stem}"
+        by_position = method_of(name).uld_pairing == "position"
+        ranges = align_positions(3, 3) if by_position else align_spans(ours, theirs)
+        rows = torch.tensor([[[-1, -1], *(ranges + 1).tolist()]])
+        batch = {"teacher_ranges": rows, "mapped_tokens": [3], "unmapped_tokens": [0]}
+        batch |= {"teacher_input_ids": torch.zeros(1, 4), "teacher_position_ids": rows}
+        assert distances(name, student, teacher, batch) == pytest.approx([0.3, 0.0, 0.4])
+
+
+def test_vocagnolm_recipe_selects_by_equations_2_to_4() -> None:
+    """Max of -log P over [j, k], the largest 40 % of L_S - L_T, and the unmapped token.
+
+    Excess 3 - 2, 1 - 2, 4 - 1 and 2 - .5: of four, two are selected.
+    """
+    batch = guided(5)
+    batch["teacher_ranges"] = torch.tensor([[[0, 2], [1, 2], [2, 4], [4, 5], [-1, -1]]])
+    losses = torch.tensor([[0.5, 2.0, 1.0, 0.0, 0.5]])
+    student = torch.tensor([[3.0, 1.0, 4.0, 2.0, 0.0]])
+    teacher = TeacherLosses(losses, torch.ones(1, 5).bool())
+    for recipe in sorted(RECIPES.glob("table1/vocagnolm__*.yaml")):
+        objective = Objective(method_of(f"table1/{recipe.stem}"))
+        found = objective.select(student, batch, teacher)  # type: ignore[arg-type]
+        assert found.weight_BS.tolist() == [[0, 0, 1, 1, 1]]
+
+
+def test_cpt_recipe_trains_every_token() -> None:
+    found = Objective(method_of("table1/cpt")).select(torch.rand(1, 9), guided(9))  # type: ignore[arg-type]
+    assert found.weight_BS.tolist() == [[1] * 9]

@@ -71,7 +71,7 @@ def assert_same(trainer: Any, batch: dict[str, Any], expected: torch.Tensor) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["kld", "kld forward", "uld", "uld position"])
+@pytest.mark.parametrize("name", ["kld", "kld forward", "uld", "uld last"])
 def test_distilled_loss_equals_full_logits_pair_by_pair(
     name: str, world: World, tmp_path: Path
 ) -> None:
@@ -104,9 +104,9 @@ def test_distilled_loss_equals_full_logits_pair_by_pair(
     assert log["selected_fraction"] == 1.0
 
 
-def test_uld_pairs_tokens_by_number_when_asked(world: World, tmp_path: Path) -> None:
+def test_uld_pairs_tokens_by_number(world: World, tmp_path: Path) -> None:
     """The first implementation's way: i-th with i-th in each document, the longer one cut."""
-    batch = batch_of(world.trainer(tmp_path, "uld position"))
+    batch = batch_of(world.trainer(tmp_path, "uld"))
     for row, places in enumerate(batch["position_ids"].tolist()):
         theirs = batch["teacher_position_ids"][row].tolist()
         segments = [t for t, place in enumerate(theirs) if place == 0]
@@ -116,7 +116,7 @@ def test_uld_pairs_tokens_by_number_when_asked(world: World, tmp_path: Path) -> 
             first, last = batch["teacher_ranges"][row, t].tolist()
             if first >= 0:
                 assert (first, last) == (segments[number] + place, segments[number] + place + 1)
-    others = batch_of(world.trainer(tmp_path, "uld"))
+    others = batch_of(world.trainer(tmp_path, "uld last"))
     assert not torch.equal(batch["teacher_ranges"], others["teacher_ranges"])
 
 

@@ -20,7 +20,7 @@ NO_EFFECT = {
     "kld": {"uld_weight": 1.0, "top_k": 0.5, "teacher_weights": [1.0]},
     "uld": {"kld_direction": "forward", "loss_divisor": "selected"},
     "rho1": {"aggregation": "sum", "chunk_guidance": "random", "chunk_selection": "tokens"},
-    "chunk": {"rho1_score": "loss_and_entropy", "uld_pairing": "position"},
+    "chunk": {"rho1_score": "loss_and_entropy", "uld_pairing": "last"},
 }
 
 

@@ -498,7 +498,7 @@ OTHER_VALUES = {
     "loss_divisor": "selected",
     "kld_direction": "forward",
     "uld_weight": "1.5",
-    "uld_pairing": "position",
+    "uld_pairing": "last",
     "rho1_score": "loss_and_entropy",
     "chunks": "8",
     "chunk_guidance": "random",

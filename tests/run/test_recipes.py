@@ -150,7 +150,7 @@ def test_recipe_is_what_its_name_says(path: Path) -> None:
 def test_recipe_has_the_papers_guidance(path: Path) -> None:
     expected = {
         **{"top_k": 0.4, "aggregation": "max", "unmapped": "include", "uld_weight": 0.5},
-        **{"kld_direction": "reverse", "rho1_score": "loss_and_entropy"},
+        **{"kld_direction": "reverse", "uld_pairing": "position", "rho1_score": "loss_and_entropy"},
         **{"selection_scope": "sequence", "loss_divisor": "all", "attend_across_documents": False},
     }
     if path.parent.name == "table3":

@@ -16,7 +16,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.tokenizers import student_reader, teacher_reader
 
 METHODS = (
-    *("kld", "kld forward", "uld", "uld position", "rho1", "rho1 entropy"),
+    *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),
     *("chunk", "chunk tokens", "chunk random"),
     *("several min", "several mean", "several max", "several weighted"),
 )
@@ -49,9 +49,9 @@ class World:
             teacher, blocks = self.reference, self.blocks()
             settings["kld_direction"] = "forward" if "forward" in method else "reverse"
         elif method.startswith("uld"):
-            blocks = self.blocks(self.theirs, by_position="position" in method)
+            blocks = self.blocks(self.theirs, by_position="last" not in method)
             settings |= {"uld_weight": 0.7}
-            settings["uld_pairing"] = "position" if "position" in method else "last"
+            settings["uld_pairing"] = "last" if "last" in method else "position"
         elif method.startswith("rho1"):
             teacher, blocks = self.reference, self.blocks(self.ours)
             score = "loss_and_entropy" if "entropy" in method else "loss"
