@@ -1,16 +1,19 @@
 """Training steps with stored losses, with a co-resident teacher, and without one, side by side.
 
+    python -m benchmarks stored_step_time    # prints all ways
+
 A step is all of it: reading and collating blocks, forward, backward, AdamW. The ways take turns on
 the same blocks. Memory is what a way holds (weights, optimizer) and the most that a step adds to
 it. Models and losses are random. The claims `stored_step_time`, `stored_step_memory` and
 `online_step_time` are ratios of one measurement. A guided step computes no gradient of the losses
 that it does not select, which CPT has to: `--set top_k=1` shows what guidance costs without that.
+With `--unselected_weight` it computes all of them, too; the way of that name has share as well.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 
 CPT, STORED, TEACHER, ONLINE = "CPT step", "stored step", "teacher forward", "online step"
+WEIGHTED = "stored, all weigh"
 
 
 @dataclass(frozen=True)
@@ -94,13 +98,15 @@ def make_model(size: Size, vocabulary: int, scale: int) -> LlamaForCausalLM:
     return LlamaForCausalLM(config)
 
 
-def make_trainer(size: Size, directory: Path, blocks: Blocks, teacher: Any) -> VocAgnoTrainer:
-    """A trainer with a student of its own; without a teacher it is CPT."""
+def make_trainer(
+    size: Size, directory: Path, blocks: Blocks, teacher: Any, method: Method
+) -> VocAgnoTrainer:
+    """A trainer with a student of its own."""
     torch.manual_seed(0)
     trainer = VocAgnoTrainer(
         model=make_model(size, size.vocabulary, 1),
         teacher=teacher,
-        method=Method("vocagnolm", size.top_k) if teacher else Method("cpt"),
+        method=method,
         args=TrainingArguments(
             output_dir=str(directory),
             use_cpu=size.device == "cpu",
@@ -128,7 +134,7 @@ def step(trainer: VocAgnoTrainer, numbers: list[int]) -> None:
 
 
 def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, int]]:
-    """The four ways, and the bytes of weights and optimizer state that each holds."""
+    """The ways, and the bytes of weights and optimizer state that each holds."""
     texts = list(dict.fromkeys(generate_texts(size.documents)))
     student = student_reader(_with_end(train_student(texts)), size.max_length)
     teacher = teacher_reader(_with_end(train_teacher(texts)), 2 * size.max_length)
@@ -139,12 +145,17 @@ def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, in
         Blocks(align_corpus(corpus, student, reader).rows, size.max_length, teacher.limit)
         for reader in (teacher, stored)
     )
-    cpt = make_trainer(size, directory, online_blocks, None)
-    guided = make_trainer(size, directory, stored_blocks, StoredTeacher())
+    paper = Method("vocagnolm", size.top_k)
+    all_weigh = replace(paper, aggregation="share", unselected_weight=0.3)
+    cpt = make_trainer(size, directory, online_blocks, None, Method("cpt"))
+    guided, weighted = (
+        make_trainer(size, directory, stored_blocks, StoredTeacher(), method)
+        for method in (paper, all_weigh)
+    )
     teacher_model = make_model(size, 2 * size.vocabulary, size.teacher_scale)
     if size.device == "cuda":
         teacher_model.to(torch.bfloat16)
-    online = make_trainer(size, directory, online_blocks, teacher_model)
+    online = make_trainer(size, directory, online_blocks, teacher_model, paper)
     weights, frozen = (sum(p.nbytes for p in m.parameters()) for m in (cpt.model, teacher_model))
 
     def blocks_of(turn: int) -> list[int]:
@@ -159,13 +170,14 @@ def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, in
         assert online.teacher is not None
         online.teacher.losses(batch)
 
-    trainers = {CPT: cpt, STORED: guided, ONLINE: online}
+    trainers = {CPT: cpt, STORED: guided, WEIGHTED: weighted, ONLINE: online}
     ways = {
         name: Way(lambda numbers, t=trainer: step(t, numbers), blocks_of)
         for name, trainer in trainers.items()
     }
     trained = 3 * weights  # AdamW keeps two more of each
-    held = {CPT: trained, STORED: trained, TEACHER: frozen, ONLINE: trained + frozen}
+    held = dict.fromkeys((CPT, STORED, WEIGHTED), trained)
+    held |= {TEACHER: frozen, ONLINE: trained + frozen}
     return ways | {TEACHER: Way(forward, collate)}, held
 
 
@@ -187,10 +199,10 @@ def ratios(size: Size) -> tuple[dict[str, float], tuple[str, ...]]:
         ways, held = make_ways(size, Path(directory))
         take_turns(ways, size.repetitions, size.device, memory=True)
     total = {name: held[name] + max(way.added_bytes) for name, way in ways.items()}
-    table = [f"{'':16}{'median':>10}{'quartiles':>22}{'memory':>12}"]
+    table = [f"{'':18}{'median':>10}{'quartiles':>22}{'memory':>12}"]
     table += [
-        f"{name:16}{ways[name].spread}{total[name] / 2**20:8,.0f} MiB"
-        for name in (CPT, STORED, TEACHER, ONLINE)
+        f"{name:18}{ways[name].spread}{total[name] / 2**20:8,.0f} MiB"
+        for name in (CPT, STORED, WEIGHTED, TEACHER, ONLINE)
     ]
     seconds = {name: way.median_s for name, way in ways.items()}
     found = {
