@@ -14,7 +14,7 @@ MODELS = ("--student", "S", "--teacher", "T")
 WRONG: dict[tuple[str, ...], str] = {
     (): "vocagnolm: error: the following arguments are required: COMMAND",
     ("nosuch",): "vocagnolm: error: argument COMMAND: invalid choice: 'nosuch'",
-    ("compare",): "vocagnolm compare: error: the following arguments are required: RUN",
+    ("compare",): "vocagnolm compare: error: expected a RUN to compare, found none: give",
     ("compare", "r", "--figure", "2"): "vocagnolm compare: error: argument --figure: invalid",
     ("inspect", *MODELS): "vocagnolm inspect: error: one of the arguments --text --text_file",
     ("inspect", *MODELS, "--text_file", "/no/file"): (
@@ -52,8 +52,8 @@ def test_wrong_recipe_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     recipe.write_text("topk: 0.5\n")
     assert main(["train", "--config", str(recipe)]) == 2
     assert capfd.readouterr().err == (
-        f"train.py: error: --config {recipe}: unrecognized arguments: --topk=0.5 (did you mean "
-        "--top_k?)\n"
+        f"train.py: error: --config {recipe}, line 1: unrecognized arguments: --topk=0.5 (did you "
+        "mean --top_k?)\n"
     )
 
 

@@ -17,7 +17,7 @@ COMMANDS = {
     "inspect": ("vocagnolm.cli.inspect", "A text with its tokens kept, dropped and unmapped"),
     "reselect": ("vocagnolm.cli.reselect", "Selections under other settings, from stores"),
     "score": ("vocagnolm.cli.score", "Write, verify or repair a teacher-loss store"),
-    "train": ("vocagnolm.run.main", "Continually pretrain a student"),
+    "train": ("vocagnolm.run.start", "Continually pretrain a student"),
 }
 
 
