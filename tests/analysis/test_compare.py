@@ -15,7 +15,7 @@ import pytest
 from fake_results import record, write_evaluation
 
 from vocagnolm import cli
-from vocagnolm.analysis.compare import compare, comparison_markdown, write_comparison
+from vocagnolm.analysis.compare import compare
 from vocagnolm.analysis.paired import (
     Discordance,
     holm,
@@ -24,6 +24,7 @@ from vocagnolm.analysis.paired import (
     resampled_differences,
 )
 from vocagnolm.analysis.paper import REPORTED_FILE, read_reported
+from vocagnolm.analysis.report import comparison_markdown, write_comparison
 from vocagnolm.analysis.runs import heading, read_runs
 from vocagnolm.evaluation import report
 from vocagnolm.evaluation.records import RunDirectory, to_line
@@ -348,7 +349,7 @@ def test_outputs_mark_partial_columns(tmp_path: Path) -> None:
         for part in text.split("\n## ")
     )
     assert [line.count("*") for line in accuracy] == [1, 1, 0]
-    assert [line.split("|")[1].strip() for line in paired] == ["GSM8K", "MATH*"]
+    assert [line.split("|")[2].strip() for line in paired] == ["GSM8K", "MATH*"]
     assert [line.split("|")[3:5] for line in reported] == [[" +30.4 out ", " +32.5* out "]] * 2
     assert "partial: 8 of many items (MATH)" in text
 
@@ -362,7 +363,8 @@ def test_table_names_the_prompts(runs: list[Path]) -> None:
 
     edit(runs[1], ours)
     text = comparison_markdown(compare(runs))
-    rows = [line for line in text.splitlines() if line.startswith(("| first", "| other"))]
+    accuracies = text.split("\n## ")[0].splitlines()
+    rows = [line for line in accuracies if line.startswith(("| first", "| other"))]
     assert [row.split("|")[2].strip() for row in rows] == ["harness", "ours"]
     assert [row.count("*") for row in rows] == [0, 2]
     assert "prompts: not the harness's (GSM8K, MATH)" in text
@@ -409,8 +411,9 @@ def test_command_prints_tables_when_called(
     assert cli.main(["compare", *map(str, runs), "--reported", ROW, "--resamples", "100"]) == 0
     output = capsys.readouterr()
     assert output.err == ""
-    assert "## other less first, over the same items" in output.out
-    assert cells(output.out, "GSM8K")[3:] == ["8", "1", "3", "0.625", "1.000"]
+    differences = output.out.split("## Less first, over the same items")[1]
+    assert cells(differences, "other")[1:3] == ["GSM8K", "+25.0"]
+    assert cells(differences, "other")[4:] == ["8", "1", "3", "0.625", "1.000"]
 
 
 # Changes the other run, or returns the paths to give in place of both.

@@ -10,11 +10,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import DARK, FLAGS, find_browser, look, read_dom
 
 from vocagnolm.objective import Method
 from vocagnolm.views.page import (
@@ -41,10 +43,6 @@ SETTINGS = ViewSettings("stu<dent>", "teach&er", Method(), "each text")
 HOSTILE = (
     "<script>alert('1')</script>\"&amp;' \x1b[31m\x00\r\n\u05e9\u05dc\u05d5\u05dd \u202eabc\u200b\t"
     "</script><!-- {{facts}} \u2028 🧮 é"
-)
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
 
 
@@ -270,14 +268,6 @@ def test_summary_averages_known_losses() -> None:
 # In a browser.
 
 
-@pytest.fixture(scope="module")
-def browser() -> str:
-    found = shutil.which("chromium") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("needs Chromium")
-    return found
-
-
 @pytest.fixture
 def page_path(tmp_path: Path) -> Path:
     view = make_view("Anna has 12\n" * 12, HOSTILE)
@@ -285,10 +275,8 @@ def page_path(tmp_path: Path) -> Path:
     return tmp_path / "guidance.html"
 
 
-def test_browser_shows_tokens_and_details(browser: str, page_path: Path, tmp_path: Path) -> None:
-    address = f"{page_path.as_uri()}#t12"
-    command = [browser, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", address]
-    dom = subprocess.run(command, capture_output=True, timeout=120, check=True).stdout.decode()
+def test_browser_shows_tokens_and_details(page_path: Path, tmp_path: Path) -> None:
+    dom = read_dom(f"{page_path.as_uri()}#t12", tmp_path / "profile")
     page, view = Page(dom), read_views(page_path.with_suffix(".json"))
     assert len(page.tokens) == len(view.tokens)
     for shown, token in zip(page.tokens, view.tokens, strict=True):
@@ -302,6 +290,35 @@ def test_browser_shows_tokens_and_details(browser: str, page_path: Path, tmp_pat
     assert f'<p class="name">{label(token.text)}</p>' in dom
     assert f'<div class="value">{token.student_loss_nats:.2f}</div>' in dom
     assert dom.count('<div class="piece"') == len(token.pieces) == 3
+
+
+_INKS = """(page) => [".kept", ".dropped", ".unlabelled", "body"].map((name) => {
+    const style = page.defaultView.getComputedStyle(page.querySelector(name));
+    return [style.color, style.backgroundColor];
+})"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("flags", "is_dark"), [((), False), ((DARK,), True)])
+def test_browser_shows_a_page_in_light_and_dark(
+    page_path: Path, flags: tuple[str, ...], is_dark: bool
+) -> None:
+    def lightness(color: str) -> float:
+        return sum(map(float, re.findall(r"[\d.]+", color)[:3])) / 3
+
+    kept, *others, (_, ground) = look(page_path, _INKS, 390, *flags)
+    assert (lightness(ground) < 60) is is_dark
+    assert abs(lightness(kept[0]) - lightness(kept[1])) > 100
+    assert all(abs(lightness(ink) - lightness(ground)) > 100 for ink, _ in others)
+    assert look(page_path, "(page) => page.documentElement.scrollWidth", 390) <= 390
+
+
+def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
+    student, store = tmp_path / "runs" / "mine", tmp_path / "store"
+    settings = replace(SETTINGS, student=str(student), teacher=f"{store} and Qwen/Qwen2.5-Math-7B")
+    html = render_html(make_view("abc", settings=settings))
+    assert str(tmp_path) not in html
+    assert "<code>mine</code>, guided by <code>store and Qwen/Qwen2.5-Math-7B</code>" in html
 
 
 class Driver:
@@ -337,7 +354,7 @@ class Driver:
 
 
 @pytest.fixture
-def driver(browser: str, tmp_path: Path) -> Iterator[Driver]:
+def driver(tmp_path: Path) -> Iterator[Driver]:
     path = shutil.which("chromedriver")
     if path is None:
         pytest.skip("needs chromedriver")
@@ -346,7 +363,7 @@ def driver(browser: str, tmp_path: Path) -> Iterator[Driver]:
         assert process.stdout is not None
         ports = (re.search(r"on port (\d+)\.", line) for line in process.stdout)
         port = next(int(found[1]) for found in ports if found)
-        opened = Driver(port, browser, tmp_path / "driven")
+        opened = Driver(port, find_browser(), tmp_path / "driven")
         yield opened
         opened.call("DELETE", "")
     finally:

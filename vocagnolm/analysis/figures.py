@@ -202,8 +202,8 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
     return Figure(3, f"Overlap of the student's and the teacher's chunks on {place}", panels)
 
 
-def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
-    """Figure 4."""
+def methods_figure(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
+    """Plan Figure 4: the accuracies of settings and models, or another metric of theirs."""
     runs, rows = frame[frame.source != "audit"], _paper(reported, metric)
     if runs.empty and not rows:
         how = "train.py --method cpt, uld and vocagnolm, and evaluate_math.py, or give --reported"
@@ -228,7 +228,9 @@ def _methods(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figur
         points = [Mark(names[column], _printed(rows, name, column)) for column in held]
         found += line(points, f"reported: {name}", style, joined=False, reported=True)
     y_label = _metric_label(metric) if metric else "accuracy (%)"
-    return Figure(4, "Methods compared", [Panel("", y_label, found, list(names.values()))])
+    # Losses have no zero to stand on.
+    bars = metric != EVAL_LOSS
+    return Figure(4, "Methods compared", [Panel("", y_label, found, list(names.values()), bars)])
 
 
 def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
@@ -261,7 +263,7 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
             names[quality] = teacher
         point, label = Mark(quality, _printed(rows, name, metric)), f"reported: {method}"
         found += line([point], label, _STYLES[method], joined=False, reported=True)
-    for style, name in enumerate(levels, len(_STYLES)):
+    for style, name in enumerate(levels, 4):
         level = Mark(None, _printed(rows, name, metric))
         found += line([level], f"reported: {name}", style, reported=True)
     whose = "teacher" if teachers and not models else "teacher, as reported"
@@ -375,7 +377,7 @@ def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
 _PLANS: Mapping[int, Callable[[pd.DataFrame, str, Sequence[str]], Figure]] = {
     1: _vocabulary,
     3: _chunks,
-    4: _methods,
+    4: methods_figure,
     5: _teachers,
     6: _alignment,
     7: _sweeps,

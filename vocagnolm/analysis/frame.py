@@ -36,6 +36,7 @@ from vocagnolm.analysis.runs import (
     run_directory,
 )
 from vocagnolm.host.files import JsonObject, read_json
+from vocagnolm.host.pages import public_name
 
 METHOD_LABELS = {
     "vocagnolm": "VocAgnoLM",
@@ -183,7 +184,7 @@ def marks(trained: pd.DataFrame, metric: str, x: Callable[[pd.Series], float]) -
         other = at.setdefault(place, setting)
         if other is not setting:
             found = f"{other.run.iloc[0]} and {setting.run.iloc[0]}, which differ in "
-            found += ", ".join(_differing([other, setting]))
+            found += ", ".join(differing([other, setting]))
             reject(f"one setting of {label_of(setting)} for each mark", found, "leave one out")
     return [average_setting(at[place], metric, place) for place in sorted(at)]
 
@@ -200,13 +201,22 @@ def labels_of(all_settings: Sequence[pd.DataFrame]) -> list[str]:
     for setting in all_settings:
         alike = [other for other in all_settings if label_of(other) == label_of(setting)]
         options = setting.options.iloc[0]
-        differing = [f"{name} {options.get(name)}" for name in _differing(alike)]
-        labels.append(", ".join([label_of(setting), *differing]))
+        apart = [f"{name} {setting_text(options.get(name))}" for name in differing(alike)]
+        labels.append(", ".join([label_of(setting), *apart]))
     return labels
 
 
-def _differing(several: Sequence[pd.DataFrame]) -> list[str]:
+def differing(several: Sequence[pd.DataFrame]) -> list[str]:
     """List the options in which some settings are not all the same, in the order of `run.json`."""
     options = [setting.options.iloc[0] for setting in several]
     names = dict.fromkeys(name for one in options for name in one)
     return [name for name in names if any(one.get(name) != options[0].get(name) for one in options)]
+
+
+def setting_text(value: object) -> str:
+    """Write a setting without the paths of a machine."""
+    if isinstance(value, list):
+        return ", ".join(map(setting_text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {setting_text(one)}" for name, one in value.items())
+    return "-" if value is None else public_name(str(value))

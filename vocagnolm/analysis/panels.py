@@ -9,7 +9,17 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vocagnolm.host.plots import SMALL, dashes, new_plot, save_plot, series_style
+from vocagnolm.host.plots import (
+    INK,
+    PAPER,
+    SMALL,
+    dashes,
+    inline_svg,
+    new_plot,
+    plot_style,
+    save_plot,
+    series_style,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -18,6 +28,8 @@ if TYPE_CHECKING:
 
 # The place beside the numbers of chunks.
 TOKEN_LEVEL = "token level"
+# Of a line; one of more is a curve, with a band for its bars.
+_MOST_MARKERS = 20
 
 
 @dataclass(frozen=True)
@@ -39,7 +51,7 @@ class Mark:
     runs: tuple[str, ...] = ()
     # Of the line, in the legend; "" for none.
     label: str = ""
-    # Number of the line's marker, shade and dashes.
+    # Number of the line's marker, colour and dashes.
     style: int = 0
     joined: bool = True
     # Printed in the paper; such marks are hollow.
@@ -48,12 +60,15 @@ class Mark:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; `columns` are its places if x is a name."""
+    """One pair of axes; `columns` are its places if x is a name, where marks may be `bars`."""
 
     x_label: str
     y_label: str
     marks: Sequence[Mark]
     columns: Sequence[str] = ()
+    bars: bool = False
+    # Of the axis of bars; by default above the highest.
+    top: float | None = None
 
 
 @dataclass(frozen=True)
@@ -133,15 +148,9 @@ def overlap_panels(audits: pd.DataFrame) -> list[Panel]:
 
 def draw_figure(figure: Figure, path: Path, *suffixes: str) -> None:
     """Draw a figure, and beside it under further suffixes, as ".pdf"."""
-    import matplotlib
-
-    # Names take room along the axis, more where marks stand side by side than on a line.
-    each = 0.45 if any(mark.joined for mark in figure.panels[0].marks) else 0.8
-    least = 6.0 if len(figure.panels) == 1 else 4.6
-    widths = tuple(max(least, 1.2 + each * len(panel.columns)) for panel in figure.panels)
+    widths = tuple(map(_width, figure.panels))
     same_y = len({panel.y_label for panel in figure.panels}) == 1
-    # Names of models and options are no formulas: a dollar sign is a dollar sign.
-    with matplotlib.rc_context({"text.parse_math": False, "font.size": 9}):
+    with plot_style():
         canvas, places = new_plot(sum(widths), 4.2, widths, share_y=same_y)
         handles: dict[str, Artist] = {}
         for axes, panel in zip(places, figure.panels, strict=True):
@@ -153,65 +162,122 @@ def draw_figure(figure: Figure, path: Path, *suffixes: str) -> None:
         canvas.legend(
             list(handles.values()),
             list(handles),
-            loc="outside lower center",
-            ncols=min(len(handles), max(2, round(sum(widths) / 2.6))),
+            loc="outside lower left",
+            # Inches of a letter and of a key.
+            ncols=max(1, int(sum(widths) / (0.075 * max(map(len, handles), default=1) + 0.6))),
             frameon=False,
             fontsize=SMALL,
         )
-        notes = textwrap.wrap("; ".join(figure.notes()), round(17 * sum(widths)))
-        canvas.suptitle("\n".join([figure.title, *notes]), size=SMALL)
+        words = (figure.title, *figure.notes())
+        lines = [part for each in words for part in textwrap.wrap(each, round(13 * sum(widths)))]
+        canvas.suptitle("\n".join(lines), x=0.01, ha="left", size=SMALL)
         save_plot(canvas, path, *suffixes)
+
+
+def draw_svg(panel: Panel) -> str:
+    """Draw a panel for a page that has the legend beside it."""
+    with plot_style():
+        canvas, (axes,) = new_plot(4.6, 2.9)
+        _draw_panel(axes, panel)
+        return inline_svg(canvas)
+
+
+def _width(panel: Panel) -> float:
+    """Return inches: names take room along the axis, and so do bars beside each other."""
+    lines = len({mark.label for mark in panel.marks})
+    each = max(0.8, 0.25 + 0.12 * lines) if panel.bars else 0.45
+    return min(max(5.2, 1.2 + each * len(panel.columns)), 16.0)
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     lines: dict[object, list[Mark]] = {}
     for mark in panel.marks:
         lines.setdefault((mark.label, mark.style, mark.joined), []).append(mark)
-    # Lines that only have marks stand side by side within each column, centred on it.
-    apart = panel.columns and not any(mark.joined for mark in panel.marks)
     places = {column: float(place) for place, column in enumerate(panel.columns)}
     for number, found in enumerate(lines.values()):
-        offset = 0.6 * ((number + 0.5) / len(lines) - 0.5) if apart else 0.0
-        _draw_line(axes, places, found, offset)
+        if panel.bars:
+            _draw_bars(axes, places, found, number, len(lines))
+        else:
+            _draw_line(axes, places, found)
     axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
     axes.tick_params(labelsize=SMALL)
-    axes.margins(y=0.1)
+    axes.margins(0.12 if any(mark.text for mark in panel.marks) else 0.05, 0.1)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.columns:
         broken = [name.replace("w/o ", "w/o\n").replace(", ", ",\n") for name in panel.columns]
         axes.set_xticks(range(len(broken)), broken)
         axes.set_xlim(-0.6, len(broken) - 0.4)
+    if panel.bars:
+        axes.set_ylim(0, panel.top and 1.05 * panel.top)
 
 
-def _draw_line(
-    axes: Axes, places: Mapping[str, float], found: Sequence[Mark], offset: float
+def _distances(found: Sequence[Mark]) -> list[tuple[float, ...]] | None:
+    """Return the distances below and above the marks; a missing bar has none."""
+    if not any(mark.bar for mark in found):
+        return None
+    bars = [mark.bar or (mark.y, mark.y) for mark in found]
+    ends = ((max(m.y - a, 0), max(b - m.y, 0)) for m, (a, b) in zip(found, bars, strict=True))
+    return list(zip(*ends, strict=True))
+
+
+def _label(found: Sequence[Mark]) -> str | None:
+    first = found[0]
+    return f"{first.label}*" if any(mark.marked for mark in found) else first.label or None
+
+
+def _draw_bars(
+    axes: Axes, places: Mapping[str, float], found: Sequence[Mark], number: int, count: int
 ) -> None:
-    first, style = found[0], series_style(found[0].style)
-    dash = dashes(first.style) if first.joined else "none"
-    label = f"{first.label}*" if any(mark.marked for mark in found) else first.label or None
+    """Draw one of `count` bars of every column."""
+    first, color = found[0], series_style(found[0].style)["color"]
+    # Not wider than a fifth of a column, however few there are.
+    width = min(0.8 / count, 0.2)
+    offset = width * (number - (count - 1) / 2)
+    axes.bar(
+        [places[str(mark.x)] + offset for mark in found],
+        [mark.y for mark in found],
+        0.85 * width,
+        yerr=_distances(found),
+        facecolor=PAPER if first.reported else color,
+        edgecolor=color,
+        error_kw={"ecolor": INK, "capsize": 1.5, "elinewidth": 0.9},
+        label=_label(found),
+    )
+
+
+def _draw_line(axes: Axes, places: Mapping[str, float], found: Sequence[Mark]) -> None:
+    first, look = found[0], series_style(found[0].style)
+    dash, color = dashes(first.style) if first.joined else "none", look["color"]
     # A level: a line across the axes, and a band for its bar.
     if first.x is None:
         for mark in found:
-            axes.axhline(mark.y, color=style["color"], linestyle=dash, label=label, linewidth=1.2)
+            axes.axhline(mark.y, color=color, linestyle=dash, label=_label(found), linewidth=1.2)
             if mark.bar:
-                axes.axhspan(*mark.bar, color=style["color"], alpha=0.12, linewidth=0)
+                axes.axhspan(*mark.bar, color=color, alpha=0.12, linewidth=0)
         return
-    xs = [(places[mark.x] if isinstance(mark.x, str) else mark.x or 0.0) + offset for mark in found]
-    # Distances below and above the marks; a missing bar has none.
-    bars = [mark.bar or (mark.y, mark.y) for mark in found]
-    ends = [
-        (max(m.y - low, 0), max(high - m.y, 0)) for m, (low, high) in zip(found, bars, strict=True)
-    ]
+    xs = [places[mark.x] if isinstance(mark.x, str) else mark.x for mark in found]
+    ys = [mark.y for mark in found]
+    if len(found) > _MOST_MARKERS:
+        axes.plot(xs, ys, color=color, linestyle=dash, label=_label(found), linewidth=1.4)
+        if below_above := _distances(found):
+            low, high = (
+                [y + sign * one for y, one in zip(ys, ends, strict=True)]
+                for sign, ends in zip((-1, 1), below_above, strict=True)
+            )
+            axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+        return
     axes.errorbar(
         xs,
-        [mark.y for mark in found],
-        yerr=list(zip(*ends, strict=True)) if any(mark.bar for mark in found) else None,
-        markerfacecolor="white" if first.reported else style["color"],
+        ys,
+        yerr=_distances(found),
+        markerfacecolor=PAPER if first.reported else color,
         linestyle=dash,
-        label=label,
+        label=_label(found),
         capsize=2.5,
         linewidth=1.2,
-        **style,
+        **look,
     )
     for x, mark in zip(xs, found, strict=True):
-        axes.annotate(mark.text, (x, mark.y), (4, 4), textcoords="offset points", fontsize=7.5)
+        # Slanted, so that names of neighbours do not lie on each other.
+        look = {"fontsize": 7.5, "rotation": 32, "rotation_mode": "anchor"}
+        axes.annotate(mark.text, (x, mark.y), (4, 4), textcoords="offset points", **look)

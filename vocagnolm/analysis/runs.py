@@ -207,13 +207,17 @@ def run_directory(path: Path) -> Path:
     return path.parent if is_inside else path
 
 
+def read_state(run: Path) -> JsonObject:
+    """Read the log and the cost of a run of train.py; nothing before it is saved."""
+    path = run / "trainer_state.json"
+    return read_json(path) if path.is_file() else {}
+
+
 def read_eval_loss(run: Path) -> list[Row]:
     """Read the held-out loss after the last step: no row if training has not come so far."""
-    path = run / "trainer_state.json"
-    if not path.is_file():
+    if not (state := read_state(run)):
         return []
-    state = read_json(path)
-    with readable(path, f"the log of train.py with a finite {EVAL_LOSS}"):
+    with readable(run / "trainer_state.json", f"the log of train.py with a finite {EVAL_LOSS}"):
         last = [entry for entry in state["log_history"] if entry["step"] == state["max_steps"]]
         losses = [float(entry[EVAL_LOSS]) for entry in last if EVAL_LOSS in entry]
         if losses and not math.isfinite(losses[-1]):

@@ -12,7 +12,7 @@ are drawn instead. Exit status: 0 done, 2 a wrong argument or file.
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.analysis import compare
+from vocagnolm.analysis import compare, report
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.host.command import Parser, refuse_idle, run_command, say
 from vocagnolm.host.files import check_writable
@@ -42,8 +42,8 @@ def _compare(argv: Sequence[str] | None) -> None:
     refuse_idle(parser.given(arguments), ("metric",), "without --figure")
     comparison = compare.compare(runs, reported, arguments.resamples, arguments.seed)
     if out:
-        compare.write_comparison(comparison, out)
-    say(compare.comparison_markdown(comparison).rstrip("\n"))
+        report.write_comparison(comparison, out)
+    say(report.comparison_markdown(comparison).rstrip("\n"))
 
 
 def _parser() -> Parser:
@@ -59,7 +59,7 @@ def _parser() -> Parser:
     )
     row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
     add("--reported", action="append", default=[], metavar="NAME", help=row)
-    files = "Gets comparison.json, comparison.md and comparison.png, or the figures."
+    files = "Gets comparison.html, .md, .json and .png, or the figures."
     add("--output_dir", type=Path, help=files)
     figures = f"Draw this figure of the paper ({', '.join(map(str, NUMBERS))}); again for more."
     add("--figure", action="append", type=int, choices=NUMBERS, metavar="N", help=figures)

@@ -15,9 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-import jinja2
-
 from vocagnolm.host.files import write_json, write_text
+from vocagnolm.host.pages import public_name, render_page
 from vocagnolm.views.view import (
     STATUSES,
     GuidanceView,
@@ -32,12 +31,6 @@ from vocagnolm.views.view import (
 if TYPE_CHECKING:
     from vocagnolm.objective import Method
 
-_TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("vocagnolm", "assets"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-)
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _COLORS: dict[Status, str] = {
@@ -261,9 +254,10 @@ def render_html(view: GuidanceView) -> str:
         cover += ": each one's loss, by the share of its characters"
     if method.method == "chunk":
         cover = "the teacher tokens of the same chunk"
-    return _TEMPLATES.get_template("guidance.html").render(
-        student=settings.student,
-        teacher=settings.teacher,
+    return render_page(
+        "guidance.html",
+        student=public_name(settings.student),
+        teacher=" and ".join(map(public_name, settings.teacher.split(" and "))),
         settings=_settings_line(settings),
         definition=f"the {method.aggregation} over {cover}",
         summary=_summary_rows(view),

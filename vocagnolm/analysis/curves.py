@@ -1,0 +1,80 @@
+"""Losses and shares along training runs, averaged over the seeds of a setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from vocagnolm.analysis.panels import Mark, Panel, line
+from vocagnolm.analysis.runs import EVAL_LOSS, read_state, readable
+
+# Titles, and the entries of the log: the value, and the ends of its band, if it has some.
+_CURVES: Mapping[str, tuple[str, ...]] = {
+    "loss on all tokens (nats)": ("student_loss_nats",),
+    "loss on selected tokens (nats)": ("selected_loss_nats",),
+    "held-out loss (nats)": (EVAL_LOSS,),
+    "excess, median (nats)": (
+        "excess_loss_p50_nats",
+        "excess_loss_p10_nats",
+        "excess_loss_p90_nats",
+    ),
+    "selected share of the tokens": ("selected_fraction",),
+    "unmapped share of the tokens": ("unmapped_fraction",),
+}
+_UNITS = {1e9: "billions", 1e6: "millions", 1e3: "thousands", 1.0: ""}
+# More points than a page has room for are averaged.
+_MOST_POINTS = 200
+
+
+def curve_panels(all_settings: Sequence[pd.DataFrame], labels: Sequence[str]) -> list[Panel]:
+    """Draw every curve that a run has in its log against the student tokens it has seen."""
+    logs = [_log(setting) for setting in all_settings]
+    most = max((log.tokens.max() for log in logs if len(log)), default=0)
+    scale = next((scale for scale in _UNITS if most >= 2 * scale), 1.0)
+    x_label = " of ".join(filter(None, (_UNITS[scale], "student tokens")))
+    panels = []
+    for title, entries in _CURVES.items():
+        found: list[Mark] = []
+        for style, (label, log) in enumerate(zip(labels, logs, strict=True)):
+            if entries[0] in log:
+                found += line(_curve(log, entries, scale), label, style)
+        if found:
+            panels.append(Panel(x_label, title, found))
+    return panels
+
+
+def _log(setting: pd.DataFrame) -> pd.DataFrame:
+    """Read the logs of a setting's runs: a row for each entry, with its run and tokens."""
+    rows = []
+    for run in setting.drop_duplicates("run").itertuples():
+        path, batch = Path(run.run) / "trainer_state.json", run.options["global_batch_tokens"]
+        with readable(path, "the log of train.py"):
+            history = read_state(Path(run.run)).get("log_history", [])
+            rows += [{**x, "run": run.run, "tokens": x["step"] * batch} for x in history]
+    return pd.DataFrame(rows)
+
+
+def _curve(log: pd.DataFrame, entries: Sequence[str], scale: float) -> list[Mark]:
+    main, *ends = entries
+    log = log.dropna(subset=main)
+    runs = tuple(log.run.unique())
+    points = log.groupby("tokens")[main].agg(["mean", "min", "max", "count"])
+    if ends:
+        points[["min", "max"]] = log.groupby("tokens")[ends].mean()
+    # Where all of the runs are.
+    points = points[points["count"] >= len(runs)].reset_index()
+    bins = np.arange(len(points)) * _MOST_POINTS // max(len(points), _MOST_POINTS)
+    has_band = len(runs) > 1 or bool(ends)
+    return [
+        Mark(
+            x.tokens / scale,
+            x.mean,
+            (x.min, x.max) if has_band else None,
+            seeds=len(runs),
+            runs=runs,
+        )
+        for x in points.groupby(bins).mean().itertuples(index=False)
+    ]

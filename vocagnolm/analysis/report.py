@@ -1,0 +1,325 @@
+"""A comparison as tables for a terminal, as files, and as one page with its curves and bars."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from vocagnolm.analysis.compare import Comparison
+from vocagnolm.analysis.curves import curve_panels
+from vocagnolm.analysis.figures import methods_figure
+from vocagnolm.analysis.frame import (
+    differing,
+    label_of,
+    labels_of,
+    setting_text,
+    settings,
+)
+from vocagnolm.analysis.paired import Pairing
+from vocagnolm.analysis.panels import Figure, Panel, draw_figure, draw_svg
+from vocagnolm.analysis.runs import EVAL_LOSS, Run, heading, in_order, read_state
+from vocagnolm.host.files import write_text
+from vocagnolm.host.pages import public_name, render_page
+from vocagnolm.host.plots import COLORS, DASHES, dashes
+from vocagnolm.host.tables import markdown_table
+
+_STAR = "*: may not be put beside a published number; the notes on its run say why."
+# Of a log.
+_LOGGED = ["tokens_per_s", "train_runtime"]
+# As `DASHES`.
+_SVG_DASHES = ("none", "6 3", "1.5 2.5", "7 2 1.5 2")
+# Columns that bars of a page are drawn in one picture for.
+_IN_A_ROW = 4
+
+Cells = Mapping[tuple[str, str], str]
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled table, the first of its rows the header, and what has to be known to read it."""
+
+    title: str
+    rows: Rows
+    notes: Sequence[str] = ()
+
+
+# -- Tables ----------------------------------------------------------------------------------
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Lay out the comparison as tables."""
+    parts = []
+    for section in _sections(comparison):
+        parts += [f"## {section.title}", "", markdown_table(section.rows), ""]
+        for note in section.notes:
+            # Items of a list stand close.
+            parts += [note] if note.lstrip().startswith("- ") else [note, ""]
+        if parts[-1]:
+            parts.append("")
+    return "\n".join(parts[:-1]) + "\n"
+
+
+def _sections(comparison: Comparison) -> list[Section]:
+    found = [_accuracies(comparison)] if comparison.runs else []
+    found += _second_opinions(comparison)
+    found += _pairings(comparison)
+    if len(comparison.against_reported):
+        found.append(_against_reported(comparison))
+    found += _differing_settings(comparison)
+    return [*found, *_costs(comparison)]
+
+
+def _accuracies(comparison: Comparison) -> Section:
+    theirs = comparison.reported
+    printed = zip(theirs.row, theirs.column, theirs.reported, strict=True)
+    # Reported rows stand below ours, in the same columns.
+    cells = _cells(comparison.verdicts) | {(row, column): f"{y:.1f}" for row, column, y in printed}
+    tables = dict(zip(theirs.row, theirs.table, strict=True))
+    heads = {run.label: [run.label, run.prompts] for run in comparison.runs}
+    heads |= {row: [f"reported: {row} ({table})", "paper"] for row, table in tables.items()}
+    notes = [f"+-: half the width of the 95 % interval. {_STAR}"]
+    for run in comparison.runs:
+        name, revision = run.model.rsplit(", revision ", 1)
+        # As much of a hash as tells it apart.
+        model = f"{public_name(name)}, revision {revision[:19]}"
+        notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
+        notes += [f"  - {note}" for note in run.notes]
+    if tables:
+        notes.append(f"- reported: as printed in {comparison.source}")
+    return Section("Accuracy (%)", _table(["run", "prompts"], heads, cells), notes)
+
+
+def _second_opinions(comparison: Comparison) -> list[Section]:
+    """Lay out the second opinion apart: no number of it may stand beside a verdict."""
+    cells = _cells(comparison.scores[comparison.scores.second])
+    judged = [run for run in comparison.runs if run.label in {label for label, _ in cells}]
+    heads = {run.label: [run.label, run.second_opinion, run.prompts] for run in judged}
+    if not heads:
+        return []
+    rows = _table(["run", "grader", "prompts"], heads, cells)
+    return [Section("Accuracy (%), second opinion", rows)]
+
+
+def _differing_settings(comparison: Comparison) -> list[Section]:
+    several = settings(_trained(comparison))
+    if not (names := differing(several)):
+        return []
+    options = [setting.options.iloc[0] for setting in several]
+    rows = [["option", *labels_of(several)]]
+    rows += [[name, *(setting_text(one.get(name)) for one in options)] for name in names]
+    return [Section("Settings that differ", rows)]
+
+
+def _costs(comparison: Comparison) -> list[Section]:
+    rows = [["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]]
+    rows[0] += ["tokens/s", "hours", "FLOPs of the student"]
+    for run, of_run in _trained(comparison).groupby("run", sort=False):
+        options, state = of_run.options.iloc[0], read_state(Path(str(run)))
+        log = pd.DataFrame(state.get("log_history", []), columns=_LOGGED)
+        steps = state.get("global_step", 0)
+        loss = of_run.value[of_run.column == EVAL_LOSS]
+        name = label_of(of_run)
+        row = [comparison.labels[str(run)], name, str(json.loads(of_run.seed.iloc[0])[0])]
+        row += [f"{steps:,}", f"{steps * options['global_batch_tokens']:,}"]
+        row += [
+            f"{x:{form}}" if pd.notna(x) else "-"
+            for x, form in (
+                (loss.mean(), ".4f"),
+                (log.tokens_per_s.median(), ",.0f"),
+                (log.train_runtime.max() / 3600, ",.2f"),
+                (state.get("total_flos") or float("nan"), ".3g"),
+            )
+        ]
+        rows.append(row)
+    note = (
+        "Held-out loss: nats per token after the last step. Tokens/s: the median of the log. "
+        "Hours: of the training since it was last started. FLOPs: as Trainer counts them."
+    )
+    return [Section("Cost", rows, [note])] if len(rows) > 1 else []
+
+
+def _trained(comparison: Comparison) -> pd.DataFrame:
+    return comparison.frame[comparison.frame.source == "trained"]
+
+
+def _table(titles: Sequence[str], heads: Mapping[str, Sequence[str]], cells: Cells) -> Rows:
+    """Lay out cells by row and column, below the columns that any row has."""
+    columns = in_order(column for _, column in cells)
+    rows = [[*titles, *map(heading, columns)]]
+    rows += [[*head, *(cells.get((key, c), "-") for c in columns)] for key, head in heads.items()]
+    return rows
+
+
+def _cells(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
+    return {
+        (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
+        for x in scores.itertuples()
+    }
+
+
+def _star(marked: object) -> str:
+    return "*" if marked else ""
+
+
+def _pairings(comparison: Comparison) -> list[Section]:
+    first, *others = comparison.runs or [None]
+    if first is None or not others:
+        return []
+    rows = [["run", "benchmark", "points", "95 % interval", "items"]]
+    rows[0] += [f"only {first.label} right", "only the run right", "p", "p (Holm)"]
+    for pairing, other in zip(comparison.pairings, others, strict=True):
+        rows += _pairing(pairing, first, other, comparison.verdicts)
+    note = (
+        "points: of the accuracies before they are rounded. Interval: paired bootstrap, "
+        f"{comparison.resamples:,} resamples, seed {comparison.seed}; too narrow where few items "
+        "are decided by one run only. p: McNemar's exact test, two-sided, not corrected for the "
+        f"number of benchmarks; p (Holm): corrected. {_STAR}"
+    )
+    return [Section(f"Less {first.label}, over the same items", rows, [note])]
+
+
+def _pairing(pairing: Pairing, first: Run, other: Run, scores: pd.DataFrame) -> list[list[str]]:
+    is_marked = scores.run.isin([first.label, other.label]) & scores.marked.map(bool)
+    starred = set(scores.column[is_marked])
+    rows = []
+    for column in in_order([*pairing.differences, *pairing.refused]):
+        name = [other.label, heading(column) + _star(column in starred)]
+        if column in pairing.refused:
+            rows.append([*name, f"not paired: {pairing.refused[column]}", *["-"] * 6])
+            continue
+        found = pairing.differences[column]
+        cells = [*name, _points(found.points), " to ".join(map(_points, found.interval))]
+        cells += [str(x) for x in asdict(found.counts).values()] if found.counts else ["-"] * 3
+        rows.append(cells + [_p_value(p) for p in (found.p, found.p_holm)])
+    return rows
+
+
+def _p_value(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
+
+
+def _against_reported(comparison: Comparison) -> Section:
+    rows = dict.fromkeys(comparison.reported.row)
+    cells = {
+        (f"{x.run} less reported: {x.row}", x.column): (
+            f"{_points(x.points)}{_star(x.marked)} {'in' if x.inside else 'out'}"
+        )
+        for x in comparison.against_reported.itertuples()
+    }
+    pairs = [
+        (f"{x.label} less reported: {row}", x.prompts) for row in rows for x in comparison.runs
+    ]
+    titles = {title: (title, prompts) for title, prompts in pairs}
+    note = (
+        "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
+        f"number alone; the reported one has an error of its own. {_STAR}"
+    )
+    return Section(
+        "Points above the reported numbers", _table(["", "prompts"], titles, cells), [note]
+    )
+
+
+def _points(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"  # never -0.0
+
+
+# -- Pictures --------------------------------------------------------------------------------
+
+
+def _bars(comparison: Comparison) -> Figure:
+    """Plan the accuracies with their intervals; those of the paper are hollow."""
+    frame = comparison.frame
+    evaluated = frame[frame.run.isin(frame.run[frame.rounded.notna()])]
+    names = list(dict.fromkeys(comparison.reported.row))
+    figure = methods_figure(evaluated, "", names)
+    # In the colours of the curves, where there may be more settings.
+    several = settings(_trained(comparison))
+    colors = {run: number for number, one in enumerate(several) for run in one.run}
+    after = len(several)
+    styles: dict[str, int] = {}
+    for mark in figure.panels[0].marks:
+        known = colors.get(mark.runs[0]) if mark.runs else None
+        styles.setdefault(mark.label, after if known is None else known)
+        after += styles[mark.label] == after
+    marks = [replace(mark, style=styles[mark.label]) for mark in figure.panels[0].marks]
+    graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
+    panel = replace(figure.panels[0], marks=marks)
+    return Figure(0, f"Accuracies; verdicts of {graders}", [panel])
+
+
+def _in_rows(panel: Panel) -> list[Panel]:
+    """Split bars into pictures of a few columns, which fit on a phone."""
+    top = max((mark.bar[1] if mark.bar else mark.y for mark in panel.marks), default=1.0)
+    rows = [panel.columns[at : at + _IN_A_ROW] for at in range(0, len(panel.columns), _IN_A_ROW)]
+    return [
+        replace(panel, columns=row, top=top, marks=[mark for mark in panel.marks if mark.x in row])
+        for row in rows
+    ]
+
+
+def _keys(panels: Sequence[Panel]) -> list[dict[str, object]]:
+    """List the legend of some pictures."""
+    marks = {mark.label: mark for panel in panels for mark in panel.marks if mark.label}
+    return [
+        {
+            "label": label,
+            "color": f"var(--series-{mark.style % len(COLORS)})",
+            "dashes": _SVG_DASHES[DASHES.index(dashes(mark.style))],
+            "is_bar": panels[0].bars,
+            "is_hollow": mark.reported,
+        }
+        for label, mark in marks.items()
+    ]
+
+
+def comparison_html(comparison: Comparison) -> str:
+    """Draw the comparison as a page of its own, which loads nothing."""
+    several = settings(_trained(comparison))
+    curves = curve_panels(several, labels_of(several))
+    pictures = []
+    if comparison.runs:
+        figure = _bars(comparison)
+        pictures.append(("Accuracy", _in_rows(figure.panels[0]), figure.notes()))
+    if curves:
+        note = (
+            "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of "
+            "the excess: the tokens' median, and a band from their 10th to their 90th percentile."
+        )
+        pictures.append(("Along the training", curves, [note]))
+    return render_page(
+        "comparison.html",
+        names=list(dict.fromkeys(comparison.labels.values())),
+        baseline=comparison.runs[0].label if len(comparison.runs) > 1 else "",
+        pictures=[
+            (title, _keys(panels), [(panel.y_label, draw_svg(panel)) for panel in panels], notes)
+            for title, panels, notes in pictures
+        ],
+        sections=_sections(comparison),
+    )
+
+
+# -- Files -----------------------------------------------------------------------------------
+
+
+def write_comparison(comparison: Comparison, directory: Path) -> None:
+    """Write `comparison.html`, `.md`, `.json` and, of what has accuracies, `.png`."""
+    content = asdict(comparison) | {
+        name: frame.to_dict("records")
+        for name, frame in vars(comparison).items()
+        if isinstance(frame, pd.DataFrame)
+    }
+    # All numbers of the runs are in the frames.
+    del content["frame"]
+    for run in content["runs"]:
+        del run["scores"]
+    text = json.dumps(content, indent=2, default=str)
+    write_text(directory / "comparison.json", text + "\n")
+    write_text(directory / "comparison.md", comparison_markdown(comparison))
+    write_text(directory / "comparison.html", comparison_html(comparison))
+    if comparison.runs:
+        draw_figure(_bars(comparison), directory / "comparison.png")
