@@ -39,12 +39,9 @@ class TokenGuidance(NamedTuple):
     teacher_loss_BT: Tensor  # of the teacher's own tokens
 
 
-def check_top_k(top_k: float) -> None:
-    """Reject a share that is none, or that is not counted in millionths."""
-    if not 0 < top_k <= 1:
-        raise ValueError(f"--top_k must be in (0, 1], got {top_k}")
-    if abs(top_k - round(top_k * _UNITS) / _UNITS) > 1e-12:
-        raise ValueError(f"--top_k must have at most six decimals, got {top_k}")
+def is_in_millionths(top_k: float) -> bool:
+    """Test that a share is counted as it was typed."""
+    return abs(top_k - round(top_k * _UNITS) / _UNITS) <= 1e-12
 
 
 def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -241,7 +238,7 @@ def reduce_teachers(
     mapped_BS: Tensor,
     teachers: int,
     reduction: Reduction,
-    weights: Sequence[float] = (),
+    weights: Sequence[float] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return one loss per student token of several teachers' (beyond the paper).
 

@@ -4,9 +4,9 @@ Tensors only. The counts are known on the host before any forward pass, so nothi
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -22,33 +22,43 @@ from vocagnolm.guidance import (
     TokenGuidance,
     Unmapped,
     aggregate_teacher_losses,
-    check_top_k,
+    is_in_millionths,
     random_scores,
     reduce_teachers,
     select_tokens,
     select_top,
     selected_count,
 )
-from vocagnolm.host.command import option, refuse_idle
+from vocagnolm.host.command import option, raise_first, refuse_idle
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
 Divisor = Literal["all", "selected"]
 Choice = Literal["all", "random", "guided"]  # how the tokens that are trained on are chosen
 
-_SELECTION = ("top_k", "unmapped", "unselected_weight", "selection_scope", "loss_divisor")
+_SHARE = ("top_k", "top_k_warmup_steps", "unmapped", "unselected_weight")
+_SELECTION = (*_SHARE, "selection_scope", "loss_divisor")
+_OF_CHUNKS = ("chunks", "chunk_guidance", "chunk_selection")
 _OF_SEVERAL = ("teacher_reduction", "teacher_weights")
 _LOOKED_AT: dict[MethodName, tuple[str, ...]] = {  # options that a method reads
     "vocagnolm": (*_SELECTION, "aggregation", *_OF_SEVERAL),
     "cpt": (),
-    "random": ("top_k", "unselected_weight", "selection_scope", "loss_divisor"),
+    "random": _SELECTION,
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
-    "chunk": (
-        *(*_SELECTION, "aggregation", "chunks", "chunk_guidance", "chunk_selection", *_OF_SEVERAL),
-    ),
+    "chunk": (*_SELECTION, "aggregation", *_OF_CHUNKS, *_OF_SEVERAL),
 }
+# Values of options without a list of choices.
+_RIGHT: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("top_k", lambda share: 0 < share <= 1, "be in (0, 1]"),
+    ("top_k", is_in_millionths, "have at most six decimals"),
+    ("top_k_warmup_steps", lambda steps: 0 <= steps < math.inf, "be finite and not negative"),
+    ("unselected_weight", lambda weight: 0 <= weight < 1, "be in [0, 1)"),
+    ("uld_weight", lambda weight: 0 < weight < math.inf, "be positive and finite"),
+    ("chunks", lambda chunks: chunks >= 1, "be at least 1"),
+    ("teacher_weights", lambda ws: all(0 < w < math.inf for w in ws), "be positive and finite"),
+)
 _OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
 
 
@@ -83,6 +93,11 @@ class Method:
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
     )
+    top_k_warmup_steps: float = option(
+        0.0,
+        "Steps, or below 1 a share of the run, in which the share trained falls from all tokens to "
+        "--top_k (beyond the paper).",
+    )
     uld_weight: float = option(0.5, "Lambda of Eq. 6.")
     uld_pairing: Literal["position", "last"] = option(
         "position",
@@ -108,44 +123,43 @@ class Method:
     )
 
     def __post_init__(self) -> None:
+        raise_first(self._wrong_values())
+        given = [each.name for each in fields(self) if vars(self)[each.name] != each.default]
+        refuse_idle(given, vars(self).keys() - {*self._looked_at()}, f"with {self.as_typed}")
+
+    def _wrong_values(self) -> Iterator[str]:
         found = vars(self)
         for name, kind in get_type_hints(type(self)).items():
             if get_origin(kind) is Literal and found[name] not in get_args(kind):
-                expected = ", ".join(get_args(kind))
-                raise ValueError(f"--{name} must be one of {expected}, got {found[name]}")
-        check_top_k(self.top_k)
-        if not 0 <= self.unselected_weight < 1:
-            raise ValueError(f"--unselected_weight must be in [0, 1), got {self.unselected_weight}")
-        if not 0 < self.uld_weight < math.inf:
-            raise ValueError(f"--uld_weight must be positive and finite, got {self.uld_weight}")
-        if self.chunks < 1:
-            raise ValueError(f"--chunks must be at least 1, got {self.chunks}")
+                yield f"--{name} must be one of {', '.join(get_args(kind))}, got {found[name]}"
+        for name, is_right, expected in _RIGHT:
+            if found[name] is not None and not is_right(found[name]):
+                yield f"--{name} must {expected}, got {found[name]}"
         if self.method == "chunk" and self.aggregation == "share":
-            raise ValueError(
-                "--aggregation share is by characters, and --method chunk guides by whole tokens: "
-                "take sum"
-            )
-        weights = list(self.teacher_weights or ())
-        if not all(0 < weight < math.inf for weight in weights):
-            raise ValueError(f"--teacher_weights must be positive and finite, got {weights}")
-        if self.rho1_score == "loss_and_entropy" and self.unmapped == "mean":
-            raise ValueError(
-                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
-                "use --unmapped include or exclude"
-            )
-        if self.rho1_score == "loss_and_entropy" and self.loss_divisor == "selected":
-            raise ValueError(
-                "--rho1_score loss_and_entropy selects a number of tokens that only the losses "
-                "tell, too late for --loss_divisor selected: use all"
-            )
-        given = [setting.name for setting in fields(self) if found[setting.name] != setting.default]
-        refuse_idle(given, set(found).difference(self._looked_at()), f"with {self.as_typed}")
+            guides = "--method chunk guides by whole tokens"
+            yield f"--aggregation share is by characters, and {guides}: take sum"
+        entropy = "--rho1_score loss_and_entropy"
+        if self.with_entropies and self.unmapped == "mean":
+            unranked = "cannot rank unmapped tokens, which have no entropy"
+            yield f"{entropy} {unranked}: use --unmapped include or exclude"
+        if self.with_entropies and self.loss_divisor == "selected":
+            late = "selects a number of tokens that is known too late for --loss_divisor selected"
+            yield f"{entropy} {late}: use all"
 
     def _looked_at(self) -> tuple[str, ...]:
         names = ("method", *_LOOKED_AT[self.method])
         if self.choice == "guided":
             return names
         return tuple(name for name in names if name not in _OF_A_TEACHER)
+
+    def at_step(self, step: int, max_steps: int) -> "Method":
+        """Return the method with the share of tokens of a step of the run."""
+        warmup = self.top_k_warmup_steps
+        steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
+        if step >= steps:
+            return self
+        share = round(1 - (1 - self.top_k) * step / steps, 6)
+        return replace(self, top_k=share, top_k_warmup_steps=0.0)
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
@@ -191,9 +205,14 @@ class Method:
         return self.uld_weight if self.method == "uld" else 1.0
 
     @property
+    def with_entropies(self) -> bool:
+        """True where the entropies of the teacher's distributions are asked for."""
+        return self.rho1_score == "loss_and_entropy"
+
+    @property
     def compares_distributions(self) -> bool:
         """True where the losses of a teacher's tokens are not enough, as a store has them."""
-        return self.distance is not None or self.rho1_score == "loss_and_entropy"
+        return self.distance is not None or self.with_entropies
 
     def check_chunks(self, max_length: int) -> None:
         """Reject more chunks than a block has tokens."""
@@ -201,29 +220,30 @@ class Method:
             tokens = f"{max_length} tokens of a block (--max_length)"
             raise ValueError(f"--chunks {self.chunks} exceeds the {tokens}: lower it")
 
-    def check_teachers(self, count: int) -> None:
-        """Reject weights that are not for this many teachers."""
+    def check_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> None:
+        """Reject a teacher of the wrong kind or number, the lack of one, and weights of others."""
+        raise_first(self._wrong_teacher(teacher))
+
+    def _wrong_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> Iterator[str]:
+        if (teacher is not None) != self.needs_teacher:
+            needs = "needs a teacher" if teacher is None else "has no use for a teacher"
+            yield f"{self.as_typed} {needs}"
+        is_stored = isinstance(teacher, StoredTeacher)
+        count = teacher.teachers if is_stored else len(teacher or [0])
+        if self.compares_distributions and is_stored:
+            yield (
+                f"{self.as_typed} compares distributions over words, which a store of losses does "
+                "not hold: give the model itself with --teacher"
+            )
+        if self.compares_distributions and count > 1:
+            yield f"{self.as_typed} takes one teacher, got {count}: name one with --teacher"
         expected = count if self.teacher_reduction == "weighted" else 0
-        found = len(self.teacher_weights or ())
-        if found != expected:
+        if (found := len(self.teacher_weights or ())) != expected:
             advice = "give one for each teacher" if expected else "leave them out"
-            raise ValueError(
+            yield (
                 f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
                 f"--teacher_weights, found {found}: {advice}"
             )
-
-    def check_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> None:
-        """Reject a teacher of the wrong kind or number, and the lack of one."""
-        if (teacher is not None) != self.needs_teacher:
-            needs = "needs a teacher" if teacher is None else "has no use for a teacher"
-            raise ValueError(f"{self.as_typed} {needs}")
-        if teacher is None:
-            return
-        count = teacher.teachers if isinstance(teacher, StoredTeacher) else len(teacher)
-        self.check_teachers(count)
-        if self.compares_distributions and (isinstance(teacher, StoredTeacher) or count != 1):
-            what = f"--method {self.method}" if self.distance else "--rho1_score"
-            raise ValueError(f"{what} compares distributions and needs one teacher that is a model")
 
 
 @dataclass(frozen=True)
@@ -255,19 +275,17 @@ class Objective:
         return self._selected_tokens(batch)
 
     def _selected_tokens(self, batch: Batch) -> int:
-        mapped, unmapped = batch["mapped_tokens"], batch["unmapped_tokens"]
         method, strategy = self.method, self.method.unmapped
+        mapped, unmapped = batch["mapped_tokens"], batch["unmapped_tokens"]
         if method.choice == "all":
-            return int(sum(mapped) + sum(unmapped))
+            return sum(mapped) + sum(unmapped)
         if method.choice == "random":  # a teacher's ranges play no part
             mapped = [a + b for a, b in zip(mapped, unmapped, strict=True)]
             unmapped, strategy = [0] * len(mapped), "exclude"
         if method.selection_scope == "batch":
             mapped, unmapped = [sum(mapped)], [sum(unmapped)]
-        return sum(
-            selected_count(a, b, method.top_k, strategy)
-            for a, b in zip(mapped, unmapped, strict=True)
-        )
+        populations = zip(mapped, unmapped, strict=True)
+        return sum(selected_count(*counts, method.top_k, strategy) for counts in populations)
 
     # -- Eq. 2 and Eq. 4: the tokens that are trained ----------------------------------------
 
@@ -276,8 +294,7 @@ class Objective:
         if self.method.choice != "guided":
             return None
         assert self.teacher is not None
-        with_entropies = self.method.rho1_score == "loss_and_entropy"
-        return self.teacher.losses(batch, with_entropies=with_entropies)
+        return self.teacher.losses(batch, with_entropies=self.method.with_entropies)
 
     def select(
         self, student_loss_BS: Tensor, batch: Batch, teacher: TeacherLosses | None = None
@@ -301,9 +318,8 @@ class Objective:
             values_BS, mapped_BS = aggregate_teacher_losses(
                 values_BT, ranges_BS2, method.aggregation, teacher.valid_BT, shares_BS3
             )
-            teachers = values_BS.shape[1] // valid_BS.shape[1]
-            how = (method.teacher_reduction, method.teacher_weights or ())
-            return reduce_teachers(values_BS, mapped_BS, teachers, *how)
+            teachers, how = values_BS.shape[1] // valid_BS.shape[1], method.teacher_reduction
+            return reduce_teachers(values_BS, mapped_BS, teachers, how, method.teacher_weights)
 
         loss_BS, mapped_BS = on_student(teacher.loss_BT)
         entropy_BS = None if teacher.entropy_BT is None else on_student(teacher.entropy_BT)[0]

@@ -9,6 +9,7 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; in `train
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -87,7 +88,8 @@ class VocAgnoTrainer(ResumableTrainer):
             if models is None or isinstance(models, StoredTeacher)
             else ResidentTeacher(models, device)
         )
-        self.objective: Objective = Objective(method, self.teacher, self.args.seed)
+        self._method, seed = method, self.args.seed
+        self.objective: Objective = Objective(method, self.teacher, seed)
         self.step_batches = StepBatches()
         gather = self.accelerator.gather
         self.throughput = Throughput(self.phases, device, self.resident, gather, device_peak_tflops)
@@ -149,6 +151,8 @@ class VocAgnoTrainer(ResumableTrainer):
         # A run resumed at its end: Trainer alone would take one more step.
         if self.state.global_step >= self.state.max_steps:
             return [], None
+        method = self._method.at_step(self.state.global_step, self.state.max_steps)
+        self.objective = replace(self.objective, method=method)
         self.phases.begin("data")
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         self.step_batches.begin(batches)

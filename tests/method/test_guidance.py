@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vocagnolm import guidance
 from vocagnolm.guidance import (
     aggregate_teacher_losses,
-    check_top_k,
+    is_in_millionths,
     random_scores,
     reduce_teachers,
     select_tokens,
@@ -352,15 +352,9 @@ def test_unknown_choices_are_refused_by_the_functions_too():
             call()
 
 
-@pytest.mark.parametrize(
-    ("top_k", "wrong"),
-    [(0.0, "in"), (-0.5, "in"), (1.000001, "in"), (math.nan, "in"), (1e-7, "decimals")],
-)
-def test_share_that_cannot_be_taken_is_refused(top_k, wrong):
-    with pytest.raises(ValueError, match=f"--top_k must .*{wrong}"):
-        check_top_k(top_k)
-    check_top_k(1e-6)
-    check_top_k(1.0)
+def test_share_is_counted_in_millionths():
+    assert all(map(is_in_millionths, (1e-6, 0.4, 1 / 4 + 1e-6, 1.0)))
+    assert not any(map(is_in_millionths, (1e-7, 0.1234567, 1 / 3)))
 
 
 @pytest.mark.parametrize("reduction", ["min", "max", "mean", "weighted"])

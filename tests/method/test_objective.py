@@ -15,9 +15,14 @@ from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 NO_EFFECT = {
     "vocagnolm": {"kld_direction": "forward", "chunks": 8, "rho1_score": "loss_and_entropy"},
-    "cpt": {"top_k": 0.5, "aggregation": "sum", "selection_scope": "batch"},
+    "cpt": {
+        "top_k": 0.5,
+        "top_k_warmup_steps": 0.1,
+        "aggregation": "sum",
+        "selection_scope": "batch",
+    },
     "random": {"unmapped": "mean", "aggregation": "mean", "teacher_reduction": "max"},
-    "kld": {"uld_weight": 1.0, "top_k": 0.5, "teacher_weights": [1.0]},
+    "kld": {"top_k_warmup_steps": 9, "uld_weight": 1.0, "top_k": 0.5, "teacher_weights": [1.0]},
     "uld": {"kld_direction": "forward", "loss_divisor": "selected"},
     "rho1": {"aggregation": "sum", "chunk_guidance": "random", "chunk_selection": "tokens"},
     "chunk": {"rho1_score": "loss_and_entropy", "uld_pairing": "last"},
@@ -40,6 +45,8 @@ NO_EFFECT = {
             "--aggregation must be one of max, mean, sum, share, got median",
         ),
         ({"method": "chunk", "aggregation": "share"}, "guides by whole tokens: take sum"),
+        ({"top_k_warmup_steps": -1.0}, "--top_k_warmup_steps must be finite and not negative, got"),
+        ({"top_k_warmup_steps": float("nan")}, "finite and not negative, got nan"),
         ({"unselected_weight": 1.0}, r"--unselected_weight must be in \[0, 1\), got 1.0"),
         ({"unselected_weight": -0.1}, r"--unselected_weight must be in \[0, 1\), got -0.1"),
         ({"unselected_weight": float("nan")}, r"must be in \[0, 1\), got nan"),
@@ -62,7 +69,7 @@ NO_EFFECT = {
         ),
         (
             {"method": "rho1", "rho1_score": "loss_and_entropy", "loss_divisor": "selected"},
-            "too late for --loss_divisor selected: use all",
+            "a number of tokens that is known too late for --loss_divisor selected: use",
         ),
     ],
 )
@@ -116,12 +123,22 @@ def test_method_tells_what_it_needs(
     with pytest.raises(ValueError, match=f"--method {method.method}.* {message}"):
         method.check_teacher(None if needs_teacher else [object()])
     if compares:
-        for teacher in (StoredTeacher(), [object(), object()]):
-            with pytest.raises(ValueError, match="needs one teacher that is a model"):
-                method.check_teacher(teacher)
+        with pytest.raises(ValueError, match="which a store of losses does not hold: give the mod"):
+            method.check_teacher(StoredTeacher())
     elif needs_teacher:
         method.check_teacher(StoredTeacher())
         method.check_teacher([object(), object()])
+
+
+@pytest.mark.parametrize(
+    ("warmup", "shares"),
+    [(0, [0.4] * 5), (2, [1, 0.7, 0.4, 0.4, 0.4]), (0.6, [1, 0.8, 0.6, 0.4, 0.4])],
+)
+def test_share_falls_during_its_warmup(warmup: float, shares: list[float]) -> None:
+    method = Method(top_k_warmup_steps=warmup, selection_scope="batch")
+    assert [method.at_step(step, 5).top_k for step in range(5)] == shares
+    assert method.at_step(4, 5) is method
+    assert method.at_step(0, 5).selection_scope == "batch"
 
 
 def test_settings_in_effect_leave_out_what_is_idle() -> None:
@@ -129,7 +146,7 @@ def test_settings_in_effect_leave_out_what_is_idle() -> None:
     assert Method("kld").in_effect() == {"method": "kld", "kld_direction": "reverse"}
     assert set(Method("chunk", chunk_guidance="random").in_effect()) == {
         *("method", "top_k", "unselected_weight", "selection_scope", "loss_divisor"),
-        *("chunks", "chunk_guidance"),
+        *("top_k_warmup_steps", "chunks", "chunk_guidance"),
     }
     assert "teacher_reduction" not in Method().in_effect()
     assert Method(teacher_reduction="min").in_effect()["teacher_reduction"] == "min"
@@ -259,16 +276,11 @@ def test_teacher_is_asked_where_it_guides(method: Method, expected: Any) -> None
 
 
 @pytest.mark.parametrize(
-    ("method", "what"),
-    [
-        (Method("kld"), "--method kld"),
-        (Method("uld"), "--method uld"),
-        (Method("rho1", rho1_score="loss_and_entropy"), "--rho1_score"),
-    ],
+    "method", [Method("kld"), Method("uld"), Method("rho1", rho1_score="loss_and_entropy")]
 )
-def test_distributions_are_compared_with_one_model(method: Method, what: str) -> None:
+def test_distributions_are_compared_with_one_model(method: Method) -> None:
     method.check_teacher([object()])
-    with pytest.raises(ValueError, match=f"^{what} compares distributions and needs one teacher"):
+    with pytest.raises(ValueError, match=f"^--method {method.method} takes one teacher, got 2: na"):
         method.check_teacher([object(), object()])
 
 

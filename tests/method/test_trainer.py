@@ -340,8 +340,10 @@ def test_epoch_ends_with_its_last_whole_global_batch(
     assert len(set(trainer._get_train_sampler())) == 8 * whole
 
 
+# In steps, and as a share of the five.
+@pytest.mark.parametrize("warmup", [0.0, 4.0, 0.8])
 def test_resumed_run_equals_uninterrupted_run(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+    warmup: float, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     def run(name: str, resume: str | None = None) -> Any:
         student, teacher = (copy.deepcopy(model) for model in pair)
@@ -350,6 +352,7 @@ def test_resumed_run_equals_uninterrupted_run(
             blocks,
             student,
             teacher,
+            options={"method": Method(top_k_warmup_steps=warmup)},
             max_steps=5,
             per_device_train_batch_size=2,
             gradient_accumulation_steps=2,
@@ -369,6 +372,10 @@ def test_resumed_run_equals_uninterrupted_run(
     assert [entry["loss"] for entry in whole.state.log_history[:-1]] == [
         entry["loss"] for entry in resumed.state.log_history[:-1]
     ]
+    shares = [entry["selected_fraction"] for entry in resumed.state.log_history[:-1]]
+    expected = [1.0, 0.85, 0.7, 0.55, 0.4] if warmup else [0.4] * 5
+    assert shares == pytest.approx(expected, abs=0.04)
+    assert (shares[0] == 1.0) == bool(warmup)
 
 
 def test_run_resumed_at_its_end_changes_nothing(

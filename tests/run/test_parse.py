@@ -476,11 +476,12 @@ def test_parse_accepts_optimizers_and_schedules(
     assert parse((*TEACHER, *argv))
 
 
-SELECTION = ("top_k", "unmapped", "unselected_weight", "selection_scope", "loss_divisor")
+OF_ANY = ("top_k", "top_k_warmup_steps", "unselected_weight", "selection_scope", "loss_divisor")
+SELECTION = (*OF_ANY, "unmapped")
 LOOKED_AT = {
     "vocagnolm": (*SELECTION, "aggregation", "guidance_table_steps"),
     "cpt": (),
-    "random": ("top_k", "unselected_weight", "selection_scope", "loss_divisor"),
+    "random": OF_ANY,
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*SELECTION, "rho1_score", "guidance_table_steps"),
@@ -494,6 +495,7 @@ OTHER_VALUES = {
     "aggregation": "mean",
     "unmapped": "exclude",
     "unselected_weight": "0.3",
+    "top_k_warmup_steps": "0.1",
     "selection_scope": "batch",
     "loss_divisor": "selected",
     "kld_direction": "forward",

@@ -16,6 +16,7 @@ from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArgum
 from vocagnolm.run.job import Job
 from vocagnolm.run.recipe import Options, named_in_errors, recipe_of
 from vocagnolm.run.training_arguments import RunArguments
+from vocagnolm.teacher import StoredTeacher
 
 
 class _Parser(OneLineErrors, HfArgumentParser):
@@ -107,7 +108,8 @@ def _check_idle(job: Job) -> None:
     ):
         if is_idle:
             refuse_idle(given, names.split(), condition)
-    method.check_teachers(max(len(teachers), 1))
+    stored = StoredTeacher(len(teachers)) if model.teacher_losses else None
+    method.check_teacher(stored or teachers or None)
     method.check_chunks(job.data.max_length)
 
 
@@ -116,18 +118,11 @@ def _faults(job: Job) -> Iterator[str]:
     model, run, guided_by = job.model, job.run, f"--method {job.method.method}"
     teachers = model.teacher or model.teacher_losses or []
     is_distilled = job.method.method in ("kld", "uld")
-    compares = job.method.compares_distributions
     for name in ("teacher_tokenizer", "teacher_revision"):
         if (given := vars(model)[name]) and len(given) != len(teachers):
             yield f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
-    if compares and model.teacher_losses:
-        yield (
-            f"{guided_by} compares distributions over words, which a store of losses does not "
-            "hold: give the model itself with --teacher"
-        )
-    if len(teachers) > 1 and (compares or model.save_store):
-        what = "--save_store" if model.save_store else guided_by
-        yield f"{what} takes one teacher, got {len(teachers)}: name one with --teacher"
+    if len(teachers) > 1 and model.save_store:
+        yield f"--save_store takes one teacher, got {len(teachers)}: name one with --teacher"
     if model.save_store and is_distilled:
         yield f"--save_store keeps token losses, which {guided_by} does not compute: leave it out"
     if model.save_store and job.data.attend_across_documents:
