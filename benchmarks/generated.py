@@ -68,17 +68,16 @@ def make_segment(
     """A segment's columns: the teacher's tokens spread evenly over `length` of the student's."""
     theirs = max(1, round(length * TOKEN_RATIO))
     at = np.arange(length)
-    cut = rng.choice(3 * length, length // 5, replace=False)
+    shares = np.ones(3 * length, np.float32)
+    shares[rng.choice(3 * length, length // 5, replace=False)] = 0.5
     losses = rng.exponential(2, theirs).astype(np.float32)
     losses[0] = np.nan  # nothing predicts it
     return {
         "student_ids": rng.integers(vocabularies[0], size=length),
         "teacher_ids": rng.integers(vocabularies[1], size=theirs),
         "teacher_losses": losses,
-        "first": at * theirs // length,
-        "last": -(-(at + 1) * theirs // length),
-        "cut": np.sort(cut),
-        "shares": rng.random(len(cut), dtype=np.float32),
+        "ranges": np.stack([at * theirs // length, -(-(at + 1) * theirs // length)], 1)[None],
+        "shares": shares.reshape(1, -1, 3),
         "teacher_counts": [theirs],
     }
 

@@ -1,10 +1,13 @@
 """Token-level lexical alignment: which teacher tokens cover each student token."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.spans import Spans, find_disorder
+from vocagnolm.spans import Spans, find_disorder, widen_spans
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
@@ -106,3 +109,30 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     ranges = np.stack([first, first + 1], axis=-1)
     ranges[teacher_tokens:] = UNMAPPED
     return ranges
+
+
+def align_segment(row: Mapping[str, Any]) -> tuple[Spans, npt.NDArray[np.float32]]:
+    """Map every student token of a segment, a row of `data.Segments`, to each teacher's tokens.
+
+    Returns the ranges int64 [K, S, 2] in a teacher's tokens of this segment, of which its start
+    token is number 0, and the shares float32 [K, S, 3] of `covered_shares`. The student's own
+    special tokens are unmapped.
+    """
+    spans = widen_spans(row["student_steps"], row["student_jumps"])
+    theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
+    counts = np.asarray(row["teacher_counts"], dtype=np.int64)
+    ranges = np.full((len(counts), len(row["student_ids"]), 2), UNMAPPED, dtype=np.int64)
+    shares = np.ones((*ranges.shape[:2], 3), np.float32)
+    # ids      <s> t e x t </s>        tokens of the text have spans, those around it have none
+    # spans        0 1 2 3
+    text = slice(1, 1 + len(spans))
+    parts = np.split(theirs, np.cumsum(counts - 1)[:-1])
+    for mine, share, count, part in zip(ranges, shares, counts.tolist(), parts, strict=False):
+        # Kept without spans: mapped by number.
+        if not len(theirs):
+            found = align_positions(len(spans), count - 1)
+        else:
+            found = align_spans(spans, part)
+            share[text] = covered_shares(spans, part, found)
+        mine[text] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
+    return ranges, shares

@@ -99,8 +99,8 @@ class PackedCollator:
     >>> block: Block = {
     ...     "block": 0, "student_ids": segments(1, 5, 6), "teacher_ids": segments(9, 7),
     ...     "teacher_losses": [np.empty(0, np.float32)], "teacher_counts": segments(2),
-    ...     "first": segments(-1, 1, 1), "last": segments(-1, 2, 2),
-    ...     "cut": segments(3, 6), "shares": [np.array([0.5, 0.5], np.float32)],
+    ...     "ranges": [np.array([[[-1, -1], [1, 2], [1, 2]]])],
+    ...     "shares": [np.array([[[1, 1, 1], [0.5, 1, 1], [0.5, 1, 1]]], np.float32)],
     ... }
     >>> batch = PackedCollator(max_length=4)([block])
     >>> batch["labels"].tolist(), batch["teacher_ranges"].tolist()
@@ -257,38 +257,32 @@ def _losses(block: Block, widths: Sequence[int]) -> FloatArray:
 def _ranges(block: Block, widths: Sequence[int], length: int) -> IntArray:
     """Return the teacher ranges of a row, [K, S, 2]: its segments', moved to the columns."""
     ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
-    counts = _counts(block)
-    if not counts.shape[1]:
-        return ranges
-    # A segment counts through its teachers' tokens one teacher after the other; in the columns each
-    # teacher has a row of its own. Two segments of two teachers, a and b, and widths of 8 and 8:
+    # A segment counts a teacher's tokens from 0; in the columns each teacher has a row of its own.
+    # Two segments of two teachers, a and b, and widths of 8 and 8:
     #
-    #   counts  [[3, 2], [4, 1]]        segment 0   a a a b b
-    #                                   segment 1   A A A A B
+    #   counts  [[3, 2], [4, 1]]        segment 0   a a a   b b
+    #                                   segment 1   A A A A   B
     #   columns   a a a A A A A . | b b B . . . . .
     #   starts    0     3           8   10          where they begin in the columns
-    #   offsets   0     0           3   4           where they begin in the segment
-    #   shifts    0     3           5   6
-    starts = np.cumsum([0, *widths[:-1]]) + np.cumsum(counts, 0) - counts
-    offsets = np.cumsum(counts, 1) - counts
+    counts = _counts(block)
+    starts = np.cumsum([0, *widths[:-1]])[: counts.shape[1]] + np.cumsum(counts, 0) - counts
     at = 0
-    for first, last, shift in zip(block["first"], block["last"], starts - offsets, strict=True):
-        here = np.stack([first, last], axis=-1).astype(np.int64).reshape(len(widths), -1, 2)
+    for here, start in zip(block["ranges"], starts, strict=True):
         end = at + here.shape[1]
-        ranges[:, at:end] = np.where(here == UNMAPPED, UNMAPPED, here + shift[:, None, None])
+        moved = np.where(here == UNMAPPED, UNMAPPED, here + start[:, None, None])
+        ranges[: len(here), at:end] = moved
         at = end
     return ranges
 
 
 def _shares(block: Block, teachers: int, length: int) -> FloatArray:
-    """Return the shares of a row [K, S, 3], 1 where a segment lists none."""
+    """Return the shares of a row, [K, S, 3], 1 at padding."""
     shares = np.ones((teachers, length, 3), np.float32)
     at = 0
-    for ids, cut, values in zip(block["student_ids"], block["cut"], block["shares"], strict=True):
-        here = np.ones(teachers * len(ids) * 3, np.float32)
-        here[cut] = values
-        shares[:, at : at + len(ids)] = here.reshape(teachers, -1, 3)
-        at += len(ids)
+    for here in block["shares"]:
+        end = at + here.shape[1]
+        shares[: len(here), at:end] = here
+        at = end
     return shares
 
 

@@ -19,34 +19,35 @@ from typing import Any, Protocol
 import datasets
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.alignment import align_positions, align_spans, covered_shares
+from vocagnolm.alignment import align_positions, align_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.host.cache import verified_cache
-from vocagnolm.spans import Encoding, Spans, encode_batch
+from vocagnolm.spans import Encoding, Spans, encode_batch, narrow_spans
 from vocagnolm.tokenizers import Reader
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 4
+_FORMAT = 5
 # Why a document is skipped that a guide does not know.
 MISSING = "not in the teacher-loss store, or another text there"
 # Aim below the limit: parts of one text are not equally dense in tokens.
 _FILL = 0.95
 _SEPARATORS = ("\n\n", "\n", " ")
-_NUMBERS = datasets.List(datasets.Value("int32"))
-_FEATURES = datasets.Features(
-    {
-        **dict.fromkeys(("document", "start", "end"), datasets.Value("int64")),
-        **dict.fromkeys(("student_ids", "teacher_ids", "first", "last", "cut"), _NUMBERS),
-        **dict.fromkeys(("teacher_losses", "shares"), datasets.List(datasets.Value("float32"))),
-        **dict.fromkeys(("student_tokens", "teacher_tokens"), datasets.Value("int32")),
-        "teacher_counts": _NUMBERS,
-        "unmapped_text_tokens": datasets.Value("int32"),
-        "skipped": datasets.Value("string"),
-    }
-)
+_NO_SPANS = np.zeros((0, 2), np.int64)
+# Arrays of the columns; ids are narrower where a vocabulary allows it.
+_ARRAYS = {
+    **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
+    "teacher_losses": "float32",
+    **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
+    **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
+}
+_NUMBERS = {
+    **dict.fromkeys(("document", "start", "end"), "int64"),
+    **dict.fromkeys(("student_tokens", "teacher_tokens", "unmapped_text_tokens"), "int32"),
+}
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,11 @@ class Teachers(Guide):
 class Segments:
     """The aligned segments of a corpus, a row for each, ordered by document and position.
 
-    `student_ids` and `teacher_ids` hold the special tokens too; `first`, `last` hold for every
-    student token its half-open range of teacher tokens in the row, (-1, -1) where it is unmapped.
-    From a store come `teacher_losses` instead of `teacher_ids`, NaN for a start token. Several
-    teachers' tokens follow one another, `teacher_counts` of each, and so do whole copies of `first`
-    and `last`. `shares` has the numbers of `covered_shares` that are not 1, and `cut` where they
-    stand among all, [teachers, student tokens, 3] flat.
+    `student_ids` and `teacher_ids` hold the special tokens too. From a store come `teacher_losses`
+    instead of `teacher_ids`, NaN for a start token. Several teachers' tokens follow one another,
+    `teacher_counts` of each. Steps and jumps are the spans of the text's tokens (`narrow_spans`),
+    from which `alignment.align_segment` maps them where a block is read; the teachers' are left out
+    where tokens are mapped by number.
     """
 
     rows: datasets.Dataset
@@ -204,13 +204,14 @@ def align_corpus(
     format, and is read from there the next time if it is as it was written. A single teacher may be
     given by its reader.
     """
-    # map would return it unchanged.
-    if not len(corpus):
-        return Segments(datasets.Dataset.from_dict({c: [] for c in _FEATURES}, _FEATURES), [])
     # Threads inside of each process would fight over the cores.
     if num_proc is not None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
+    features = _features(student, guide.readers)
+    # map would return it unchanged.
+    if not len(corpus):
+        return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
     fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
@@ -225,8 +226,8 @@ def align_corpus(
             batch_size=256,
             num_proc=num_proc,
             remove_columns=corpus.column_names,
-            features=_FEATURES,
-            fn_kwargs={"student": student, "guide": guide},
+            features=features,
+            fn_kwargs={"student": student, "guide": guide, "schema": features.arrow_schema},
             new_fingerprint=fingerprint,
             desc="Aligning documents",
         ).with_format(None)
@@ -240,8 +241,12 @@ def align_corpus(
 
 
 def _align_batch(
-    batch: Mapping[str, Any], indices: list[int], student: Reader, guide: Guide
-) -> dict[str, list[Any]]:
+    batch: Mapping[str, Any],
+    indices: list[int],
+    student: Reader,
+    guide: Guide,
+    schema: pa.Schema,
+) -> pa.Table:
     """Make the rows of some documents; one that is skipped gets a single row with the reason."""
     skipped: dict[int, str] = {}
     pieces: list[Piece] = []
@@ -269,7 +274,32 @@ def _align_batch(
     rows = [row for row in rows if row["document"] not in skipped]
     rows += [{"document": index, "start": 0, "skipped": why} for index, why in skipped.items()]
     rows.sort(key=lambda row: (row["document"], row["start"]))
-    return {name: [row.get(name) for row in rows] for name in _FEATURES}
+    return pa.Table.from_arrays(
+        [_column([row.get(field.name) for row in rows], field.type) for field in schema],
+        schema=schema,
+    )
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Make a column of numbers, or of arrays, which are laid end to end once."""
+    if not pa.types.is_list(kind):
+        return pa.array(values, kind)
+    arrays = [np.asarray(() if value is None else value) for value in values]
+    ends = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
+    flat = np.concatenate(arrays).astype(kind.value_type.to_pandas_dtype())
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat), type=kind)
+
+
+def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
+    """Return the types of the columns: ids take two bytes where they fit."""
+    types = dict(_ARRAYS)
+    for name, readers in (("student_ids", [student]), ("teacher_ids", teachers)):
+        largest = [max(reader.tokenizer.get_vocab().values(), default=0) for reader in readers]
+        if max(largest, default=0) <= np.iinfo(np.uint16).max:
+            types[name] = "uint16"
+    arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
+    numbers = {name: datasets.Value(dtype) for name, dtype in _NUMBERS.items()}
+    return datasets.Features({**arrays, **numbers, "skipped": datasets.Value("string")})
 
 
 def _encode(
@@ -330,40 +360,36 @@ def _align_piece(
     by_position: bool,
 ) -> dict[str, Any]:
     """Make one row: the encodings with their special tokens, and every student token's ranges."""
-    tokens, counts = len(encoding.ids), [1 + len(read.spans) for read in reads]
     end = [student.end] if piece.is_last and student.end is not None else []
-    ranges = np.full((max(len(reads), 1), tokens, 2), UNMAPPED)
-    shares = np.ones((len(ranges), tokens, 3), np.float32)
-    # The teachers' tokens follow one another in the row, each behind its own start token:
+    counts = [1 + len(read.spans) for read in reads]
+    unmapped = np.zeros(len(encoding.ids), bool) if reads else np.ones(len(encoding.ids), bool)
+    for read in reads:
+        if by_position:
+            ranges = align_positions(len(encoding.ids), len(read.spans))
+        else:
+            ranges = align_spans(encoding.spans, read.spans)
+        unmapped |= ranges[:, 0] == UNMAPPED
+    student_steps, student_jumps = narrow_spans(encoding.spans)
+    # The teachers' tokens follow one another in the row, each behind its own start token, which has
+    # no span:
     #
     #   B a b c | B d e         counts [4, 3]
-    #     0 1 2     0 1         as `align_spans` counts them
-    #     1 2 3     5 6         as the row does: + sum(counts before) + 1
-    for number, (mine, read) in enumerate(zip(ranges, reads, strict=False)):
-        if by_position:
-            mine[:] = align_positions(tokens, len(read.spans))
-        else:
-            mine[:] = align_spans(encoding.spans, read.spans)
-            shares[number] = covered_shares(encoding.spans, read.spans, mine)
-        mine[mine[:, 0] != UNMAPPED] += sum(counts[:number]) + 1
-    # The student's own special tokens are unmapped.
-    special = ((0, 0), (1, len(end)), (0, 0))
-    first, last = np.pad(ranges, special, constant_values=UNMAPPED).reshape(-1, 2).T
-    all_shares = np.pad(shares, special, constant_values=1).ravel()
-    cut = np.flatnonzero(all_shares != 1)
+    #     0 1 2     3 4         steps
+    spans = [] if by_position else [read.spans for read in reads]
+    teacher_steps, teacher_jumps = narrow_spans(np.concatenate([_NO_SPANS, *spans]))
     return {
         "document": piece.document,
         "start": piece.start,
         "end": piece.end,
-        "student_ids": [student.start, *encoding.ids.tolist(), *end],
+        "student_ids": np.concatenate([[student.start], encoding.ids, end]),
         "teacher_ids": [token for read in reads for token in read.ids],
         "teacher_losses": [loss for read in reads for loss in read.losses],
-        "first": first,
-        "last": last,
-        "cut": cut,
-        "shares": all_shares[cut],
-        "student_tokens": 1 + tokens + len(end),
+        "student_steps": student_steps,
+        "student_jumps": student_jumps,
+        "teacher_steps": teacher_steps,
+        "teacher_jumps": teacher_jumps,
+        "student_tokens": 1 + len(encoding.ids) + len(end),
         "teacher_tokens": sum(counts),
         "teacher_counts": counts,
-        "unmapped_text_tokens": int((ranges[..., 0] == UNMAPPED).any(0).sum()),
+        "unmapped_text_tokens": int(np.count_nonzero(unmapped)),
     }

@@ -4,12 +4,14 @@ Enters: aligned segments (`vocagnolm.data`). Leaves: a map-style dataset of bloc
 is an index. Knows neither tokenizers nor models.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
+
+from vocagnolm.alignment import align_segment
 
 if TYPE_CHECKING:
     import datasets
@@ -21,21 +23,28 @@ FloatArray = npt.NDArray[np.float32]
 class Block(TypedDict):
     """One item of `Blocks`: its number, and one array for each of its segments.
 
-    All but `student_ids` hold the teachers one after the other (`vocagnolm.data.Segments`).
+    Columns are those of `vocagnolm.data.Segments`; ranges and shares of `align_segment`.
     """
 
     block: int
     student_ids: Sequence[IntArray]
     teacher_ids: Sequence[IntArray]
     teacher_losses: Sequence[FloatArray]
-    first: Sequence[IntArray]
-    last: Sequence[IntArray]
-    cut: Sequence[IntArray]
-    shares: Sequence[FloatArray]
     teacher_counts: Sequence[IntArray]
+    ranges: Sequence[IntArray]
+    shares: Sequence[FloatArray]
 
 
-_COLUMNS = [name for name in Block.__annotations__ if name != "block"]
+_COLUMNS = ["student_ids", "teacher_ids", "teacher_losses", "teacher_counts"]
+_SPANS = ["student_steps", "student_jumps", "teacher_steps", "teacher_jumps"]
+
+
+def as_block(number: int, columns: Mapping[str, Sequence[Any]]) -> Block:
+    """Make a block of some segments, given the columns of `data.Segments.rows`; align them."""
+    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    ranges, shares = zip(*map(align_segment, rows), strict=True)
+    kept = {name: columns[name] for name in _COLUMNS}
+    return cast(Block, {"block": number, **kept, "ranges": ranges, "shares": shares})
 
 
 def pack(
@@ -145,13 +154,13 @@ class Blocks(Dataset[Block]):
         rows = np.add.reduceat(sizes[self._order], starts) if packed else sizes
         self._longest: list[int] = sizes.max(0, initial=0).tolist()
         self._widest: list[int] = rows.max(0, initial=0).tolist()
-        self._rows = segments.select_columns(_COLUMNS).with_format("numpy")
+        self._rows = segments.select_columns([*_COLUMNS, *_SPANS]).with_format("numpy")
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def __getitem__(self, block: int) -> Block:
-        return cast(Block, {"block": block, **self._rows[self.segments(block)]})
+        return as_block(block, self._rows[self.segments(block)])
 
     def segments(self, block: int) -> IntArray:
         """Return the numbers of a block's segments."""

@@ -24,6 +24,7 @@ from transformers import (
 from benchmarks.generated import make_blocks
 from benchmarks.gpu_first.report import Report, has_cuda
 from vocagnolm.collator import PackedCollator
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.objective import Method
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.log import RunLog
@@ -74,9 +75,8 @@ def some_blocks(
     vocabularies = SIZES["student", scale][-1], SIZES["teacher", scale][-1]
     blocks = make_blocks(count, length, vocabularies)
     for rng, block in zip(map(random.Random, range(count)), blocks, strict=True):
-        for first, last in zip(block["first"], block["last"], strict=True):
-            lost = rng.sample(range(len(first)), int(unmapped * len(first)))
-            first[lost] = last[lost] = -1
+        for (ranges,) in block["ranges"]:
+            ranges[rng.sample(range(len(ranges)), int(unmapped * len(ranges)))] = UNMAPPED
     return blocks
 
 

@@ -60,7 +60,9 @@ def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], in
     mapped = unmapped = at = teacher_at = 0
     for number, segment in enumerate(block["student_ids"]):
         for position in range(len(segment)):
-            first, last = block["first"][number][position], block["last"][number][position]
+            first, last = (*(tuple(mine[position]) for mine in block["ranges"][number]), (-1, -1))[
+                0
+            ]
             if first >= 0:
                 ranges[at] = [int(first) + teacher_at, int(last) + teacher_at]
             if position > 0:
@@ -73,10 +75,10 @@ def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], in
 
 def slow_shares(block: dict[str, Any], length: int) -> list[list[float]]:
     shares, at = [[1.0] * 3 for _ in range(length)], 0
-    for ids, cut, values in zip(block["student_ids"], block["cut"], block["shares"], strict=True):
-        for place, value in zip(cut, values, strict=True):
-            shares[at + place // 3][place % 3] = float(value)
-        at += len(ids)
+    for segment in block["shares"]:
+        for rows in segment.tolist():  # of one teacher, or none
+            shares[at : at + len(rows)] = rows
+            at += len(rows)
     return shares
 
 
@@ -151,15 +153,14 @@ def test_longest_segments_are_those_of_the_batches(
 
 
 def test_worked_example_of_two_segments() -> None:
+    whole = [1.0, 1.0, 1.0]
     block = {
         "block": 7,
         "student_ids": [[1, 10, 11], [1, 12, 2]],
         "teacher_ids": [[90, 20, 21, 22], [90, 23]],
         "teacher_losses": [[], []],
-        "first": [[-1, 1, 2], [-1, 1, -1]],
-        "last": [[-1, 2, 4], [-1, 2, -1]],
-        "cut": [[5, 8], [3]],
-        "shares": [[0.75, 0.25], [0.5]],
+        "ranges": [[[[-1, -1], [1, 2], [2, 4]]], [[[-1, -1], [1, 2], [-1, -1]]]],
+        "shares": [[[whole, [1, 1, 0.75], [1, 1, 0.25]]], [[whole, [0.5, 1, 1], whole]]],
         "teacher_counts": [[4], [2]],
     }
     arrays = {
@@ -178,7 +179,6 @@ def test_worked_example_of_two_segments() -> None:
     assert batch["teacher_ranges"] == [
         [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
     ]
-    whole = [1.0, 1.0, 1.0]
     assert batch["teacher_shares"] == [
         [whole, [1.0, 1.0, 0.75], [1.0, 1.0, 0.25], whole, [0.5, 1.0, 1.0], *[whole] * 3]
     ]
@@ -186,15 +186,13 @@ def test_worked_example_of_two_segments() -> None:
 
 
 def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
-    none = float("nan")
+    none, no = float("nan"), [-1, -1]
     segments: dict[str, list[list[Any]]] = {
         "student_ids": [[1, 10, 11], [1, 12, 2]],
         "teacher_ids": [[90, 20, 21, 80, 30], [90, 22, 80, 31]],
         "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
-        "first": [[-1, 1, 2, -1, 4, 4], [-1, 1, -1, -1, 3, -1]],
-        "last": [[-1, 2, 3, -1, 5, 5], [-1, 2, -1, -1, 4, -1]],
-        "cut": [[6, 12, 15], []],
-        "shares": [[0.5, 0.4, 0.6], []],
+        "ranges": [[[no, [1, 2], [2, 3]], [no, [1, 2], [1, 2]]], [[no, [1, 2], no]] * 2],
+        "shares": [[[[1, 1, 1]] * 3, [[0.5, 1, 1], [0.4, 1, 1], [1, 1, 0.6]]], [[[1] * 3] * 3] * 2],
         "teacher_counts": [[3, 2], [2, 2]],
     }
     for name in {"teacher_ids", "teacher_losses"} - set(names):
@@ -202,7 +200,6 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
     arrays = {name: [np.array(row) for row in rows] for name, rows in segments.items()}
     for name in ("teacher_losses", "shares"):
         arrays[name] = [row.astype(np.float32) for row in arrays[name]]
-    arrays["cut"] = [row.astype(np.int64) for row in arrays["cut"]]
     return {"block": 7, **arrays}
 
 
@@ -276,17 +273,12 @@ def test_every_teacher_has_the_rows_it_has_alone(
 
 def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
     """A block as it is without the other teachers."""
-    names = ("first", "last", "cut", "shares", "teacher_ids", "teacher_counts")
+    names = ("ranges", "shares", "teacher_ids", "teacher_counts")
     alone: dict[str, Any] = {name: [] for name in names}
     for number, counts in enumerate(block["teacher_counts"]):
-        before, tokens = int(sum(counts[:teacher])), len(block["student_ids"][number])
-        for name in ("first", "last"):
-            own = block[name][number][teacher * tokens : (teacher + 1) * tokens]
-            alone[name].append(np.where(own < 0, own, own - before))
-        cut = block["cut"][number] - 3 * teacher * tokens
-        mine = (cut >= 0) & (cut < 3 * tokens)
-        alone["cut"].append(cut[mine])
-        alone["shares"].append(block["shares"][number][mine])
+        before = int(sum(counts[:teacher]))
+        for name in ("ranges", "shares"):
+            alone[name].append(block[name][number][teacher : teacher + 1])
         ids = block["teacher_ids"][number][before : before + counts[teacher]]
         alone["teacher_ids"].append(ids)
         alone["teacher_counts"].append(counts[teacher : teacher + 1])
@@ -361,10 +353,10 @@ def test_collator_gives_the_teacher_no_columns(plain: Segments) -> None:
 
 def block_of(tokens: int) -> Any:
     """A block whose teacher has so many tokens, none of which guides any."""
-    ids, none = np.arange(tokens), np.full(3, -1)
+    ids, none = np.arange(tokens), np.full((1, 3, 2), -1)
     block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
-    block |= {"cut": [[]], "shares": [[]]}
-    return block | {"first": [none], "last": [none], "teacher_counts": [[tokens]]}
+    shares = np.ones((1, 3, 3), np.float32)
+    return block | {"ranges": [none], "shares": [shares], "teacher_counts": [[tokens]]}
 
 
 @pytest.mark.parametrize("attend_across_documents", [False, True])

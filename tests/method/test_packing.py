@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
 
@@ -154,10 +155,15 @@ def test_blocks_hold_the_rows_of_their_segments(aligned: Segments, selected: boo
     assert len(blocks) == len(numbers) > 5
     for index in (len(blocks) - 1, *range(len(blocks))):  # in any order
         expected = [rows[number] for number in numbers[index]]
+        aligned_rows = (
+            zip(("ranges", "shares"), align_segment(row), strict=True) for row in expected
+        )
+        found = [lists(dict(columns)) for columns in aligned_rows]
+        content = [row | more for row, more in zip(expected, found, strict=True)]
         names = [name for name in Block.__annotations__ if name != "block"]
         assert lists(blocks[index]) == {
             "block": index,
-            **{name: [row[name] for row in expected] for name in names},
+            **{name: [row[name] for row in content] for name in names},
         }
 
 

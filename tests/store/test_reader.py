@@ -15,6 +15,7 @@ import pytest
 from stored_world import in_memory, random_store, segment_store, write_store
 from transformers import PreTrainedTokenizerFast
 
+from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import MISSING, align_corpus
 from vocagnolm.packing import Blocks
@@ -27,8 +28,8 @@ Tokenizers = dict[str, PreTrainedTokenizerFast]
 Row = dict[str, Any]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 SHARED_COLUMNS = (
-    *("document", "start", "end", "student_ids", "first", "last"),
-    *("student_tokens", "teacher_tokens", "unmapped_text_tokens"),
+    *("document", "start", "end", "student_ids", "student_tokens", "teacher_tokens"),
+    *("student_steps", "student_jumps", "teacher_steps", "teacher_jumps", "unmapped_text_tokens"),
 )
 LONG = ("Anna has 12 apples, buys 30 more and has 42. " * 5 + "\n\n") * 3
 PAGES = [LONG, "naïve café 😀😀 数学 \u0301e" * 9, "short 25", "x" * 200, "a\n\n" * 90]
@@ -100,8 +101,7 @@ def slow_stored_row(text: str, row: Row, student: Reader, store: Store) -> Row:
     end = row["end"] == len(text)
     return {
         "student_ids": [1, *ours.ids, *([2] if end else [])],
-        "first": [-1, *(first for first, _ in ranges), *([-1] if end else [])],
-        "last": [-1, *(last for _, last in ranges), *([-1] if end else [])],
+        "ranges": [[-1, -1], *map(list, ranges), *([[-1, -1]] if end else [])],
         "losses": [loss for *_, loss in tokens],
         "teacher_tokens": 1 + len(tokens),
     }
@@ -111,7 +111,8 @@ def assert_equals_slow(texts: list[str], rows: list[Row], student: Reader, store
     for row in rows:
         assert row["unmapped_text_tokens"] == 0
         assert np.isnan(row["teacher_losses"][0])
-        found = {**row, "losses": row["teacher_losses"][1:]}
+        (ranges,) = align_segment(row)[0].tolist()
+        found = {**row, "losses": row["teacher_losses"][1:], "ranges": ranges}
         expected = slow_stored_row(texts[row["document"]], row, student, store)
         assert {name: found[name] for name in expected} == expected
 
@@ -148,7 +149,7 @@ def test_token_that_is_cut_belongs_to_both_sides(
     for row, after in pairwise(rows):
         if row["end"] in cuts:
             assert row["teacher_losses"][-1] == after["teacher_losses"][1] == row["end"] // 40
-            assert after["first"][1] == 1  # of the student's first text token
+            assert align_segment(after)[0][0, 1, 0] == 1  # of the student's first text token
 
 
 def test_no_segment_exceeds_the_teachers_context(
@@ -223,16 +224,14 @@ def test_rows_hold_the_teachers_of_all_stores(
     reader = StoredReader(stores)
     assert reader.limits() == [30, 31, 32]
     for row in rows_of(PAGES, student, reader):
-        at, tokens = 0, row["student_tokens"]
+        at, ranges = 0, align_segment(row)[0].tolist()
         for n, store in enumerate(stores):
             expected = slow_stored_row(PAGES[row["document"]], row, student, store)
             own = row["teacher_losses"][at : at + expected["teacher_tokens"]]
             assert np.isnan(own[0])
             assert own[1:] == expected["losses"]
             assert len(own) <= reader.limits()[n]
-            for name in ("first", "last"):
-                found = row[name][n * tokens : (n + 1) * tokens]
-                assert found == [-1 if x == -1 else x + at for x in expected[name]]
+            assert ranges[n] == expected["ranges"]
             at += len(own)
         assert row["teacher_tokens"] == len(row["teacher_losses"]) == at
 

@@ -17,7 +17,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.objective import Method
-from vocagnolm.packing import Block, Blocks
+from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
 from vocagnolm.store.reader import StoredReader
@@ -87,11 +87,7 @@ def chosen(world: dict[str, Any], store: int, setting: Candidate) -> set[tuple[i
         losses = []
         for part in alone:
             picked = Blocks.__new__(Blocks)
-            picked.__dict__ |= blocks.__dict__ | {
-                "_rows": part.select_columns(
-                    [name for name in Block.__annotations__ if name != "block"]
-                ).with_format("numpy")
-            }
+            picked.__dict__ |= blocks.__dict__ | {"_rows": part.with_format("numpy")}
             batch = PackedCollator(LENGTH)([picked[block]])
             loss = batch["teacher_losses"]
             losses.append(

@@ -14,7 +14,7 @@ from vocagnolm.corpus import TEXT
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, Objective
-from vocagnolm.packing import Block
+from vocagnolm.packing import as_block
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.tokenizers import Reader
 from vocagnolm.views.view import TextView, read_segment, view_rows
@@ -52,7 +52,7 @@ def view_documents(
         collate = PackedCollator(
             row["student_tokens"], teacher_max_length=pair.teacher_reader.limit
         )
-        block = cast(Block, {"block": number, **arrays[number : number + 1]})
+        block = as_block(number, arrays[number : number + 1])
         moved = {
             name: value.to(pair.device) if isinstance(value, torch.Tensor) else value
             for name, value in collate([block]).items()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
+from vocagnolm.alignment import align_segment
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.host.files import JsonObject
 from vocagnolm.spans import Spans, encode
@@ -196,8 +197,8 @@ def read_segment(
     theirs, ranges = np.zeros((0, 2), np.int64), np.full((len(ids), 2), UNMAPPED)
     if teacher is not None:
         theirs = encode(teacher.tokenizer, text).spans
-        # The first teacher's ranges come first. They count its start token, which has no span.
-        both = np.stack([row["first"], row["last"]], axis=1)[: len(ids)]
+        # Ranges count the start token, which has no span.
+        both = align_segment(row)[0][0]
         ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
     special = (0, *range(last, len(ids)))
     names = student.tokenizer.convert_ids_to_tokens([ids[position] for position in special])
