@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.spans import Spans, find_disorder, widen_spans
+from vocagnolm.spans import Spans, find_disorder
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
@@ -35,6 +35,10 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
                 f"{name} spans must be in the order of the text, found {spans[wrong].tolist()} at"
                 f" token {wrong}: encode without special tokens, whose spans are (0, 0)"
             )
+    return _search(student_spans, teacher_spans)
+
+
+def _search(student_spans: Spans, teacher_spans: Spans) -> Spans:
     # text       a + b = c !
     # student    0 0 0 1 1 2        starts 0 3 5, ends 3 5 6
     # teacher    0 1 1 1 2          first that ends after a start: 0 1 3
@@ -111,6 +115,39 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     return ranges
 
 
+def narrow_spans(spans: Spans) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Write spans in about a byte each: (steps [N], jumps [3 J]), which `widen_spans` reads.
+
+    A step is how far a token ends behind the one before. A token that does not begin where that one
+    ends, as a byte of a shared character, or ends more than 255 behind it, has a jump: its number,
+    its start and its end counted from there.
+
+    >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))  # of [2, 3) two bytes
+    (array([2, 1, 0, 0], dtype=uint8), array([  2,  -1,   0,   3,   0, 996], dtype=int32))
+    """
+    begin, step = (spans - np.append(0, spans[:-1, 1])[:, None]).T
+    odd = np.flatnonzero((begin != 0) | (step < 0) | (step > np.iinfo(np.uint8).max))
+    jumps = np.stack((odd, begin[odd], step[odd]), axis=1)
+    steps = step.astype(np.uint8)
+    steps[odd] = 0
+    return steps, jumps.ravel().astype(np.int32)
+
+
+def widen_spans(steps: npt.ArrayLike, jumps: npt.ArrayLike) -> Spans:
+    """Read what `narrow_spans` wrote.
+
+    >>> widen_spans([2, 1, 0, 0], [2, -1, 0, 3, 0, 996]).tolist()
+    [[0, 2], [2, 3], [2, 3], [3, 999]]
+    """
+    step = np.array(steps, dtype=np.int64)
+    odd, begin, wide = np.asarray(jumps, dtype=np.int64).reshape(-1, 3).T
+    step[odd] = wide
+    ends = step.cumsum()
+    starts = ends - step
+    starts[odd] += begin
+    return np.stack((starts, ends), axis=1)
+
+
 def align_segment(row: Mapping[str, Any]) -> tuple[Spans, npt.NDArray[np.float32]]:
     """Map every student token of a segment, a row of `data.Segments`, to each teacher's tokens.
 
@@ -132,7 +169,7 @@ def align_segment(row: Mapping[str, Any]) -> tuple[Spans, npt.NDArray[np.float32
         if not len(theirs):
             found = align_positions(len(spans), count - 1)
         else:
-            found = align_spans(spans, part)
+            found = _search(spans, part)
             share[text] = covered_shares(spans, part, found)
         mine[text] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
     return ranges, shares

@@ -22,11 +22,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.alignment import align_positions, align_spans
+from vocagnolm.alignment import align_positions, align_spans, narrow_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.host.cache import verified_cache
-from vocagnolm.spans import Encoding, Spans, encode_batch, narrow_spans
+from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.tokenizers import Reader
 
 # Raise it when the columns or the segmentation change: old caches must not be read.

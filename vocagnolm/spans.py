@@ -142,39 +142,6 @@ def find_disorder(spans: Spans) -> int | None:
     return int(wrong.argmax())
 
 
-def narrow_spans(spans: Spans) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Write spans in about a byte each: (steps [N], jumps [3 J]), which `widen_spans` reads.
-
-    A step is how far a token ends behind the one before. A token that does not begin where that one
-    ends, as a byte of a shared character, or ends more than 255 behind it, has a jump: its number,
-    its start and its end counted from there.
-
-    >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))  # of [2, 3) two bytes
-    (array([2, 1, 0, 0], dtype=uint8), array([  2,  -1,   0,   3,   0, 996], dtype=int32))
-    """
-    begin, step = (spans - np.append(0, spans[:-1, 1])[:, None]).T
-    odd = np.flatnonzero((begin != 0) | (step < 0) | (step > np.iinfo(np.uint8).max))
-    jumps = np.stack((odd, begin[odd], step[odd]), axis=1)
-    steps = step.astype(np.uint8)
-    steps[odd] = 0
-    return steps, jumps.ravel().astype(np.int32)
-
-
-def widen_spans(steps: npt.ArrayLike, jumps: npt.ArrayLike) -> Spans:
-    """Read what `narrow_spans` wrote.
-
-    >>> widen_spans([2, 1, 0, 0], [2, -1, 0, 3, 0, 996]).tolist()
-    [[0, 2], [2, 3], [2, 3], [3, 999]]
-    """
-    step = np.array(steps, dtype=np.int64)
-    odd, begin, wide = np.asarray(jumps, dtype=np.int64).reshape(-1, 3).T
-    step[odd] = wide
-    ends = step.cumsum()
-    starts = ends - step
-    starts[odd] += begin
-    return np.stack((starts, ends), axis=1)
-
-
 def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
     """Name a tokenizer in an error: its role, where it comes from and its class."""
     where = tokenizer.name_or_path or "in memory"

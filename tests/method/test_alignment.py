@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from vocagnolm.alignment import align_positions, align_spans, covered_shares
+from vocagnolm.alignment import (
+    align_positions,
+    align_spans,
+    covered_shares,
+    narrow_spans,
+    widen_spans,
+)
 from vocagnolm.spans import Encoding, Spans, encode, encode_batch
 from vocagnolm.tokenizers import load_tokenizer
 
@@ -290,3 +296,28 @@ def test_positions_pair_tokens_of_one_number(student: int, teacher: int) -> None
     found = align_positions(student, teacher)
     assert found.dtype == np.int64
     assert found.tolist() == [list(pair) for pair in expected]
+
+
+@given(
+    st.lists(st.tuples(st.integers(-3, 400), st.integers(0, 400)), max_size=30),
+    st.integers(0, 3),
+)
+def test_narrow_spans_are_read_back(moves: list[tuple[int, int]], copies: int) -> None:
+    """In any order, overlapping, with gaps and long tokens; several teachers' one after another."""
+    spans, end = [], 0
+    for begin, length in moves:
+        start = max(end + begin, 0)
+        end = start + length
+        spans.append((start, end))
+    array = np.array(spans * copies, dtype=np.int64).reshape(-1, 2)
+    steps, jumps = narrow_spans(array)
+    assert (steps.dtype, jumps.dtype, len(steps)) == (np.uint8, np.int32, len(array))
+    assert (
+        widen_spans(steps, jumps).tolist() == widen_spans(steps.tolist(), jumps.tolist()).tolist()
+    )
+    assert widen_spans(steps, jumps).tolist() == array.tolist()
+
+
+def test_narrow_spans_of_plain_text_take_a_byte() -> None:
+    steps, jumps = narrow_spans(np.array([[0, 3], [3, 4], [4, 259]]))
+    assert (steps.tolist(), jumps.tolist()) == ([3, 1, 255], [])

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 
-from vocagnolm.alignment import align_segment
+from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.host.files import JsonObject
-from vocagnolm.spans import Spans, encode
+from vocagnolm.spans import Spans
 
 if TYPE_CHECKING:
     import datasets
@@ -184,19 +184,20 @@ def sample_blocks(
 def read_segment(
     row: JsonObject, document: str, student: Reader, teacher: Reader | None
 ) -> SegmentText:
-    """Encode a segment again, which gives the characters of the tokens in its row.
+    """Find the characters of the tokens of a segment.
 
     The row is one of `data.Segments.rows`; without the (first) teacher, no token has pieces.
     """
     text, ids = document[row["start"] : row["end"]], row["student_ids"]
-    ours = encode(student.tokenizer, text).spans
+    ours = widen_spans(row["student_steps"], row["student_jumps"])
     # position   0      1 .. last - 1   last ..
     # token      <s>    of the text     </s>, behind a document's end only
     last = 1 + len(ours)
     ends = np.full((len(ids) - last, 2), len(text))
     theirs, ranges = np.zeros((0, 2), np.int64), np.full((len(ids), 2), UNMAPPED)
     if teacher is not None:
-        theirs = encode(teacher.tokenizer, text).spans
+        theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
+        theirs = theirs[: row["teacher_counts"][0] - 1]
         # Ranges count the start token, which has no span.
         both = align_segment(row)[0][0]
         ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
