@@ -141,7 +141,7 @@ TEXT_RUNS = {
     "chunk-32-random": METHODS["chunk-32-random"],
     "kld": METHODS["kld"],
     "uld": METHODS["uld"],
-    "uld-position": METHODS["uld-position"],
+    "uld-last": METHODS["uld-last"],
     **TOP_K,
     **SHARE,
     **TEACHERS,
