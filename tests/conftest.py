@@ -34,7 +34,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 _CACHE = tempfile.TemporaryDirectory(prefix="vocagnolm-tests-")  # goes when the tests end
 os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 
-pytest_plugins = ["world"]  # fixtures of blocks and models for a trainer
+# Fixtures of blocks and models for a trainer, and of a folder for Weights & Biases.
+pytest_plugins = ["world", "wandb_files"]
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]

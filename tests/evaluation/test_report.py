@@ -79,9 +79,9 @@ def test_graders_have_rows_and_keys_of_their_own(tmp_path: Path) -> None:
     assert lines[4] == f"| {report.second_opinion()} (stricter) | 0.0 | - |"
     assert "- graded by ZubinGou/math-evaluation-harness@db77bc6" in lines
     summary = dict(tracking.summary(results))
-    assert summary["evaluation/gsm8k/accuracy"] == 25.0
-    assert summary["evaluation/gsm8k/math_verify_accuracy"] == 0.0
-    assert "evaluation/mathqa/math_verify_accuracy" not in summary
+    assert summary["eval/gsm8k/accuracy_percent"] == 25.0
+    assert summary["eval/gsm8k/math_verify_accuracy_percent"] == 0.0
+    assert "eval/mathqa/math_verify_accuracy_percent" not in summary
     assert "math-verify" not in report.to_latex(results)
 
 
@@ -118,9 +118,9 @@ def test_nothing_is_marked(tmp_path: Path) -> None:
     assert all("*" not in texts[name] for name in ("row.md", "row.tex", "printed"))
     assert results["marks"] == []
     summary = dict(tracking.summary(results))
-    assert summary["evaluation/AVG"] == 25.0
-    assert summary["evaluation/marks"] == ""
-    assert "evaluation/sat/accuracy" in summary
+    assert summary["eval/AVG/accuracy_percent"] == 25.0
+    assert summary["eval/marks"] == ""
+    assert "eval/sat/accuracy_percent" in summary
 
 
 MARKED = {
@@ -145,9 +145,9 @@ def test_every_output_is_marked(tmp_path: Path, name: str) -> None:
         assert note[:4] in ("- * ", "% * ")
         assert note.endswith("(GSM8K)")
     keys = dict(tracking.summary(results))
-    assert f"evaluation/gsm8k/{name}/accuracy" in keys
-    assert "evaluation/gsm8k/accuracy" not in keys
-    assert "evaluation/math/accuracy" in keys
+    assert f"eval/gsm8k/{name}/accuracy_percent" in keys
+    assert "eval/gsm8k/accuracy_percent" not in keys
+    assert "eval/math/accuracy_percent" in keys
     assert results["benchmarks"]["gsm8k"]["marked"] == [name]
     assert name in json.dumps(results)
 
@@ -163,8 +163,11 @@ def test_average_is_marked(tmp_path: Path) -> None:
     }
     assert results["averages"]["AVG"]["partial"] is True
     keys = dict(tracking.summary(results))
-    assert {"evaluation/AVG/partial", "evaluation/AVG w/o SAT"} <= keys.keys()
-    assert "evaluation/AVG" not in keys
+    assert {
+        "eval/AVG/partial/accuracy_percent",
+        "eval/AVG without SAT/accuracy_percent",
+    } <= keys.keys()
+    assert "eval/AVG/accuracy_percent" not in keys
     row = report.to_markdown(results).splitlines()[2].split("|")
     assert [cell.strip() for cell in row[-4:-1]] == ["27.8*", "25.0", "25.0"]
 
@@ -173,7 +176,7 @@ def test_marks_are_all_there_when_there_are_several(tmp_path: Path) -> None:
     task = make_task("gsm8k", limit=1, origin="vocagnolm", verified=False)
     results = build(tmp_path, task)
     assert len(results["marks"]) == 3
-    key = "evaluation/gsm8k/partial/own_prompts/unverified_data/accuracy"
+    key = "eval/gsm8k/partial/own_prompts/unverified_data/accuracy_percent"
     assert key in dict(tracking.summary(results))
     assert report.progress(task, RunDirectory(tmp_path)).startswith("gsm8k: 100.0* (95 % interval")
     assert all(mark in report.progress(task, RunDirectory(tmp_path)) for mark in results["marks"])

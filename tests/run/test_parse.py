@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -357,7 +358,20 @@ def test_accelerate_reads_the_file(path: Path) -> None:
     assert config.num_processes >= 1
 
 
+def test_several_trackers_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse([*TEACHER, "--report_to", "wandb", "tensorboard"]).run.report_to == [
+        *("wandb", "tensorboard")
+    ]
+    assert parse(TEACHER).run.report_to == []
+
+
 # Refusals
+
+
+def test_missing_wandb_is_said_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    expected = "--report_to wandb needs the package wandb, which is not installed: `pip install"
+    assert error_of(*TEACHER, "--report_to", "wandb").startswith(expected)
 
 
 REJECTED = re.findall(

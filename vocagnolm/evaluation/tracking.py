@@ -1,93 +1,101 @@
-"""The columns of an evaluation in Weights & Biases, beside the run that trained the model."""
+"""An evaluation in Weights & Biases, in the run that trained the model: docs/wandb.md."""
 
-import importlib
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 
-from vocagnolm.evaluation.records import Record
-from vocagnolm.host.files import JsonObject, json_or_empty
-from vocagnolm.host.settings import TRACKER_FILE
+from vocagnolm.evaluation.records import Record, to_line
+from vocagnolm.evaluation.report import RESULTS_FILE
+from vocagnolm.host.command import note
+from vocagnolm.host.files import write_json, write_text
+from vocagnolm.host.manifest import sealed
+from vocagnolm.host.trackers import (
+    EVALUATION_FOLDER,
+    TRACKER_FILE,
+    Tracking,
+    begin_run,
+    import_wandb,
+    offline_reason,
+    read_place,
+)
 
 _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reason", "math_verify")
+# All that a paired test needs of an item.
+_VERDICT = ("benchmark", "idx", "correct", "gold", "prompt_sha256")
 
 
 class Tracker:
-    """The run that takes the columns: the one that trained the model, or one of its own.
+    """The run that takes an evaluation: the one that trained the model, or one of its own.
 
-    Without a key, or with WANDB_MODE=offline, the run is written to disk for `wandb sync`.
+    A checkpoint's has the checkpoint's name before all else: `eval/checkpoint-500/gsm8k/...`.
     """
 
     def __init__(self, model: str):
-        self._wandb = _import_wandb()
-        self._training = _training_run(Path(model) / TRACKER_FILE)
+        self._wandb = import_wandb()
+        offline_reason()
+        path = Path(model)
+        is_checkpoint = not (path / TRACKER_FILE).is_file() and path.is_dir()
+        self._place = read_place(path.resolve().parent if is_checkpoint else path)
+        self._part = path.resolve().name if is_checkpoint and self._place else ""
 
     def report(self, results: Record, records: Mapping[str, Iterable[Record]]) -> None:
-        """Put the columns into the summary, and the wrong answers of each benchmark into tables."""
-        training, is_own = self._training, not self._training
-        is_offline = "WANDB_MODE" not in os.environ and not self._wandb.api.api_key
+        """Put the columns into the summary, wrong answers into tables, and verdicts into files."""
+        own = Tracking(
+            project=os.environ.get("WANDB_PROJECT", "vocagnolm"),
+            name=f"evaluation of {results['model']['name']}",
+        )
+        place = self._place or own.place()
+        about = {name: results.get(name) for name in ("model", "settings", "environment")}
+        key = "_".join(filter(None, (EVALUATION_FOLDER, self._part)))
+        place["config"] = {**place.get("config", {}), key: about}
         try:
-            with self._wandb.init(
-                project=training.get("project") or os.environ.get("WANDB_PROJECT", "vocagnolm"),
-                entity=training.get("entity") or None,
-                id=training.get("id"),
-                resume=None if is_own else "allow",
-                name=f"evaluation of {results['model']['name']}" if is_own else None,
-                mode="offline" if is_offline else None,
-            ) as run:
-                run.summary.update(dict(summary(results)))
+            note(begin_run(self._wandb, place))
+            with self._wandb.run as run:
+                run.summary.update(dict(summary(results, self._part)))
+                directory = Path(run.dir, EVALUATION_FOLDER, self._part)
+                directory.mkdir(parents=True, exist_ok=True)
                 for name, graded in records.items():
-                    wrong = [record for record in graded if not record["correct"]]
+                    items = list(graded)
+                    wrong = [record for record in items if not record["correct"]]
                     rows = [[_cell(record[field]) for field in _SHOWN] for record in wrong]
                     table = self._wandb.Table(columns=list(_SHOWN), data=rows)
-                    run.log({f"{_place(name, results['benchmarks'][name])}/wrong_answers": table})
+                    column = _place(name, results["benchmarks"][name], self._part)
+                    run.log({f"{column}/wrong_answers": table})
+                    verdicts = (
+                        {key: item[key] for key in _VERDICT if key in item} for item in items
+                    )
+                    write_text(directory / f"{name}.jsonl", "".join(map(to_line, verdicts)))
+                write_json(directory / RESULTS_FILE, sealed(results))
+                run.save(f"{directory}/*", base_path=run.dir, policy="end")
         except self._wandb.Error as error:
             said = f"the results are written, but wandb says: {error}; the same command tries again"
             raise ValueError(f"--report_to wandb: {said}") from error
 
 
-def summary(results: Record) -> Iterator[tuple[str, object]]:
+def summary(results: Record, part: str = "") -> Iterator[tuple[str, object]]:
     """Name the values of the summary; the name of a marked one holds its marks."""
     for name, column in results["benchmarks"].items():
-        place, (low, high) = _place(name, column), column["interval"]
-        yield f"{place}/accuracy", column["rounded"]
-        yield f"{place}/interval_low", low
-        yield f"{place}/interval_high", high
-        yield f"{place}/n", column["n"]
-        yield f"{place}/unanswered", column["unanswered"]
+        place, (low, high) = _place(name, column, part), column["interval"]
+        yield f"{place}/accuracy_percent", column["rounded"]
+        yield f"{place}/interval_low_percent", low
+        yield f"{place}/interval_high_percent", high
+        yield f"{place}/items", column["n"]
+        yield f"{place}/unanswered_fraction", column["unanswered"]
         if column["math_verify"]:
-            yield f"{place}/math_verify_accuracy", column["math_verify"]["rounded"]
+            yield f"{place}/math_verify_accuracy_percent", column["math_verify"]["rounded"]
     for name, value in results["averages"].items():
-        yield _place(name, value), value["rounded"]
-    yield "evaluation/marks", "; ".join(results["marks"])
-    yield "evaluation/grader", results["grader"]
+        # A slash would begin a part of the name.
+        place = _place(name.replace("w/o", "without"), value, part)
+        yield f"{place}/accuracy_percent", value["rounded"]
+    place = "/".join(filter(None, ("eval", part)))
+    yield f"{place}/marks", "; ".join(results["marks"])
+    yield f"{place}/grader", results["grader"]
 
 
-def _place(name: str, part: Record) -> str:
-    return "/".join(["evaluation", name, *part["marked"]])
+def _place(name: str, column: Record, part: str) -> str:
+    return "/".join(filter(None, ("eval", part, name, *column["marked"])))
 
 
 def _cell(value: object) -> object:
     # Invalid Unicode is shown escaped.
     return str(value).encode(errors="backslashreplace").decode() if type(value) is str else value
-
-
-def _import_wandb() -> ModuleType:
-    try:
-        wandb = importlib.import_module("wandb")
-        # A directory of that name, which wandb makes for its files, imports too.
-        if hasattr(wandb, "init"):
-            return wandb
-    except ImportError:
-        pass
-    missing = "--report_to wandb needs the package wandb, which is not installed"
-    raise ValueError(f"{missing}: `pip install wandb`, or leave --report_to out")
-
-
-def _training_run(path: Path) -> JsonObject:
-    # Id, project and entity; nothing where no training left them.
-    place = json_or_empty(path)
-    if path.is_file() and not isinstance(place.get("id"), str):
-        raise ValueError(f"{path}: expected the id of a run, found none: delete the file")
-    return place

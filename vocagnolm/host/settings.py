@@ -7,9 +7,8 @@ from pathlib import Path
 from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 
-# In the directory of a run: its settings, and its name in Weights & Biases.
+# In the directory of a run.
 RUN_FILE = "run.json"
-TRACKER_FILE = "wandb_run.json"
 _Settings = Mapping[str, object]
 
 
@@ -71,14 +70,3 @@ def write_settings(output_dir: str | Path, settings: _Settings) -> None:
     """Record the settings of a run, for `check_settings`."""
     Path(output_dir).mkdir(parents=True, exist_ok=True)
     write_json(Path(output_dir) / RUN_FILE, settings)
-
-
-def write_tracker(output_dir: str | Path, report_to: str | Sequence[str] | None) -> None:
-    """Record the run's name in Weights & Biases, where `evaluate_math.py` adds its columns."""
-    if "wandb" not in (report_to or ()):
-        return
-    import wandb
-
-    if run := wandb.run:
-        place = {"id": run.id, "project": run.project, "entity": run.entity}
-        write_json(Path(output_dir) / TRACKER_FILE, place)

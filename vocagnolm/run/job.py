@@ -28,6 +28,8 @@ class Job:
     data: DataArguments
     method: GuidanceArguments
     run: RunArguments
+    # As --config names it.
+    recipe: str | None = None
 
     @cached_property
     def settings(self) -> dict[str, object]:

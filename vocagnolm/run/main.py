@@ -14,7 +14,7 @@ from vocagnolm.host import lock
 from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
 from vocagnolm.host.files import write_text
 from vocagnolm.host.processes import decided_by_one, in_agreement
-from vocagnolm.host.settings import check_settings, origin_fault, write_settings, write_tracker
+from vocagnolm.host.settings import check_settings, origin_fault, write_settings
 from vocagnolm.models.layers import compile_layers, leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.source import model_files
@@ -26,6 +26,7 @@ from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import describe_run, show_example
 from vocagnolm.run.recipe import named_in_errors
+from vocagnolm.run.tracking import check_trackers, describe_tracking
 from vocagnolm.run.watchers import load_guidance_table, load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
@@ -81,6 +82,7 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
         checkpoint = decided_by_one(
             lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
         )
+        check_trackers(run)
     pair = load_pair(job.model, job.method, run.device, job.data.max_length)
     if isinstance(run.liger_kernel_config, dict):
         configs = [teacher.config for teacher in pair.teachers]
@@ -151,6 +153,8 @@ def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
         data_collator=PackedCollator(data.max_length, crosses, pair.teacher_rows, chunks=chunks),
         processing_class=pair.student_reader.tokenizer,
     )
+    if run.report_to and is_main():
+        trainer.tracking = describe_tracking(job, pair, documents)
     if table := load_guidance_table(job, pair, documents, trainer):
         trainer.add_callback(table)
     return trainer
@@ -216,7 +220,6 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
     trainer.save_model()
     trainer.save_state()
     if is_main():
-        write_tracker(run.output_dir, run.report_to)
         directory = Path(run.output_dir)
         templates = (path.name for path in directory.glob("chat_template*"))
         checkpoints.finish_run(directory, [*model_files(directory), *templates])
@@ -232,4 +235,5 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
             )
         write_text(directory / "README.md", card)
         lock.release(directory)
+    trainer.finish_reports()
     say(f"saved {run.output_dir}")

@@ -62,7 +62,8 @@ _OF_RUN = {
     "save_total_limit resume_from_checkpoint eval_strategy eval_steps per_device_eval_batch_size "
     "load_best_model_at_end push_to_hub hub_model_id",
     "Logs": "logging_steps logging_first_step logging_nan_inf_filter report_to run_name project "
-    "include_num_input_tokens_seen device_peak_tflops disable_tqdm",
+    "wandb_project wandb_group wandb_tags include_num_input_tokens_seen device_peak_tflops "
+    "disable_tqdm",
     "Hardware": "bf16 use_cpu activation_checkpointing use_liger_kernel liger_kernel_config fsdp "
     "fsdp_config ddp_timeout ddp_find_unused_parameters dataloader_num_workers "
     "remove_unused_columns",
@@ -89,9 +90,7 @@ _OF_TRAINER = {
     "logging_steps": "Steps between two logs.",
     "logging_first_step": "Log the first step, too.",
     "logging_nan_inf_filter": "Hide losses that are NaN, at a wait per micro-batch.",
-    "report_to": "Trackers: wandb, tensorboard, trackio, ..., or none.",
-    "run_name": "Name of the run in trackers.",
-    "project": "Project of the run in trackers.",
+    "run_name": "Name of the run in trackers; by default the path of --config.",
     "disable_tqdm": "Show no progress bar; by default on a terminal only.",
     "use_cpu": "Compute on the CPU, even beside a GPU.",
     "activation_checkpointing": "Keep the layers' inputs only, and compute them again.",

@@ -34,7 +34,6 @@ def parse(argv: Sequence[str]) -> Job:
     recipe = recipe_of(argv)
     recipe.check(parser)
     values = vars(parser.parse_args([*recipe.flags(), *argv]))
-    del values["config"]
     with named_in_errors(argv):
         return _job(parser, values)
 
@@ -49,11 +48,12 @@ def make_parser() -> HfArgumentParser:
 
 def _job(parser: HfArgumentParser, values: Options) -> Job:
     """Resolve what depends on several options, and reject those that do not go together."""
+    config = values.pop("config")
     if not values["output_dir"]:
         values["output_dir"] = _default_output_dir(values)
     _set_evaluation(values)
     try:
-        job = Job(*parser.parse_dict(values))
+        job = Job(*parser.parse_dict(values), recipe=config)
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
     _check_idle(job)

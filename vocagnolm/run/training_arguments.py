@@ -18,6 +18,7 @@ from transformers.training_args import OptimizerNames
 
 from vocagnolm.host.command import option, raise_first
 from vocagnolm.host.processes import is_on_cpu, launched_processes
+from vocagnolm.host.trackers import import_wandb
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.models.quantization import json_settings
 from vocagnolm.run.global_batch import split_global_batch
@@ -100,6 +101,20 @@ class RunArguments(TrainingArguments):
     device_peak_tflops: float | None = option(
         None, "Peak of a device for the MFU in the logs; by its name if not given."
     )
+    # The parent's type is one that no command line can set to several.
+    report_to: list[str] | None = option(  # type: ignore[assignment]
+        None, "Trackers: wandb, tensorboard, trackio, ...; by default none."
+    )
+    project: str = option("vocagnolm", "Project of the run in trackers.")
+    wandb_project: str | None = option(
+        None, "Of Weights & Biases: PROJECT or ENTITY/PROJECT; by default --project."
+    )
+    wandb_group: str | None = option(
+        None, "Experiment that the run belongs to; by default the folder of --config."
+    )
+    wandb_tags: list[str] | None = option(
+        None, "By default the method and the names of the models."
+    )
     dry_run: bool = option(False, "Print the plan and exit.")
 
     def __post_init__(self) -> None:
@@ -131,6 +146,7 @@ class RunArguments(TrainingArguments):
         self.eval_strategy = self.eval_strategy or IntervalStrategy.NO
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
+        self.report_to = self.report_to or "none"  # type: ignore[assignment]
         # Placeholders that the parent class can work with, until the block length is known.
         self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
         self._given_eval = self.per_device_eval_batch_size
@@ -195,6 +211,8 @@ class RunArguments(TrainingArguments):
 
     def _check_trackers(self) -> None:
         """Reject a tracker whose package is missing, which Trainer would say much later."""
+        if "wandb" in (self.report_to or ()):
+            import_wandb()
         try:
             for make in get_reporting_integration_callbacks(self.report_to):  # type: ignore[no-untyped-call]
                 make()

@@ -1,10 +1,12 @@
 """Options of a run that only watch it: a store of its teacher's losses, a table of its guidance."""
 
+from functools import partial
 from pathlib import Path
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.host.files import write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.host.trackers import GUIDANCE_TABLE
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import revision_of
 from vocagnolm.run.documents import Documents
@@ -74,4 +76,6 @@ def load_guidance_table(
     scope = {"sequence": "each block", "batch": "the blocks shown"}[method.selection_scope]
     settings = ViewSettings(model.student, teacher, method, f"the mapped tokens of {scope}")
     every = method.guidance_table_steps
-    return GuidanceTable(trainer.token_guidance, sample, every, job.run.output_dir, settings)
+    report = partial(trainer.report_table, GUIDANCE_TABLE)
+    guide, place = trainer.token_guidance, job.run.output_dir
+    return GuidanceTable(guide, sample, every, place, settings, report)

@@ -18,6 +18,8 @@ _SUMS = (
 _BIN_NATS = 0.01
 _BINS = 4001
 _QUANTILES = (0.1, 0.5, 0.9)
+# Bins that are one of the histogram that trackers show, which is 0.25 nats wide.
+_SHOWN_BINS = 25
 _NONE = -1
 _FILE = "metrics_{}.safetensors"  # of one process
 
@@ -31,6 +33,8 @@ class GuidanceMetrics:
         bad_blocks: int64 [2], on the device: a block of this step on which the student's, and the
             teacher's, losses were not finite; -1 while there is none.
         bad_steps: how many of the last steps were dropped in a row.
+        excess_histogram: counts of excess losses that were read last, and their edges in nats; None
+            without a teacher.
     """
 
     def __init__(self, device: torch.device):
@@ -42,6 +46,7 @@ class GuidanceMetrics:
     def _forget(self) -> None:
         self.bad_blocks = torch.full((2,), _NONE, device=self._device)
         self.bad_steps = 0
+        self.excess_histogram: tuple[list[float], list[float]] | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -146,6 +151,7 @@ class GuidanceMetrics:
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
             report |= _quantiles(both[len(_SUMS) :])
+            self.excess_histogram = _histogram(both[len(_SUMS) :])
         return report
 
     def _elapsed_s(self) -> float:
@@ -208,3 +214,13 @@ def _quantiles(histogram: Tensor) -> dict[str, float]:
     values = (torch.searchsorted(cumulative, at) - _BINS // 2) * _BIN_NATS
     pairs = zip(_QUANTILES, values.tolist(), strict=True)
     return {f"excess_loss_p{round(100 * quantile)}_nats": value for quantile, value in pairs}
+
+
+def _histogram(bins: Tensor) -> tuple[list[float], list[float]]:
+    """Merge bins into those that are shown; the last one has the odd bin at 20 nats too."""
+    *shown, last = bins.split(_SHOWN_BINS)
+    counts = torch.stack([one.sum() for one in shown])
+    counts[-1] += last.sum()
+    # Edges to within half of a bin.
+    edges = (torch.arange(len(counts) + 1) * _SHOWN_BINS - _BINS // 2) * _BIN_NATS
+    return counts.tolist(), [round(edge, 2) for edge in edges.tolist()]

@@ -5,6 +5,7 @@ methods in which the loop saves and loads.
 """
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from vocagnolm.host.command import raise_first
 from vocagnolm.host.manifest import written_files
 from vocagnolm.host.processes import decided_by_one
+from vocagnolm.host.trackers import Tracking
 from vocagnolm.training import checkpoints, relayout
 from vocagnolm.training.arguments import argument_faults
 from vocagnolm.training.metrics import GuidanceMetrics
 from vocagnolm.training.preemption import Preemption
+from vocagnolm.training.reporting import replace_reporters
 from vocagnolm.training.throughput import Phases
 
 _OVERRIDDEN = (
@@ -41,6 +44,9 @@ class ResumableTrainer(Trainer):
 
     Checkpoints hold the sums of the log too, so that the log of a resumed run is that of an
     uninterrupted one, but for the entries `vocagnolm.training.throughput.TIMING_KEYS`.
+
+    Attributes:
+        tracking: what `--report_to` shows of the run beside its logs; set it before `train`.
     """
 
     def __init__(self, **given: Any):
@@ -56,6 +62,10 @@ class ResumableTrainer(Trainer):
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
         self.add_callback(self.preemption)
+        self.tracking = Tracking()
+        self.reporters = replace_reporters(
+            self, lambda: self.tracking, lambda: self.metrics.excess_histogram
+        )
         self.phases = Phases(self.args.device)
         self._checkpoints_kept = self.args.save_total_limit
         _keep_outputs_float32(self.accelerator)
@@ -212,6 +222,18 @@ class ResumableTrainer(Trainer):
         elif "train_loss" in logs:
             logs["train_loss"] = self.metrics.mean_loss(self.state.log_history, *over)
         super().log(logs, start_time)
+
+    def report_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int
+    ) -> None:
+        """Show a table in all trackers of `--report_to`."""
+        for reporter in self.reporters:
+            reporter.send_table(name, columns, rows, step)
+
+    def finish_reports(self) -> None:
+        """End the run in all trackers, as nothing more will be logged."""
+        for reporter in self.reporters:
+            reporter.finish()
 
     def reduce_max(self, values: Tensor) -> Tensor:
         """Largest value over all processes, element by element."""

@@ -1,6 +1,6 @@
 """The guidance view of a few fixed blocks, again and again while a student is trained."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +11,13 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.views.page import labelled_tokens, token_cells, write_view
 from vocagnolm.views.view import GuidanceView, Sample, ViewSettings, view_rows
 
-_COLUMNS = ("token", "status", "student loss", "teacher loss", "excess", "teacher pieces")
+_COLUMNS = ("token", "status", "student_nats", "teacher_nats", "excess_nats", "teacher_pieces")
+# Takes columns, rows and the step.
+Report = Callable[[Sequence[str], Sequence[Sequence[object]], int], None]
 
 
 class GuidanceTable(TrainerCallback):
-    """Write `guidance/step-000100.html` and `.json`, and a table for Weights & Biases.
+    """Write `guidance/step-000100.html` and `.json`, and report a table of the tokens.
 
     Before the first step, every so many steps and after the last one. It looks only: a run has the
     same weights with and without it. All processes compute, the main one writes.
@@ -30,10 +32,11 @@ class GuidanceTable(TrainerCallback):
         steps: int,
         output_dir: str | Path,
         settings: ViewSettings,
+        report: Report | None = None,
     ):
         if steps < 1:
             raise ValueError(f"--guidance_table_steps must be at least 1, got {steps}")
-        self._guide, self._sample, self._steps = guide, sample, steps
+        self._guide, self._sample, self._steps, self._report = guide, sample, steps, report
         self._directory, self._settings = Path(output_dir) / "guidance", settings
 
     def on_train_begin(
@@ -58,20 +61,10 @@ class GuidanceTable(TrainerCallback):
         settings = replace(self._settings, step=state.global_step)
         view = GuidanceView(settings, view_rows(batch, guidance, self._sample.rows))
         write_view(view, self._directory, f"step-{state.global_step:06}")
-        if "wandb" in (args.report_to or ()):
-            _log_table(view, state.global_step)
-
-
-def _log_table(view: GuidanceView, step: int) -> None:
-    """Log a table where the WandbCallback of transformers logs: under the run's own step."""
-    import wandb
-
-    if wandb.run is None:
-        return
-    rows = []
-    for label, token, text in labelled_tokens(view):
-        losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
-        rows.append([label, token.status, *losses, token_cells(token, text)[-1]])
-    table = wandb.Table(columns=list(_COLUMNS), data=rows)
-    # That callback makes train/global_step the axis, and never names wandb's own step.
-    wandb.log({"guidance": table, "train/global_step": step})
+        if self._report is None:
+            return
+        rows = []
+        for label, token, text in labelled_tokens(view):
+            losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
+            rows.append([label, token.status, *losses, token_cells(token, text)[-1]])
+        self._report(_COLUMNS, rows, state.global_step)

@@ -1,0 +1,99 @@
+"""Names and places in trackers: one name for each entry, and a run that begins without a server."""
+
+from __future__ import annotations
+
+import doctest
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vocagnolm.host import trackers
+from vocagnolm.host.trackers import TRACKED_NAMES, Tracking, log_name, offline_reason, tracked_name
+from vocagnolm.training.throughput import TIMING_KEYS
+
+SECTIONS = {"train", "guidance", "teacher", "speed", "memory", "eval"}
+
+
+def test_names_are_unique_and_found_back() -> None:
+    assert len(set(TRACKED_NAMES.values())) == len(TRACKED_NAMES)
+    for entry, name in TRACKED_NAMES.items():
+        assert (tracked_name(entry), log_name(name)) == (name, entry)
+        assert name.partition("/")[0] in SECTIONS
+    results = doctest.testmod(trackers)
+    assert results.attempted
+    assert not results.failed
+
+
+def test_every_timing_has_a_section_of_its_own() -> None:
+    sections = {tracked_name(entry).partition("/")[0] for entry in TIMING_KEYS}
+    assert sections == {"speed", "memory"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"project": "p"}, {"project": "p"}),
+        ({"project": "lab/p"}, {"project": "p", "entity": "lab"}),
+        ({"tags": ["", "x" * 70, "y"]}, {"tags": ["x" * 64, "y"]}),
+        ({"group": "g", "name": "g/n"}, {"group": "g", "name": "g/n", "tags": None}),
+    ],
+)
+def test_place_is_what_wandb_takes(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert Tracking(**given).place().items() >= expected.items()
+
+
+class RefusedError(Exception):
+    """Stands for wandb's AuthenticationError."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer", "expected"),
+    [
+        (None, True, ""),
+        (None, False, r"there is no key \(`wandb login` asks for it\)"),
+        (
+            None,
+            RefusedError("Failed to execute API request: no answer"),
+            "its server does not answer",
+        ),
+        ("online", False, r"there is no key \(`wandb login` asks for it\)"),
+        ("offline", None, ""),
+        ("disabled", None, ""),
+    ],
+)
+def test_reason_to_begin_offline_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    offline: Path,
+    mode: str | None,
+    answer: Any,
+    expected: str,
+) -> None:
+    stand_in(monkeypatch, answer)
+    if mode:
+        monkeypatch.setenv("WANDB_MODE", mode)
+    assert offline_reason() == expected.replace("\\", "")
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    """A `wandb` whose login answers so; asked where it must not be, it fails."""
+
+    def login(*, prompt: bool) -> bool:
+        assert answer is not None
+        assert not prompt
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    errors = SimpleNamespace(AuthenticationError=RefusedError)
+    fake = SimpleNamespace(init=None, login=login, errors=errors)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+
+
+def test_refused_key_is_one_line(monkeypatch: pytest.MonkeyPatch, offline: Path) -> None:
+    stand_in(monkeypatch, RefusedError("user is not\nlogged in"))
+    expected = "--report_to wandb: user is not logged in: `wandb login --relogin`, or set"
+    with pytest.raises(ValueError, match=expected):
+        offline_reason()

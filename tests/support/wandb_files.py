@@ -1,0 +1,54 @@
+"""What a run has left in the files of Weights & Biases, as its own tool prints them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.host import trackers
+
+# What a user's environment may say, and a test may not hear.
+_NAMES = "MODE PROJECT API_KEY ENTITY NAME RUN_GROUP TAGS BASE_URL IDENTITY_TOKEN_FILE WATCH"
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that holds the runs of this test, which nothing leaves: no key, no settings."""
+    for name in _NAMES.split():
+        monkeypatch.delenv(f"WANDB_{name}", raising=False)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    trackers.offline_reason.cache_clear()
+    import wandb
+
+    # It remembers the environment that it has met first.
+    wandb.teardown()
+    return tmp_path / "wandb"
+
+
+def stored(run: Path) -> dict[str, Any]:
+    """Config, summary, history and the record of the start of a run that has ended."""
+    from vocagnolm.analysis.wandb_runs import wandb_records
+
+    (file,) = run.glob("*.wandb")
+    deadline = time.monotonic() + 60
+    # wandb's own process may still be writing.
+    while not any(one["type"] == "exit" for one in wandb_records(file)):
+        assert time.monotonic() < deadline, "wandb does not finish its file"
+        time.sleep(0.2)
+    records = wandb_records(file)
+    start = next(one["run"] for one in records if one["type"] == "run")
+    found: dict[str, Any] = {"run": start, "config": start["config"]["update"]}
+    found |= {"summary": {}, "history": []}
+    for one in records:
+        if one["type"] in ("config", "summary"):
+            found[one["type"]] |= one[one["type"]].get("update", {})
+        elif one["type"] == "history":
+            found["history"].append(one["history"]["item"])
+    return found

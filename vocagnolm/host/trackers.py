@@ -1,0 +1,166 @@
+"""Names and places of a run in Weights & Biases, TensorBoard and trackio: docs/wandb.md.
+
+A log of train.py has plain names, as in `trainer_state.json`. Trackers get each of them in a
+section, which `tracked_name` chooses, and `log_name` finds back.
+"""
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from vocagnolm.host.files import JsonObject, json_or_empty, write_json
+
+# In the directory of a run: its place in Weights & Biases.
+TRACKER_FILE = "wandb_run.json"
+# Those that no log has: what a tracker shows in another way, and the axis of all others.
+EXCESS_HISTOGRAM, GUIDANCE_TABLE = "guidance/excess_loss_nats", "guidance/tokens"
+STEP = "train/global_step"
+# Entries of a run's config beside its settings in `run.json`, in the order of the page.
+ABOUT = "recipe models corpus code hardware steps trainer student_config evaluation".split()
+# Of the run's files in Weights & Biases, as beside a model.
+EVALUATION_FOLDER = "evaluation"
+# A section's own name in front of an entry's is left out: teacher_loss_nats is teacher/loss_nats.
+_SECTIONS = {
+    "train": "loss grad_norm learning_rate epoch student_loss_nats selected_loss_nats "
+    "skipped_steps num_input_tokens_seen",
+    "guidance": "selected_fraction unmapped_fraction excess_loss_p10_nats excess_loss_p50_nats "
+    "excess_loss_p90_nats",
+    "teacher": "teacher_loss_nats teacher_tokens_per_student_token distance_from_teacher",
+    "speed": "tokens_per_s student_tokens_per_s_per_device teacher_tokens_per_s_per_device "
+    "student_mfu teacher_mfu teacher_time_fraction student_time_fraction optimizer_time_fraction "
+    "data_time_fraction other_time_fraction",
+    "memory": "memory_allocated_gib memory_reserved_gib memory_resident_gib",
+    "eval": "eval_loss",
+}
+# Trainer's own, which have no units, or one section's name in front and belong to another.
+_RENAMED = {
+    "distance_from_teacher": "teacher/distance",
+    "train_loss": "train/mean_loss",
+    "total_flos": "speed/total_flop",
+    "train_runtime": "speed/train_s",
+    "train_samples_per_second": "speed/train_blocks_per_s",
+    "train_steps_per_second": "speed/train_steps_per_s",
+    "eval_runtime": "speed/eval_s",
+    "eval_samples_per_second": "speed/eval_blocks_per_s",
+    "eval_steps_per_second": "speed/eval_batches_per_s",
+    "eval_model_preparation_time": "speed/eval_preparation_s",
+}
+TRACKED_NAMES = {
+    entry: f"{section}/{entry.removeprefix(f'{section}_')}"
+    for section, entries in _SECTIONS.items()
+    for entry in entries.split()
+} | _RENAMED
+_LOG_NAMES = {name: entry for entry, name in TRACKED_NAMES.items()}
+
+
+def tracked_name(entry: str) -> str:
+    """Return the name that trackers get of an entry of a log.
+
+    >>> tracked_name("teacher_loss_nats"), tracked_name("eval_math_loss"), tracked_name("new")
+    ('teacher/loss_nats', 'eval/math_loss', 'train/new')
+    """
+    section = "eval" if entry.startswith("eval_") else "train"
+    return TRACKED_NAMES.get(entry) or f"{section}/{entry.removeprefix('eval_')}"
+
+
+def log_name(tracked: str) -> str:
+    """Return the entry of a log that trackers get under a name; of others, their last part.
+
+    >>> log_name("teacher/loss_nats"), log_name("train/student_loss_nats"), log_name("eval/x_loss")
+    ('teacher_loss_nats', 'student_loss_nats', 'eval_x_loss')
+    """
+    section, _, rest = tracked.partition("/")
+    return _LOG_NAMES.get(tracked) or (f"eval_{rest}" if section == "eval" else rest or section)
+
+
+@dataclass
+class Tracking:
+    """Where a run stands among others, and what it is; a tracker decides over what is None."""
+
+    project: str | None = None
+    group: str | None = None
+    name: str | None = None
+    tags: Sequence[str] | None = None
+    # Shown beside the run: everything that runs are filtered, grouped or coloured by.
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def place(self) -> JsonObject:
+        """Return the arguments of `wandb.init`; `project` may be ENTITY/PROJECT."""
+        # Invalid in Weights & Biases: tags of no or of more than 64 characters.
+        tags = self.tags and [tag[-64:] for tag in self.tags if tag]
+        place = asdict(self) | {"tags": tags}
+        if self.project and "/" in self.project:
+            place["entity"], place["project"] = self.project.split("/", 1)
+        return place
+
+
+def import_wandb() -> ModuleType:
+    """Import the package; a ValueError says that it is not installed."""
+    try:
+        wandb = importlib.import_module("wandb")
+        # A directory of that name, which wandb makes for its files, imports too.
+        if hasattr(wandb, "init"):
+            return wandb
+    except ImportError:
+        pass
+    missing = "--report_to wandb needs the package wandb, which is not installed"
+    raise ValueError(f"{missing}: `pip install 'vocagnolm[wandb]'`, or leave --report_to out")
+
+
+@cache
+def offline_reason() -> str:
+    """Ask the server of Weights & Biases once, and say why a run has to begin offline; "" if not.
+
+    Raises:
+        ValueError: the package is missing, or the server refuses the key.
+    """
+    wandb = import_wandb()
+    # What the user has said counts.
+    if os.environ.get("WANDB_MODE", "online") not in ("online", "shared"):
+        return ""
+    try:
+        return "" if wandb.login(prompt=False) else "there is no key (`wandb login` asks for it)"
+    except wandb.errors.AuthenticationError as error:
+        reason = " ".join(str(error).split())
+        # Its words for a server that cannot be reached; those of one that answers are others.
+        if "Failed to execute API request" in reason:
+            return "its server does not answer"
+        raise ValueError(
+            f"--report_to wandb: {reason}: `wandb login --relogin`, or set WANDB_MODE=offline"
+        ) from error
+
+
+def begin_run(wandb: ModuleType, place: Mapping[str, object]) -> str:
+    """Begin a run of Weights & Biases, and return the line that tells where it is."""
+    reason = offline_reason()
+    run = wandb.init(**place, mode="offline" if reason else None)
+    if run.disabled:
+        return "wandb      disabled, as WANDB_MODE says"
+    if not run.offline:
+        return f"wandb      {run.url}"
+    why = f": {reason}" if reason else ""
+    directory = os.path.relpath(run.settings.sync_dir)
+    return f"wandb      offline{why}; `wandb sync {directory}` sends it"
+
+
+def write_place(directory: Path, wandb: ModuleType, place: Mapping[str, object]) -> None:
+    """Keep the place of the run in progress, where it is resumed and evaluated from."""
+    run = wandb.run
+    # As the run was begun: what it is called may have come from the environment.
+    known = {"id": run.id, "project": run.project, "entity": run.entity or None}
+    known["url"] = None if run.offline else run.url
+    write_json(directory / TRACKER_FILE, {**place, **known})
+
+
+def read_place(directory: Path) -> JsonObject:
+    """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
+    path = directory / TRACKER_FILE
+    place = json_or_empty(path)
+    if path.is_file() and not isinstance(place.get("id"), str):
+        raise ValueError(f"{path}: expected the id of a run, found none: delete the file")
+    place.pop("url", None)
+    return place and {**place, "resume": "allow"}
