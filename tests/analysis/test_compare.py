@@ -411,7 +411,7 @@ def test_command_prints_tables_when_called(
     assert cli.main(["compare", *map(str, runs), "--reported", ROW, "--resamples", "100"]) == 0
     output = capsys.readouterr()
     assert output.err == ""
-    differences = output.out.split("## Less first, over the same items")[1]
+    differences = output.out.split("## Points above first, over the same items")[1]
     assert cells(differences, "other")[1:3] == ["GSM8K", "+25.0"]
     assert cells(differences, "other")[4:] == ["8", "1", "3", "0.625", "1.000"]
 

@@ -163,7 +163,12 @@ def test_page_has_everything_and_loads_nothing(runs: list[Path], tmp_path: Path)
     assert 'fill="var(--card)"' in html  # the paper's are hollow
     titles = re.findall(r"<h2>(.*)</h2>", unescape(html))
     assert titles == [
-        *("Accuracy", "Along the training", "Accuracy (%)", "Less plain, over the same items"),
+        *(
+            "Accuracy",
+            "Along the training",
+            "Accuracy (%)",
+            "Points above plain, over the same items",
+        ),
         *("Points above the reported numbers", "Settings that differ", "Cost"),
     ]
 

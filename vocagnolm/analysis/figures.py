@@ -1,4 +1,4 @@
-"""The paper's figures from runs of ours, readable in grey.
+"""The paper's figures from runs of ours.
 
     vocagnolm compare runs/a runs/b audits/t --figure 6 --output_dir figures
 

@@ -255,7 +255,7 @@ def _draw_line(axes: Axes, places: Mapping[str, float], found: Sequence[Mark]) -
             if mark.bar:
                 axes.axhspan(*mark.bar, color=color, alpha=0.12, linewidth=0)
         return
-    xs = [places[mark.x] if isinstance(mark.x, str) else mark.x for mark in found]
+    xs = [places[mark.x] if isinstance(mark.x, str) else mark.x or 0.0 for mark in found]
     ys = [mark.y for mark in found]
     if len(found) > _MOST_MARKERS:
         axes.plot(xs, ys, color=color, linestyle=dash, label=_label(found), linewidth=1.4)

@@ -165,9 +165,9 @@ def _star(marked: object) -> str:
 
 
 def _pairings(comparison: Comparison) -> list[Section]:
-    first, *others = comparison.runs or [None]
-    if first is None or not others:
+    if len(comparison.runs) < 2:
         return []
+    first, *others = comparison.runs
     rows = [["run", "benchmark", "points", "95 % interval", "items"]]
     rows[0] += [f"only {first.label} right", "only the run right", "p", "p (Holm)"]
     for pairing, other in zip(comparison.pairings, others, strict=True):
@@ -178,7 +178,7 @@ def _pairings(comparison: Comparison) -> list[Section]:
         "are decided by one run only. p: McNemar's exact test, two-sided, not corrected for the "
         f"number of benchmarks; p (Holm): corrected. {_STAR}"
     )
-    return [Section(f"Less {first.label}, over the same items", rows, [note])]
+    return [Section(f"Points above {first.label}, over the same items", rows, [note])]
 
 
 def _pairing(pairing: Pairing, first: Run, other: Run, scores: pd.DataFrame) -> list[list[str]]:

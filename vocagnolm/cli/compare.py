@@ -1,12 +1,13 @@
-"""Compare evaluated runs, and draw the paper's figures from them.
+"""Compare runs, and draw the paper's figures from them.
 
     vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
     vocagnolm compare runs/* audits/* --figure 6 --output_dir out
 
-The first run is the baseline of the others, over the same items. Numbers are never mixed: runs that
-were asked or graded differently are not paired, and a number that is partial, or of other prompts
-or data than the published ones, is marked wherever it is shown. With --figure the paper's figures
-are drawn instead. Exit status: 0 done, 2 a wrong argument or file.
+The first run is the baseline of the others, over the same items; `comparison.html` has all of it on
+one page, with the curves of the training. Numbers are never mixed: runs that were asked or graded
+differently are not paired, and a number that is partial, or of other prompts or data than the
+published ones, is marked wherever it is shown. With --figure the paper's figures are drawn instead.
+Exit status: 0 done, 2 a wrong argument or file.
 """
 
 from collections.abc import Sequence

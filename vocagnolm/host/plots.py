@@ -40,7 +40,7 @@ def plot_style() -> AbstractContextManager[None]:
     """Draw in the style of all figures for as long as the block lasts."""
     import matplotlib
 
-    return matplotlib.rc_context(_STYLE)
+    return matplotlib.rc_context(_STYLE)  # type: ignore[arg-type]
 
 
 def new_plot(
