@@ -72,8 +72,8 @@ METHODS = {
         f"chunk-{n}-random": f"--method=chunk --chunks={n} --chunk_guidance=random"
         for n in (8, 16, 32)
     },
-    "uld": "--method=uld --teacher={teacher}",
-    "uld-last": "--method=uld --uld_pairing=last --teacher={teacher}",
+    "uld": "--method=uld --uld_pairing=last --teacher={teacher}",
+    "uld-position": "--method=uld --uld_pairing=position --teacher={teacher}",
 }
 UNMAPPED_AND_AGGREGATION = {
     f"unmapped-{unmapped}__aggregation-{aggregation}": (
