@@ -11,26 +11,30 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from filelock import Timeout
 
 from vocagnolm.alignment import align_positions, align_spans, narrow_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.host.cache import verified_cache
-from vocagnolm.spans import Encoding, Spans, encode_batch
-from vocagnolm.tokenizers import Reader
+from vocagnolm.spans import Encoding, encode_batch
+from vocagnolm.tokenizers import Guide, Piece, Reader, Teachers, TeacherTokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
 _FORMAT = 5
+# Documents that are aligned, cached and checked together: minutes of work.
+_PART = 100_000
 # Why a document is skipped that a guide does not know.
 MISSING = "not in the teacher-loss store, or another text there"
 # Aim below the limit: parts of one text are not equally dense in tokens.
@@ -48,93 +52,6 @@ _NUMBERS = {
     **dict.fromkeys(("document", "start", "end"), "int64"),
     **dict.fromkeys(("student_tokens", "teacher_tokens", "unmapped_text_tokens"), "int32"),
 }
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of characters of a document, before it is known to fit."""
-
-    document: int
-    start: int
-    text: str
-    is_last: bool
-
-    @property
-    def end(self) -> int:
-        """The character behind it."""
-        return self.start + len(self.text)
-
-
-@dataclass(frozen=True)
-class TeacherTokens:
-    """N tokens of a teacher in a piece: ids if it is co-resident, losses if they are stored.
-
-    Spans are in characters of the piece. Of N + 1 ids, or losses in nats, the first is that of the
-    start token, NaN for its loss.
-    """
-
-    spans: Spans
-    ids: Sequence[int] = ()
-    losses: Sequence[float] = ()
-
-
-class Guide(Protocol):
-    """The teachers' side of the alignment: `Teachers`, or a store's `StoredReader`."""
-
-    # Of the co-resident teachers; none with a store, which has losses only.
-    readers: tuple[Reader, ...]
-    # Map tokens by number instead of by characters (`alignment.align_positions`).
-    by_position: bool
-
-    def limits(self) -> list[int]:
-        """Return the most tokens of a segment that each teacher reads, its start token counted."""
-
-    def fingerprint(self) -> str:
-        """Return all that decides what is read and mapped."""
-
-    def check(self) -> None:
-        """Raise a ValueError if what is read from is damaged."""
-        return
-
-    def describe(self) -> list[str]:
-        """Name each teacher that is not loaded as a model, and the source of its losses."""
-        return []
-
-    def pieces(self, document: int, text: str) -> Sequence[Piece]:
-        """Return a document in the pieces that must not be joined; none where it is unknown."""
-
-    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
-        """Return the tokens of every teacher in every piece."""
-
-
-@dataclass(frozen=True)
-class Teachers(Guide):
-    """Co-resident teachers; none of them for a student that is trained alone."""
-
-    readers: tuple[Reader, ...]
-    by_position: bool = False
-
-    def limits(self) -> list[int]:
-        """Return the readers' limits."""
-        return [reader.limit for reader in self.readers]
-
-    def fingerprint(self) -> str:
-        """Return the readers' fingerprints, and the way of mapping."""
-        readers = "|".join(reader.fingerprint() for reader in self.readers)
-        return f"{readers}|by position" if self.by_position else readers
-
-    def pieces(self, document: int, text: str) -> Sequence[Piece]:
-        """Return the document as one piece."""
-        return [Piece(document, 0, text, is_last=True)]
-
-    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
-        """Encode every piece with every teacher's tokenizer."""
-        texts = [piece.text for piece in pieces]
-        reads: list[list[TeacherTokens]] = [[] for _ in pieces]
-        for reader in self.readers:
-            for mine, one in zip(reads, encode_batch(reader.tokenizer, texts), strict=True):
-                mine.append(TeacherTokens(one.spans, ids=[reader.start, *one.ids.tolist()]))
-        return reads
 
 
 @dataclass(frozen=True)
@@ -201,8 +118,9 @@ def align_corpus(
     """Cut every document into segments that both readers can hold, and align the two encodings.
 
     The result is cached beside the corpus under a fingerprint of the corpus, both readers and the
-    format, and is read from there the next time if it is as it was written. A single teacher may be
-    given by its reader.
+    format, and is read from there the next time if it is as it was written. It is made part by
+    part: what a killed process has finished is kept, and machines that share the cache share the
+    work, each on the parts that no other one works on. A single teacher may be given by its reader.
     """
     # Threads inside of each process would fight over the cores.
     if num_proc is not None:
@@ -214,23 +132,34 @@ def align_corpus(
         return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
-    fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
-    with verified_cache(corpus.cache_files, fingerprint):
-        rows = corpus.map(
-            _align_batch,
-            with_indices=True,
-            batched=True,
-            batch_size=256,
-            num_proc=num_proc,
-            remove_columns=corpus.column_names,
-            features=features,
-            fn_kwargs={"student": student, "guide": guide, "schema": features.arrow_schema},
-            new_fingerprint=fingerprint,
-            desc="Aligning documents",
-        ).with_format(None)
+    starts = range(0, len(corpus), _PART)
+    parts: dict[int, datasets.Dataset] = {}
+    # What another machine works on is waited for at the end.
+    for wait, start in ((wait, start) for wait in (False, True) for start in starts):
+        if start in parts:
+            continue
+        documents = corpus.select(range(start, min(start + _PART, len(corpus))))
+        fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
+        with suppress(Timeout), verified_cache(corpus.cache_files, fingerprint, wait=wait):
+            parts[start] = documents.map(
+                _align_batch,
+                with_indices=True,
+                batched=True,
+                batch_size=256,
+                num_proc=num_proc,
+                remove_columns=corpus.column_names,
+                features=features,
+                fn_kwargs={
+                    **{"start": start, "student": student, "guide": guide},
+                    "schema": features.arrow_schema,
+                },
+                new_fingerprint=fingerprint,
+                desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
+            )
+    rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
     is_skipped = rows.data.column("skipped").is_valid()
     if not pc.any(is_skipped).as_py():
         return Segments(rows, [])
@@ -243,14 +172,18 @@ def align_corpus(
 def _align_batch(
     batch: Mapping[str, Any],
     indices: list[int],
+    start: int,
     student: Reader,
     guide: Guide,
     schema: pa.Schema,
 ) -> pa.Table:
-    """Make the rows of some documents; one that is skipped gets a single row with the reason."""
+    """Make the rows of some documents; one that is skipped gets a single row with the reason.
+
+    Their numbers are counted from `start`.
+    """
     skipped: dict[int, str] = {}
     pieces: list[Piece] = []
-    for index, text in zip(indices, values(batch[TEXT]), strict=True):
+    for index, text in zip((start + i for i in indices), values(batch[TEXT]), strict=True):
         if reason := unusable(text):
             skipped[index] = reason
         elif found := guide.pieces(index, text):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from vocagnolm.spans import encode, encode_raw, no_offsets, tokenizer_name
+from vocagnolm.spans import Spans, encode, encode_batch, encode_raw, no_offsets, tokenizer_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,6 +129,93 @@ def student_reader(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Reade
 def teacher_reader(tokenizer: PreTrainedTokenizerBase, context: int) -> Reader:
     """Read documents as `<start> text` in at most `context` tokens."""
     return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of characters of a document, before it is known to fit."""
+
+    document: int
+    start: int
+    text: str
+    is_last: bool
+
+    @property
+    def end(self) -> int:
+        """The character behind it."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class TeacherTokens:
+    """N tokens of a teacher in a piece: ids if it is co-resident, losses if they are stored.
+
+    Spans are in characters of the piece. Of N + 1 ids, or losses in nats, the first is that of the
+    start token, NaN for its loss.
+    """
+
+    spans: Spans
+    ids: Sequence[int] = ()
+    losses: Sequence[float] = ()
+
+
+class Guide(Protocol):
+    """The teachers' side of the alignment: `Teachers`, or a store's `StoredReader`."""
+
+    # Of the co-resident teachers; none with a store, which has losses only.
+    readers: tuple[Reader, ...]
+    # Map tokens by number instead of by characters (`vocagnolm.alignment.align_positions`).
+    by_position: bool
+
+    def limits(self) -> list[int]:
+        """Return the most tokens of a segment that each teacher reads, its start token counted."""
+
+    def fingerprint(self) -> str:
+        """Return all that decides what is read and mapped."""
+
+    def check(self) -> None:
+        """Raise a ValueError if what is read from is damaged."""
+        return
+
+    def describe(self) -> list[str]:
+        """Name each teacher that is not loaded as a model, and the source of its losses."""
+        return []
+
+    def pieces(self, document: int, text: str) -> Sequence[Piece]:
+        """Return a document in the pieces that must not be joined; none where it is unknown."""
+
+    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
+        """Return the tokens of every teacher in every piece."""
+
+
+@dataclass(frozen=True)
+class Teachers(Guide):
+    """Co-resident teachers; none of them for a student that is trained alone."""
+
+    readers: tuple[Reader, ...]
+    by_position: bool = False
+
+    def limits(self) -> list[int]:
+        """Return the readers' limits."""
+        return [reader.limit for reader in self.readers]
+
+    def fingerprint(self) -> str:
+        """Return the readers' fingerprints, and the way of mapping."""
+        readers = "|".join(reader.fingerprint() for reader in self.readers)
+        return f"{readers}|by position" if self.by_position else readers
+
+    def pieces(self, document: int, text: str) -> Sequence[Piece]:
+        """Return the document as one piece."""
+        return [Piece(document, 0, text, is_last=True)]
+
+    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
+        """Encode every piece with every teacher's tokenizer."""
+        texts = [piece.text for piece in pieces]
+        reads: list[list[TeacherTokens]] = [[] for _ in pieces]
+        for reader in self.readers:
+            for mine, one in zip(reads, encode_batch(reader.tokenizer, texts), strict=True):
+                mine.append(TeacherTokens(one.spans, ids=[reader.start, *one.ids.tolist()]))
+        return reads
 
 
 def _check_against_files(

@@ -12,10 +12,10 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, pack
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import cProfile
+import hashlib
 import json
 import shutil
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import datasets
 import numpy as np
 import pytest
+from filelock import FileLock
 from score_world import write_corpus
 from transformers import PreTrainedTokenizerFast
 
@@ -21,9 +25,9 @@ import vocagnolm.data
 import vocagnolm.host.cache
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
+from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -522,6 +526,77 @@ def test_cache_of_a_killed_run_is_made_again(
     encoded.clear()
     align_corpus(pages, *pair)
     assert not encoded
+
+
+def test_parts_make_the_whole(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = readers(tokenizers_by_family)
+    expected = align_corpus(pages, *pair)
+    monkeypatch.setattr(vocagnolm.data, "_PART", 4)  # the last one smaller
+    assert len(pages) % 4
+    found = align_corpus(pages, *pair)
+    assert len(found.rows.cache_files) > len(expected.rows.cache_files) == 1
+    assert (list(found.rows), found.skipped) == (list(expected.rows), expected.skipped)
+    assert found.digest() == expected.digest()
+
+
+def test_finished_parts_survive_a_kill(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = readers(tokenizers_by_family)
+    monkeypatch.setattr(vocagnolm.data, "_PART", 9)
+    encode_texts = vocagnolm.data.encode_batch
+
+    def killed(tokenizer: Any, texts: list[str]) -> Any:
+        if "Page 19 of it." in texts:  # of the last part
+            raise KeyboardInterrupt
+        return encode_texts(tokenizer, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vocagnolm.data, "encode_batch", killed)
+        with pytest.raises(KeyboardInterrupt):
+            align_corpus(pages, *pair)
+    encoded = count_encoded(monkeypatch)
+    rows = align_corpus(pages, *pair).rows
+    assert encoded == [len(pages) % 9]
+    assert len(set(rows["document"])) == len(pages) - 2
+
+
+def test_machines_share_the_parts(
+    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another one works on is left to it, read when it is done, and not made twice."""
+    pair = readers(tokenizers_by_family)
+    monkeypatch.setattr(vocagnolm.data, "_PART", 9)
+    expected = list(align_corpus(pages, *pair).rows)
+    files = [Path(one["filename"]) for one in align_corpus(pages, *pair).rows.cache_files]
+    taken, *others = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+        file.with_suffix(".json").unlink()
+    seal = {files[0].name: hashlib.sha256(taken).hexdigest()}
+
+    def work_elsewhere() -> None:
+        with FileLock(files[0].with_suffix(".lock")):
+            begun.set()
+            finish_part_when_others_are_made()
+
+    def finish_part_when_others_are_made() -> None:
+        while not all(file.with_suffix(".json").exists() for file in files[1:]):
+            time.sleep(0.01)
+        files[0].write_bytes(taken)
+        files[0].with_suffix(".json").write_text(json.dumps(seal))
+
+    begun, elsewhere = Event(), Thread(target=work_elsewhere)
+    encoded = count_encoded(monkeypatch)
+    elsewhere.start()
+    begun.wait()
+    rows = align_corpus(pages, *pair).rows
+    elsewhere.join()
+    assert list(rows) == expected
+    assert sum(encoded) == sum(bool(x) for x in pages["text"][9:])
+    assert [file.read_bytes() for file in files] == [taken, *others]
 
 
 def test_skipped_documents_are_read_in_columns(

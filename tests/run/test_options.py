@@ -23,12 +23,11 @@ from transformers import (
 
 from vocagnolm import token_loss, trainer
 from vocagnolm.cli import score
-from vocagnolm.data import Teachers
 from vocagnolm.models import layers, sharding
 from vocagnolm.models import source as models
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
-from vocagnolm.tokenizers import check_same_tokens, teacher_reader
+from vocagnolm.tokenizers import Teachers, check_same_tokens, teacher_reader
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.data import Segments, Teachers, align_corpus
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),

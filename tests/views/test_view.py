@@ -19,12 +19,12 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 from vocagnolm.cli import inspect
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.data import Teachers, align_corpus
+from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import Reader, load_tokenizer, student_reader, teacher_reader
+from vocagnolm.tokenizers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.views.view import (
     GuidanceView,
     Sample,

@@ -14,12 +14,15 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def verified_cache(sources: Sequence[Mapping[str, str]], fingerprint: str) -> Iterator[None]:
+def verified_cache(
+    sources: Sequence[Mapping[str, str]], fingerprint: str, *, wait: bool = True
+) -> Iterator[None]:
     """Let `map` read what it has cached under a fingerprint if it is as it was written.
 
     Inside, `map` makes the files that it does not find; their checksums are written behind it. One
-    process at a time is inside, as another one may be about to read what is removed. `sources` are
-    the `cache_files` that are mapped; without one, as of data in memory, nothing is cached.
+    process at a time is inside, as another one may be about to read what is removed; without `wait`
+    a `filelock.Timeout` says that one is. `sources` are the `cache_files` that are mapped; without
+    one, as of data in memory, nothing is cached.
     """
     if not sources:
         yield
@@ -27,7 +30,7 @@ def verified_cache(sources: Sequence[Mapping[str, str]], fingerprint: str) -> It
     # The library's own name for the files; it adds numbers where several processes write some each.
     cache = Path(sources[0]["filename"]).with_name(f"cache-{fingerprint}")
     seal = cache.with_suffix(".json")
-    with FileLock(cache.with_suffix(".lock")):
+    with FileLock(cache.with_suffix(".lock"), timeout=-1 if wait else 0):
         found = _checksums(cache)
         if found and found != json_or_empty(seal):
             logger.warning("%s*.arrow were damaged, or not finished: they are made again", cache)

@@ -10,7 +10,6 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm import tokenizers
-from vocagnolm.data import Guide, Teachers
 from vocagnolm.host.command import resolve_dtype
 from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
@@ -54,7 +53,7 @@ class Pair:
     student: Model
     student_reader: tokenizers.Reader
     teachers: tuple[Model, ...]
-    guide: Guide | None
+    guide: tokenizers.Guide | None
     arguments: ModelArguments
     device: torch.device
 
@@ -148,7 +147,9 @@ def _models(
     ]
 
 
-def _guide(student: Model, teachers: list[Model], method: Method, length: int) -> Guide | None:
+def _guide(
+    student: Model, teachers: list[Model], method: Method, length: int
+) -> tokenizers.Guide | None:
     """Return the co-resident teachers' way to read what the student reads."""
     if method.method in ("kld", "rho1"):
         for teacher in teachers:
@@ -162,7 +163,7 @@ def _guide(student: Model, teachers: list[Model], method: Method, length: int) -
         return None
     by_position = method.method == "uld" and method.uld_pairing == "position"
     readers = (tokenizers.teacher_reader(each.tokenizer, each.context) for each in teachers)
-    return Teachers(tuple(readers), by_position)
+    return tokenizers.Teachers(tuple(readers), by_position)
 
 
 def _check_scored_by(tokenizer: PreTrainedTokenizerBase, stores: StoredReader) -> None:

@@ -7,10 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from vocagnolm.data import Guide, Piece, TeacherTokens
 from vocagnolm.spans import Spans
 from vocagnolm.store.store import LossArray, Store
-from vocagnolm.tokenizers import Reader
+from vocagnolm.tokenizers import Guide, Piece, Reader, TeacherTokens
 
 
 @dataclass(frozen=True)
