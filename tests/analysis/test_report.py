@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browser import DARK, look
-from fake_results import write_json, write_results
+from fake_results import write_evaluation, write_json
 
 from vocagnolm.analysis.compare import compare
 from vocagnolm.analysis.curves import curve_panels
@@ -43,25 +43,17 @@ def runs(tmp_path: Path) -> list[Path]:
     excess = {f"excess_loss_p{n}_nats": value for n, value in ((10, -1.0), (50, 0.5), (90, 2.0))}
     guided = [entry(n, 3 - n / 10, tokens_per_s=100.0 + n, **excess) for n in range(1, 10)]
     paths = [
-        write_run(
-            tmp_path / "plain", [entry(n, 2.0) for n in range(1, 4)], method="cpt", teacher=None
-        ),
+        write_run(tmp_path / "plain", [entry(1, 2.0)], method="cpt", teacher=None),
         write_run(tmp_path / "guided", [*guided, {"step": 9, "train_runtime": 7200.0}]),
         write_run(tmp_path / "wider", [entry(1, 1.0)], top_k=0.6, dataset="/home/someone/d"),
     ]
-    for path, exact in zip(paths, (20.0, 30.0), strict=False):
-        write_results(path / "evaluation", dict.fromkeys(PAPER_BENCHMARKS, exact), name="/x/m")
-        for name in PAPER_BENCHMARKS:
-            right = [{"idx": n, "correct": n < exact, "prompt_sha256": "p", "gold": "1"}
-                     for n in range(100)]  # fmt: skip
-            write_items(path / "evaluation" / f"{name}.jsonl", right)
+    for path, correct in zip(paths, (20, 30), strict=False):
+        write_evaluation(path / "evaluation", dict.fromkeys(PAPER_BENCHMARKS, verdicts(correct)))
     return paths
 
 
-def write_items(path: Path, items: list[dict[str, Any]]) -> None:
-    from vocagnolm.evaluation.records import to_line
-
-    path.write_text("".join(map(to_line, items)))
+def verdicts(correct: int) -> list[bool]:
+    return [idx < correct for idx in range(100)]
 
 
 def panels_of(paths: list[Path]) -> dict[str, dict[str, list[Any]]]:
@@ -145,6 +137,18 @@ def test_runs_are_compared_when_none_is_evaluated(runs: list[Path], tmp_path: Pa
     html = (tmp_path / "out" / "comparison.html").read_text()
     assert "loss on all tokens" in html
     assert "Accuracy" not in html
+
+
+def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
+    places = [tmp_path / "first" / "run", tmp_path / "again" / "run2"]
+    paths = [write_run(place, [entry(1, 1.0), entry(2, 1.0)]) for place in places]
+    for path in paths:
+        write_evaluation(path / "evaluation", {"gsm8k": verdicts(20)})
+    comparison = compare(paths, resamples=10)
+    head, *_ = section(comparison_markdown(comparison), "Cost")
+    assert head[0] == "run"
+    keys = re.findall(r"</svg>([^<]+)</span>", comparison_html(comparison))
+    assert keys == ["VocAgnoLM, T, run", "VocAgnoLM, T, run2"] * 2
 
 
 # The page

@@ -77,6 +77,9 @@ def compare(
     is_plain = [not find_evaluation(path) and (path / SETTINGS_FILE).is_file() for path in paths]
     runs = read_runs([path for path, plain in zip(paths, is_plain, strict=True) if not plain])
     frame = read_frame(paths)
+    # A repeated run is no seed of a setting: it stands beside the other.
+    is_repeated = frame.groupby(["setting", "seed"]).run.transform("nunique") > 1
+    frame.loc[is_repeated, "setting"] = frame.run
     pairings = [pair(runs[0], run, resamples, seed) for run in runs[1:]]
     rows = [{"run": run.label, **score} for run in runs for score in run.scores]
     scores = pd.DataFrame(rows, columns=_SCORE).astype({"second": bool})

@@ -202,8 +202,13 @@ def _chunks(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
     return Figure(3, f"Overlap of the student's and the teacher's chunks on {place}", panels)
 
 
-def methods_figure(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
-    """Plan Figure 4: the accuracies of settings and models, or another metric of theirs."""
+def methods_figure(
+    frame: pd.DataFrame, metric: str, reported: Sequence[str], *, leaves_out: bool = False
+) -> Figure:
+    """Plan Figure 4: the accuracies of settings and models, or another metric of theirs.
+
+    What has none is refused, with what to do, or else left out.
+    """
     runs, rows = frame[frame.source != "audit"], _paper(reported, metric)
     if runs.empty and not rows:
         how = "train.py --method cpt, uld and vocagnolm, and evaluate_math.py, or give --reported"
@@ -220,7 +225,8 @@ def methods_figure(frame: pd.DataFrame, metric: str, reported: Sequence[str]) ->
     for style, (label, setting) in enumerate(zip(labels, [*ours, *others], strict=True)):
         # A column counts if each run of the setting has it; with none, the first says what to do.
         have = setting.column.value_counts()
-        held = [c for c in columns if have.get(c, 0) == setting.run.nunique()] or columns[:1]
+        held = [c for c in columns if have.get(c, 0) == setting.run.nunique()]
+        held = held or columns[: not leaves_out]
         points = [average_setting(setting, column, names[column]) for column in held]
         found += line(points, label, style, joined=False)
     for style, name in enumerate(rows, len(labels)):

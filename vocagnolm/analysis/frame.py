@@ -203,7 +203,11 @@ def labels_of(all_settings: Sequence[pd.DataFrame]) -> list[str]:
         options = setting.options.iloc[0]
         apart = [f"{name} {setting_text(options.get(name))}" for name in differing(alike)]
         labels.append(", ".join([label_of(setting), *apart]))
-    return labels
+    # A run that was repeated is told from the other by its name.
+    return [
+        f"{label}, {public_name(one.run.iloc[0])}" if labels.count(label) > 1 else label
+        for label, one in zip(labels, all_settings, strict=True)
+    ]
 
 
 def differing(several: Sequence[pd.DataFrame]) -> list[str]:

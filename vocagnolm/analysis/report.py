@@ -233,23 +233,10 @@ def _points(value: float) -> str:
 
 def _bars(comparison: Comparison) -> Figure:
     """Plan the accuracies with their intervals; those of the paper are hollow."""
-    frame = comparison.frame
-    evaluated = frame[frame.run.isin(frame.run[frame.rounded.notna()])]
     names = list(dict.fromkeys(comparison.reported.row))
-    figure = methods_figure(evaluated, "", names)
-    # In the colours of the curves, where there may be more settings.
-    several = settings(_trained(comparison))
-    colors = {run: number for number, one in enumerate(several) for run in one.run}
-    after = len(several)
-    styles: dict[str, int] = {}
-    for mark in figure.panels[0].marks:
-        known = colors.get(mark.runs[0]) if mark.runs else None
-        styles.setdefault(mark.label, after if known is None else known)
-        after += styles[mark.label] == after
-    marks = [replace(mark, style=styles[mark.label]) for mark in figure.panels[0].marks]
+    panels = methods_figure(comparison.frame, "", names, leaves_out=True).panels
     graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
-    panel = replace(figure.panels[0], marks=marks)
-    return Figure(0, f"Accuracies; verdicts of {graders}", [panel])
+    return Figure(0, f"Accuracies; verdicts of {graders}", panels)
 
 
 def _in_rows(panel: Panel) -> list[Panel]:
