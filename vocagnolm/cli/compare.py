@@ -55,8 +55,8 @@ def _parser() -> Parser:
         nargs="*",
         type=Path,
         metavar="RUN",
-        help="An evaluation, or a model that has one; for figures also a run of train.py, an audit "
-        "or an inspection.",
+        help="A run of train.py, or the evaluation of any model; for figures also an audit or an "
+        "inspection.",
     )
     row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
     add("--reported", action="append", default=[], metavar="NAME", help=row)
