@@ -15,6 +15,7 @@ import datasets
 import pyarrow as pa
 import zstandard
 from datasets.exceptions import DatasetsError
+from datasets.utils import tqdm
 
 TEXT = "text"
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
@@ -111,7 +112,7 @@ def _load_local(path: Path, split: str, text_column: str, option: str) -> datase
     options = {"sample_by": "document"} if formats == ["text"] else {}
     # One by one, since their other columns may differ; escaped, since file names count as patterns.
     corpora = []
-    for file in files:
+    for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
         name = [glob.escape(str(file))]
         corpus = _load(formats[0], f"{option} {file}", "train", data_files=name, **options)
         corpora.append(_only_text(corpus, text_column, str(file)))

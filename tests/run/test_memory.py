@@ -19,7 +19,14 @@ from vocagnolm.run import main as train
 from vocagnolm.run import memory
 from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan
-from vocagnolm.run.memory import Layout, Precision, Sizes, student_memory, teacher_memory
+from vocagnolm.run.memory import (
+    Layout,
+    Precision,
+    Sizes,
+    student_layout,
+    student_memory,
+    teacher_memory,
+)
 from vocagnolm.run.pair import Pair, load_pair
 from vocagnolm.run.plan import describe_memory
 
@@ -208,22 +215,22 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = config.parse(world.argv("plan", use_cpu="True")).run
-    assert run_plan.student_layout(run) == Layout()
+    assert student_layout(run) == Layout()
     monkeypatch.setattr(type(run), "world_size", 32)
     run.gradient_accumulation_steps = 4
-    assert run_plan.student_layout(run) == Layout(32, accumulates=True)
+    assert student_layout(run) == Layout(32, accumulates=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert run_plan.student_layout(run) == Layout(32, None, "mixed", accumulates=True)
+    assert student_layout(run) == Layout(32, None, "mixed", accumulates=True)
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     monkeypatch.setenv("FSDP_VERSION", "2")
     whole = Layout(32, 32, "16 bits", accumulates=True, reshards=True)
-    assert run_plan.student_layout(run) == whole
+    assert student_layout(run) == whole
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "false")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_REPLICATE_SIZE", "4")
     monkeypatch.setenv("PARALLELISM_CONFIG_DP_SHARD_SIZE", "8")
     monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
     expected = Layout(32, 8, "16 bits", recomputes=True, accumulates=True)
-    assert run_plan.student_layout(run) == expected
+    assert student_layout(run) == expected
 
 
 def test_dry_run_prints_both_shardings(

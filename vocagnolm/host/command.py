@@ -17,6 +17,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
+from vocagnolm.host.progress import tell_datasets_progress
 
 if TYPE_CHECKING:
     import torch
@@ -164,10 +165,9 @@ def quiet_logs() -> None:
     """Show warnings as plain lines, and progress bars on a terminal only, not in a log file."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     if not sys.stderr.isatty():
-        import datasets
         from transformers.utils import logging as transformers_logging
 
-        datasets.disable_progress_bars()
+        tell_datasets_progress(note)
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 

@@ -22,7 +22,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vocagnolm.host.files import file_sha256
+from vocagnolm.host.files import file_sha256, json_or_empty
 from vocagnolm.tokenizers import Role, load_tokenizer
 
 # Context of a model whose configuration names none.
@@ -78,6 +78,21 @@ class ModelSource:
                 "language model: give one that predicts the next token"
             )
         return config
+
+    def check_weights(self) -> None:
+        """Reject a directory that lacks weights, without reading any."""
+        directory = Path(self.name)
+        if not directory.is_dir():
+            return
+        found = {path.name for pattern in _WEIGHT_FILES for path in directory.glob(pattern)}
+        needed: set[str] = set()
+        for index in directory.glob("*.index.json"):
+            needed |= set(json_or_empty(index).get("weight_map", {}).values())
+        if not found or needed - found:
+            lacks = min(needed - found, default="files of weights (*.safetensors)")
+            raise ValueError(
+                f"{self._option} {self.name} lacks {lacks}: give the complete checkpoint"
+            )
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
@@ -151,6 +166,8 @@ class ModelSource:
             if isinstance(error, UnpicklingError):
                 why = "a pickle of more than tensors is never run: get its weights as safetensors"
             elif isinstance(error, OSError) and not Path(self.name).exists():
+                if self.name.startswith(("/", ".", "~")) or self.name.count("/") > 1:
+                    raise ValueError(f"{self._option} {self.name}: no such directory") from error
                 why = f"there is no such directory, and as a name on the hub: {why}"
             raise ValueError(f"{part}{self._option} {self.name} cannot be loaded: {why}") from error
 

@@ -9,17 +9,18 @@ import datasets
 from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.host.command import corpus_options
-from vocagnolm.host.processes import first_of_machine_first, in_agreement
+from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
 
-_DRY_RUN_DOCUMENTS = 1000
+# Documents that a plan is made from, unless a corpus has few enough to read them all.
+_SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a job, read, aligned and packed; in a dry run only the first ones."""
+    """Documents of a job, read, aligned and packed; in a sample only the first ones."""
 
     # With the documents that are held out.
     corpus: datasets.Dataset
@@ -31,6 +32,16 @@ class Documents:
     # To evaluate on, if there is something.
     held_out: Segments | None = None
     eval_blocks: Blocks | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """False if only the first documents of the dataset were read."""
+        return self.total == len(self.corpus)
+
+    @property
+    def scale(self) -> float:
+        """How many times as large the dataset is as what was read of it, 1 if nobody knows."""
+        return (self.total or len(self.corpus)) / len(self.corpus)
 
     def settings(self, pair: Pair) -> dict[str, object]:
         """Return what the corpus adds to the settings of a run: progress is counted in blocks."""
@@ -46,42 +57,38 @@ class Documents:
             self.held_out.write_skipped(Path(output_dir) / "eval_skipped.jsonl")
 
 
-def load_documents(job: Job, pair: Pair) -> Documents:
+def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
     """Align and pack the corpus; the first process of a machine works, the others read its cache.
+
+    A `sample` is of the first documents, unless the corpus is small, or may be too small.
 
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
-    corpus, segments, total = _align(job, pair)
+    corpus, segments, total = _align(job, pair, sample=sample)
     segments, held_out = _hold_out(job, pair, segments)
     length, rows = job.data.max_length, pair.teacher_rows
     blocks = Blocks(segments.rows, length, rows)
-    # A smaller corpus would make no optimizer step at all; a dry run may have read a part only.
-    per_step, is_whole = job.run.global_batch_tokens // length, total == len(corpus)
-    if len(blocks) < per_step and is_whole:
+    eval_blocks = None if held_out is None else Blocks(held_out.rows, length, rows)
+    found = Documents(corpus, segments, blocks, total, held_out, eval_blocks)
+    # A smaller corpus would make no optimizer step at all.
+    per_step = job.run.global_batch_tokens // length
+    if found.is_whole and len(blocks) < per_step:
         raise ValueError(
             f"--dataset {job.data.dataset} makes {len(blocks):,} blocks of {length} tokens, "
             f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
             f"{len(blocks) * length}"
         )
-    eval_blocks = None if held_out is None else Blocks(held_out.rows, length, rows)
-    return Documents(corpus, segments, blocks, total, held_out, eval_blocks)
+    if sample and total and not found.is_whole and len(blocks) * found.scale < 2 * per_step:
+        return load_documents(job, pair)
+    return found
 
 
-def _align(job: Job, pair: Pair) -> tuple[datasets.Dataset, Segments, int | None]:
-    """Read and align the corpus, with the number of documents in all of it."""
+def _align(job: Job, pair: Pair, *, sample: bool) -> tuple[datasets.Dataset, Segments, int | None]:
+    """Read and align the corpus or its first documents, with the number of all documents."""
     data = job.data
-    # Nobody may align what is damaged, and cache it.
-    with in_agreement(takes_long=True):
-        if pair.guide and job.run.local_process_index == 0:
-            pair.guide.check()
     with first_of_machine_first():
-        total: int | None
-        if job.run.dry_run:
-            corpus, total = load_sample(data.dataset, _DRY_RUN_DOCUMENTS, **corpus_options(data))
-        else:
-            corpus = load_corpus(data.dataset, **corpus_options(data))
-            total = len(corpus)
+        corpus, total = _read(job, sample=sample)
         processes = data.processes(len(corpus))
         segments = align_corpus(corpus, pair.student_reader, pair.guide, num_proc=processes)
     missing = sum(reason == MISSING for _, reason in segments.skipped)
@@ -97,6 +104,20 @@ def _align(job: Job, pair: Pair) -> tuple[datasets.Dataset, Segments, int | None
             f"{len(segments.skipped):,} skipped ({skip_reasons(segments)})"
         )
     return corpus, segments, total
+
+
+def _read(job: Job, *, sample: bool) -> tuple[datasets.Dataset, int | None]:
+    data, options = job.data, corpus_options(job.data)
+    if sample and job.run.dry_run:
+        # Of a corpus of the hub, without the rest.
+        corpus, total = load_sample(data.dataset, _SAMPLE_DOCUMENTS, **options)
+        if total is None or total > _SMALL_DOCUMENTS:
+            return corpus, total
+    corpus = load_corpus(data.dataset, **options)
+    total = len(corpus)
+    if sample and total > _SMALL_DOCUMENTS:
+        corpus = corpus.select(range(_SAMPLE_DOCUMENTS))
+    return corpus, total
 
 
 def _hold_out(job: Job, pair: Pair, segments: Segments) -> tuple[Segments, Segments | None]:

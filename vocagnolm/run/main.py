@@ -11,23 +11,25 @@ from huggingface_hub import upload_file
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
-from vocagnolm.host.command import Exit, is_main, quiet_logs, say, stop
-from vocagnolm.host.files import write_text
+from vocagnolm.host.command import Exit, is_main, note, quiet_logs, say, stop
+from vocagnolm.host.files import JsonObject, json_or_empty, write_text
 from vocagnolm.host.processes import decided_by_one, in_agreement
+from vocagnolm.host.progress import telling
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings
 from vocagnolm.models.layers import compile_layers, leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.source import model_files
 from vocagnolm.run import failures
+from vocagnolm.run.checks import check_before_work, check_room
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.job import Job, default_settings
 from vocagnolm.run.model_card import model_card
 from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
-from vocagnolm.run.plan import describe_run, show_example
+from vocagnolm.run.plan import describe_documents, describe_run, fitted, show_example
 from vocagnolm.run.recipe import named_in_errors
-from vocagnolm.run.tracking import check_trackers, describe_tracking
-from vocagnolm.run.watchers import load_guidance_table, load_recorder
+from vocagnolm.run.tracking import describe_tracking
+from vocagnolm.run.watchers import describe_store, load_guidance_table, load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout, shape_fault
@@ -74,31 +76,38 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     run, defaults = job.run, default_settings()
     check_settings(run.output_dir, job.settings, defaults)
     # Only the first process looks: the others may see another state of a shared disk.
-    checkpoint, fault = None, partial(origin_fault, settings=job.settings, defaults=defaults)
-    if not run.dry_run:
-        if decided_by_one(lambda: _is_done(run.output_dir)):
-            say(f"{run.output_dir} holds the finished run: nothing to do")
-            return None
-        checkpoint = decided_by_one(
-            lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
-        )
-        check_trackers(run)
+    fault = partial(origin_fault, settings=job.settings, defaults=defaults)
+    if decided_by_one(lambda: _is_done(run.output_dir)):
+        say(f"{run.output_dir} holds the finished run: nothing to do")
+        return None
+    checkpoint = decided_by_one(
+        lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
+    )
     pair = load_pair(job.model, job.method, run.device, job.data.max_length)
     if isinstance(run.liger_kernel_config, dict):
         configs = [teacher.config for teacher in pair.teachers]
         run.liger_kernel_config = leave_teachers_alone(
             run.liger_kernel_config, pair.student.config, configs
         )
-    documents = load_documents(job, pair)
+    check_before_work(job, pair)
+    # The first documents of a large corpus are enough for a plan, which comes before the hours.
+    documents = load_documents(job, pair, sample=True)
     if is_main():
-        say(describe_run(job, pair, documents))
+        say(fitted(describe_run(job, pair, documents, _steps_done(checkpoint))))
+    check_room(job, pair, documents)
+    store = describe_store(job, pair, documents)
+    if checkpoint:
+        say(f"resuming from {checkpoint}")
     if run.dry_run:
         say(show_example(pair, documents))
         return None
+    if not documents.is_whole:
+        documents = load_documents(job, pair)
+        say(fitted("\n".join(describe_documents(documents, pair))))
     # Known only now: a checkpoint's place in the corpus is the number of a block.
     settings = job.settings | documents.settings(pair)
     check_settings(run.output_dir, settings, defaults, checkpoint)
-    trainer = _make_trainer(job, pair, documents)
+    trainer = _make_trainer(job, pair, documents, store)
     if checkpoint and (wrong := shape_fault(Path(checkpoint), trainer.student)):
         say(f"not resuming from {checkpoint}: {wrong}")
         checkpoint = decided_by_one(
@@ -107,7 +116,9 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
                 lambda path: fault(path) or shape_fault(path, trainer.student),
             )
         )
-    _check_and_compile(trainer, job, documents)
+        say(f"resuming from {checkpoint}" if checkpoint else "beginning anew")
+    with telling("checking that the models keep documents apart", note):
+        _check_and_compile(trainer, job, documents)
     # Taken last, so that a wrong command leaves no trace in the directory.
     with in_agreement(takes_long=True):
         if is_main():
@@ -115,6 +126,10 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
             write_settings(run.output_dir, settings)
             documents.write_skipped(run.output_dir)
     return trainer, checkpoint
+
+
+def _steps_done(checkpoint: str | None) -> int:
+    return int(json_or_empty(Path(checkpoint or "", checkpoints.STATE)).get("global_step", 0))
 
 
 def _is_done(output_dir: str) -> bool:
@@ -132,12 +147,14 @@ def _is_done(output_dir: str) -> bool:
     return False
 
 
-def _make_trainer(job: Job, pair: Pair, documents: Documents) -> VocAgnoTrainer:
+def _make_trainer(
+    job: Job, pair: Pair, documents: Documents, store: JsonObject | None
+) -> VocAgnoTrainer:
     """Load the models, and make the trainer with all that watches the run."""
     data, method, run = job.data, job.method, job.run
-    # Before the models are loaded: a directory may hold another store.
-    recorder = load_recorder(job, pair, documents)
-    student, teacher = load_models(pair, seed=run.seed)
+    recorder = load_recorder(job, pair, documents, store)
+    with telling("loading the models", note):
+        student, teacher = load_models(pair, seed=run.seed)
     chunks = method.chunks if method.method == "chunk" else None
     crosses = data.attend_across_documents
     trainer = VocAgnoTrainer(
@@ -184,7 +201,6 @@ def train_and_save(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) ->
     """Train, evaluate, save a model that `from_pretrained` loads, and return the exit status."""
     run = job.run
     if checkpoint:
-        say(f"resuming from {checkpoint}")
         say(checkpoints.change_of_processes(Path(checkpoint), run.world_size))
         say(change_of_layout(Path(checkpoint), trainer.is_fsdp_enabled))
     trained = trainer.train(resume_from_checkpoint=checkpoint)

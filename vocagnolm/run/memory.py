@@ -8,10 +8,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm.models.layers import decoder_layers
+from vocagnolm.run.training_arguments import RunArguments
 
 # "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
 # the forward pass, as under FSDP2 with mixed precision.
@@ -97,6 +99,28 @@ class Layout:
     accumulates: bool = False
     # Gathered weights are dropped between a forward and its backward pass.
     reshards: bool = False
+
+
+def student_layout(run: RunArguments) -> Layout:
+    """Return how the student is spread and computes, as Trainer and Accelerate read it."""
+    given = vars(run)
+    # Transformers is about to rename the option: one of the two may be absent.
+    recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
+    accumulates = (run.gradient_accumulation_steps or 1) > 1
+    if not run.is_sharded:
+        precision: Precision = "mixed" if run.is_mixed else "float32"
+        return Layout(run.world_size, None, precision, recomputes, accumulates)
+    # Both read the environment that `accelerate launch` sets.
+    shards = (given.get("parallelism_config") or ParallelismConfig()).dp_shard_size
+    plugin = FullyShardedDataParallelPlugin(**(given.get("fsdp_plugin_args") or {}))
+    return Layout(
+        devices=run.world_size,
+        shards=shards if shards > 1 else run.world_size,
+        precision="16 bits" if run.is_mixed else "float32",
+        recomputes=recomputes or bool(plugin.activation_checkpointing),
+        accumulates=accumulates,
+        reshards=bool(plugin.reshard_after_forward),
+    )
 
 
 def state_bytes(student: Sizes) -> int:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import nn
@@ -79,17 +80,27 @@ class Pair:
         return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
 
     @cached_property
-    def student_sizes(self) -> Sizes:
-        """Sizes of the student, with its adapters, which it may be unable to have (ValueError)."""
+    def student_skeleton(self) -> PreTrainedModel:
+        """Shapes of the student, with its adapters, which it may be unable to have (ValueError)."""
         skeleton = self.student.source.skeleton(self.student.config)
         if self.arguments.use_peft:
-            return sizes_of(add_adapters(skeleton, self.arguments, seed=0))
-        return sizes_of(skeleton)
+            return cast(PreTrainedModel, add_adapters(skeleton, self.arguments, seed=0))
+        return skeleton
+
+    @cached_property
+    def student_sizes(self) -> Sizes:
+        """Sizes of the student."""
+        return sizes_of(self.student_skeleton)
+
+    @cached_property
+    def teacher_skeletons(self) -> list[PreTrainedModel]:
+        """Shapes of the teachers."""
+        return [teacher.source.skeleton(teacher.config) for teacher in self.teachers]
 
     @cached_property
     def teacher_sizes(self) -> list[Sizes]:
         """Sizes of the teachers."""
-        return [sizes_of(teacher.source.skeleton(teacher.config)) for teacher in self.teachers]
+        return list(map(sizes_of, self.teacher_skeletons))
 
 
 def load_pair(

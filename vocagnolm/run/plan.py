@@ -1,9 +1,11 @@
 """The plan of a run: what it reads, makes and takes. Printed first; alone with `--dry_run`."""
 
-import math
+import shutil
+import sys
+import textwrap
+from functools import partial
 
 import numpy as np
-from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.corpus import TEXT
@@ -11,20 +13,34 @@ from vocagnolm.data import Segments
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.run import memory
 from vocagnolm.run.documents import Documents, skip_reasons
+from vocagnolm.run.estimates import describe_time, disk_uses, steps_of
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
-from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.spans import encode
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
 # Tokens of the example of a dry run.
 _SHOWN = 16
+# Columns before the content of a line.
+_INDENT = 11
 _GIB = 2**30
 
 
-def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
-    """Describe a run in lines that begin with a word each; shapes are counted, nothing loaded."""
+def fitted(text: str) -> str:
+    """Break lines that are wider than the terminal, below their second word; else leave them."""
+    if not sys.stdout.isatty():
+        return text
+    width, below = shutil.get_terminal_size().columns, " " * _INDENT
+    wrap = partial(textwrap.fill, width=width, subsequent_indent=below, break_on_hyphens=False)
+    return "\n".join(map(wrap, text.splitlines()))
+
+
+def describe_run(job: Job, pair: Pair, documents: Documents, done: int = 0) -> str:
+    """Describe a run in lines that begin with a word each; shapes are counted, nothing loaded.
+
+    Of its steps, so many are done.
+    """
     student, run = pair.student_sizes, job.run
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
@@ -37,35 +53,40 @@ def describe_run(job: Job, pair: Pair, documents: Documents) -> str:
         lines += [f"teacher    {stored}" for stored in pair.guide.describe()]
     settings = ", ".join(f"{name} {value}" for name, value in job.method.in_effect().items())
     lines.append(f"guidance   {settings}")
-    lines += _describe_corpus(documents, with_teacher=pair.guide is not None)
-    if documents.held_out:
-        lines += _describe_skipped(documents.held_out, "held out")
+    lines += describe_documents(documents, pair)
     lines += [
         f"batch      {run.batch_arithmetic(job.data.max_length)}",
         f"steps      {_steps(job, documents)}, learning rate {run.learning_rate:g}",
         describe_memory(device_memory(job, pair)),
         f"output     {run.output_dir}",
+        *(f"disk       about {use}" for use in disk_uses(job, pair, documents)),
+        *describe_time(job, pair, documents, done),
     ]
     return "\n".join(lines)
 
 
-def _describe_corpus(documents: Documents, *, with_teacher: bool) -> list[str]:
+def describe_documents(documents: Documents, pair: Pair) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
     segments, blocks = documents.segments, documents.blocks
     student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
     count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
     lines = [
-        f"corpus     {count:,} documents, {len(segments.rows):,} segments, "
+        f"corpus     {_first_of(documents)}{count:,} documents, {len(segments.rows):,} segments, "
         f"{student:,} student tokens",
         f"blocks     {len(blocks):,} of {blocks.max_length} tokens, "
         f"{blocks.fill_fraction:.1%} full",
     ]
-    if with_teacher:
+    if pair.guide is not None:
         lines.append(
             f"alignment  {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
-    return lines + _describe_skipped(segments, "skipped")
+    lines += _describe_skipped(segments, "skipped")
+    return lines + (_describe_skipped(documents.held_out, "held out") if documents.held_out else [])
+
+
+def _first_of(documents: Documents) -> str:
+    return "" if documents.is_whole else "of the first ones, "
 
 
 def _describe_skipped(segments: Segments, label: str) -> list[str]:
@@ -75,18 +96,13 @@ def _describe_skipped(segments: Segments, label: str) -> list[str]:
 
 
 def _steps(job: Job, documents: Documents) -> str:
-    run, read, total = job.run, len(documents.corpus), documents.total
-    if run.max_steps > 0:
-        return f"{run.max_steps:,}"
-    if total is None:
+    steps = steps_of(job, documents)
+    if steps is None:
         return "known when the whole corpus is read"
-    # A dry run reads the first documents only; the rest is taken to be like them.
-    tokens = len(documents.blocks) * job.data.max_length
-    steps_of_epoch = tokens * total // (read * run.global_batch_tokens)
-    steps = f"{math.ceil(run.num_train_epochs * steps_of_epoch):,}"
-    if total == read:
-        return steps
-    return f"about {steps} (extrapolated from {read:,} of {total:,} documents)"
+    if documents.is_whole or job.run.max_steps > 0:
+        return f"{steps:,}"
+    read, total = len(documents.corpus), documents.total
+    return f"about {steps:,} (extrapolated from {read:,} of {total:,} documents)"
 
 
 def describe_memory(parts: dict[str, float]) -> str:
@@ -98,31 +114,9 @@ def describe_memory(parts: dict[str, float]) -> str:
 def device_memory(job: Job, pair: Pair) -> dict[str, float]:
     """Estimate the bytes of a device by part, at its fullest."""
     tokens = (job.run.per_device_train_batch_size or 1) * job.data.max_length
-    parts = memory.student_memory(pair.student_sizes, student_layout(job.run), tokens)
+    parts = memory.student_memory(pair.student_sizes, memory.student_layout(job.run), tokens)
     is_sharded = job.model.teacher_sharding == "node"
     return parts | _teachers_memory(pair, _devices_per_machine() if is_sharded else 1)
-
-
-def student_layout(run: RunArguments) -> memory.Layout:
-    """Return how the student is spread and computes, as Trainer and Accelerate read it."""
-    given = vars(run)
-    # Transformers is about to rename the option: one of the two may be absent.
-    recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
-    accumulates = (run.gradient_accumulation_steps or 1) > 1
-    if not run.is_sharded:
-        precision: memory.Precision = "mixed" if run.is_mixed else "float32"
-        return memory.Layout(run.world_size, None, precision, recomputes, accumulates)
-    # Both read the environment that `accelerate launch` sets.
-    shards = (given.get("parallelism_config") or ParallelismConfig()).dp_shard_size
-    plugin = FullyShardedDataParallelPlugin(**(given.get("fsdp_plugin_args") or {}))
-    return memory.Layout(
-        devices=run.world_size,
-        shards=shards if shards > 1 else run.world_size,
-        precision="16 bits" if run.is_mixed else "float32",
-        recomputes=recomputes or bool(plugin.activation_checkpointing),
-        accumulates=accumulates,
-        reshards=bool(plugin.reshard_after_forward),
-    )
 
 
 def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.host.files import write_json
+from vocagnolm.host.files import JsonObject, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.trackers import GUIDANCE_TABLE
 from vocagnolm.host.versions import versions
@@ -22,16 +22,20 @@ from vocagnolm.views.callback import GuidanceTable
 from vocagnolm.views.view import ViewSettings, sample_blocks
 
 
-def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | None:
-    """Make the recorder for `--save_store`; ValueError if the directory holds another store."""
-    model, run = job.model, job.run
+def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | None:
+    """Describe the store of `--save_store`; None where none is kept, or the run has finished it.
+
+    Raises:
+        ValueError: the directory holds another store.
+    """
+    model = job.model
     if not model.save_store:
         return None
     assert pair.guide
     ((reader,), (teacher,)) = pair.guide.readers, pair.teachers
     directory = Path(model.save_store)
     # The same keys as `vocagnolm score` writes, so that both kinds of stores are read alike.
-    description = {
+    description: JsonObject = {
         "teacher": teacher.source.name,
         "teacher_revision": revision_of(teacher.source.name, teacher.config),
         "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
@@ -43,21 +47,34 @@ def load_recorder(job: Job, pair: Pair, documents: Documents) -> LossRecorder | 
         "quantization": pair.teacher_quantization,
         "loss_dtype": model.store_dtype,
         "dataset": job.data.dataset,
-        "dataset_documents": len(documents.corpus),
+        "dataset_documents": documents.total,
     }
     check_plan(directory, description)
     if (directory / MANIFEST_FILE).exists():
         # A run that has finished its store already has only its own end left to do.
-        if checkpoints.find_checkpoint(run.output_dir):
+        if checkpoints.find_checkpoint(job.run.output_dir):
             return None
         raise ValueError(f"--save_store {directory} holds a finished store: give another directory")
+    return description
+
+
+def load_recorder(
+    job: Job, pair: Pair, documents: Documents, description: JsonObject | None
+) -> LossRecorder | None:
+    """Make the recorder for `--save_store`, and claim its directory."""
+    model = job.model
+    if description is None:
+        return None
+    assert pair.guide
+    assert model.save_store
+    directory = Path(model.save_store)
     # Each process writes what it has read; the plan is written once.
-    if run.process_index == 0:
+    if job.run.process_index == 0:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / PLAN_FILE, description)
     read = documents.corpus, documents.segments.rows, documents.blocks
-    description |= {"versions": versions(PACKAGES)}
-    return LossRecorder(directory, *read, reader, model.store_dtype, description)
+    described = {**description, "versions": versions(PACKAGES)}
+    return LossRecorder(directory, *read, pair.guide.readers[0], model.store_dtype, described)
 
 
 def load_guidance_table(

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 _REPLACED = "-replaced"  # the end of the name of a checkpoint while its step is saved again
-_STATE, _CARD = "trainer_state.json", "README.md"
+STATE, _CARD = "trainer_state.json", "README.md"
 _METRICS = "metrics_*.safetensors"  # of `training.metrics`, which transformers alone has not
 _LARGE_BYTES = 10**9
 _VISIBLE_S = 60
@@ -66,7 +66,7 @@ def resolve(
     step = _step(path)
     # A checkpoint under another name tells its step inside.
     if step is None:
-        step = json_or_empty(path / _STATE).get("global_step")
+        step = json_or_empty(path / STATE).get("global_step")
     if newest is not None and (_step(Path(newest)) or 0) > (step if isinstance(step, int) else 0):
         tell(f"{newest} is newer than --resume_from_checkpoint {path}")
         return newest
@@ -104,7 +104,7 @@ def _age(path: Path) -> tuple[int, bool]:
 
 def finish_run(output_dir: str | Path, names: Collection[str]) -> None:
     """Declare the final model of a run complete, which has files of these names."""
-    manifest.write_manifest(Path(output_dir), {}, {*names, _STATE})
+    manifest.write_manifest(Path(output_dir), {}, {*names, STATE})
 
 
 def final_fault(output_dir: str | Path) -> str | None:
@@ -125,7 +125,7 @@ def is_finished(output_dir: str | Path) -> bool:
     directory = Path(output_dir)
     if is_complete(directory):
         return (directory / _CARD).exists()
-    state = json_or_empty(directory / _STATE)
+    state = json_or_empty(directory / STATE)
     weights = list(directory.glob("*.safetensors"))
     return (
         state.get("global_step", 0) >= state.get("max_steps", sys.maxsize)
@@ -158,16 +158,16 @@ def checkpoint_fault(
 
 
 def _content_fault(path: Path, tell: Tell) -> str | None:
-    state = json_or_empty(path / _STATE)
+    state = json_or_empty(path / STATE)
     step = state.get("global_step")
     if not isinstance(step, int) or not _is_state(state):
-        return f"{_STATE} is missing or damaged"
+        return f"{STATE} is missing or damaged"
     try:
         found = manifest.read_manifest(path)
     except ValueError as error:
         return str(error)
     written = found.get("step")
-    for source, other in ((_STATE, step), ("its name", _step(path))):
+    for source, other in ((STATE, step), ("its name", _step(path))):
         if other is not None and other != written:
             return f"{manifest.MANIFEST_FILE} is of step {written}, {source} of step {other}"
     if (size := sum(entry["bytes"] for entry in found[manifest.FILES])) > _LARGE_BYTES:
@@ -261,7 +261,7 @@ def rotate(newest: Path, limit: int | None, best: str | None) -> None:
 def _is_ours(path: Path) -> bool:
     """Test whether a checkpoint is finished, or the remains of a save of ours."""
     # transformers writes its state last; our metrics come after it, the manifest after them.
-    is_whole_elsewhere = (path / _STATE).exists()
+    is_whole_elsewhere = (path / STATE).exists()
     return is_complete(path) or not is_whole_elsewhere or any(path.glob(_METRICS))
 
 

@@ -103,6 +103,12 @@ def tell_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
     trainer.add_callback(RunLog(tokens_per_step))
 
 
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Read a log file, but for a last line that was cut off; [] where there is none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
 def _line(entry: Mapping[str, object]) -> str:
     return json.dumps(entry) + "\n"
 

@@ -1,0 +1,222 @@
+"""What can be known is said before the corpus is aligned, and by a dry run as by the run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from adapter_world import World, make_world
+from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+
+from vocagnolm.host.units import duration
+from vocagnolm.run import checks, documents, estimates
+from vocagnolm.run import main as train
+
+HUB = "--push_to_hub: {}: run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
+
+
+@pytest.fixture(scope="module")
+def world(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> World:
+    root = tmp_path_factory.mktemp("checks")
+    return make_world(root, tokenizer_dirs, tiny_llama, training_texts)
+
+
+def without_weights(world: World, place: Path) -> Path:
+    shutil.copytree(world.student, place)
+    (place / "model.safetensors").unlink()
+    return place
+
+
+def without_a_shard(world: World, place: Path) -> Path:
+    shutil.copytree(world.student, place)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (place / "model.safetensors.index.json").write_text(json.dumps(index))
+    return place
+
+
+# What is given, and what is said of it; {broken} is a place that the case makes.
+WRONG: dict[str, tuple[dict[str, str], str]] = {
+    "no directory": ({"student": "/no/model"}, "--student /no/model: no such directory$"),
+    "no such name": (
+        {"teacher": "no-model"},
+        "--teacher no-model cannot be loaded: there is no su",
+    ),
+    "no place": ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
+    "no place for a store": ({"save_store": "/proc/x"}, "--save_store /proc/x: /proc cannot be wr"),
+    "no evaluation": ({"save_strategy": "best"}, "--save_strategy best needs an evaluation to ch"),
+    "no GPU": ({"fp16": "True"}, "--fp16 has no effect on a CPU"),
+    "many chunks": (
+        {"method": "chunk", "chunks": "99"},
+        "--chunks 99 exceeds the 64 tokens of a b",
+    ),
+    "no evaluation corpus": ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
+    "no checkpoint": (
+        {"resume_from_checkpoint": "/no"},
+        "--resume_from_checkpoint /no: trainer_state.json is missing or damaged",
+    ),
+    "a large batch": (
+        {"global_batch_tokens": "640000"},
+        r".* makes \d+ blocks of 64 tokens, one optimizer step needs 10,000: lower",
+    ),
+}
+
+
+@pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.parametrize(("options", "line"), WRONG.values(), ids=WRONG)
+def test_mistake_is_said_before_the_corpus_is_aligned(
+    options: dict[str, str],
+    line: str,
+    dry: bool,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    aligned: list[int] = []
+    align = documents.align_corpus
+
+    def note(corpus: Any, *args: Any, **kwargs: Any) -> Any:
+        aligned.append(len(corpus))
+        return align(corpus, *args, **kwargs)
+
+    monkeypatch.setattr(documents, "align_corpus", note)
+    argv = world.argv(tmp_path / "out", use_cpu="True", **options)
+    capfd.readouterr()
+    assert train.main([*argv, *["--dry_run"] * dry]) == 2
+    said = capfd.readouterr().err
+    assert re.match(f"train.py: error: {line}", said.strip()), said
+    assert said.count("\n") == 1
+    assert not aligned or "global_batch_tokens" in options
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "line"),
+    [
+        (without_weights, r"--student {} lacks files of weights \(\*.safetensors\): give the comp"),
+        (without_a_shard, "--student {} lacks model-2.safetensors: give the complete checkpoint"),
+    ],
+)
+def test_missing_weights_are_said(
+    spoil: Callable[[World, Path], Path], line: str, world: World, tmp_path: Path
+) -> None:
+    place = spoil(world, tmp_path / "student")
+    job = train.parse(world.argv(tmp_path / "out", student=str(place), use_cpu="True"))
+    with pytest.raises(ValueError, match=line.format(place)):
+        train.build(job)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (LocalTokenNotFoundError("x"), "nobody is logged in to the hub"),
+        (OfflineModeIsEnabled("it is\n offline"), "the hub cannot be reached: it is offline"),
+        (ConnectionError("no route"), "the hub cannot be reached: no route"),
+    ],
+)
+def test_hub_is_asked_before_a_push(
+    error: Exception, line: str, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: object) -> None:
+        raise error
+
+    monkeypatch.setattr(checks.HfApi, "whoami", refuse)
+    job = train.parse(world.argv(tmp_path / "out", push_to_hub="True", use_cpu="True"))
+    with pytest.raises(ValueError, match=re.escape(HUB.format(line))):
+        train.build(job)
+
+
+@pytest.mark.parametrize("dry", [False, True])
+def test_full_disk_is_said_with_the_estimate(
+    dry: bool,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    usage = shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+    monkeypatch.setattr(estimates.shutil, "disk_usage", lambda _: usage)
+    argv = world.argv(tmp_path / "out", use_cpu="True")
+    assert train.main([*argv, *["--dry_run"] * dry]) == 2
+    captured = capfd.readouterr()
+    place = re.escape(str(tmp_path / "out"))
+    needed = rf"([\d.]+) GB for checkpoints and the model in {place} \(1e-06 GB free\)"
+    said = re.match(rf"train.py: error: not enough disk: {needed}: free some, or", captured.err)
+    assert said, captured.err
+    # Two checkpoints beside the one that is written, and the model: 12 and 4 bytes a parameter.
+    count = int(re.search(r"student .*: ([\d,]+) parameters", captured.out)[1].replace(",", ""))
+    assert float(said[1]) == pytest.approx((3 * 12 + 4) * count / 1e9, rel=0.01)
+
+
+def lines_of(capfd: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What was printed, by the first word of each line; the clock left out."""
+    lines = [line.partition(" ") for line in capfd.readouterr().out.splitlines()]
+    return {word: rest.strip() for word, _, rest in lines if word not in ("duration", "end")}
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_dry_run_says_what_the_run_says(
+    is_large: bool,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    if is_large:
+        monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 20)
+        monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 20)
+    argv = world.argv(tmp_path / "out", use_cpu="True")
+    capfd.readouterr()
+    assert train.main([*argv, "--dry_run"]) == 0
+    dry = lines_of(capfd)
+    assert ("extrapolated" in dry["steps"] or "max_steps" in str(argv)) or not is_large
+    assert ("prepare" in dry) == is_large
+    assert train.build(train.parse(argv))
+    real = lines_of(capfd)
+    shared = dry.keys() & real.keys()
+    assert {"student", "teacher", "batch", "steps", "memory", "output", "disk"} <= shared
+    # The whole corpus is told behind the plan of a part of it.
+    told_again = {"corpus", "blocks", "alignment"} if is_large else set()
+    assert {name: dry[name] for name in shared - told_again} == {
+        name: real[name] for name in shared - told_again
+    }
+    assert dry["corpus"].startswith("of the first ones, ") == is_large
+    assert not real["corpus"].startswith("of the first ones, ")
+
+
+def test_small_corpus_is_read_whole_when_its_part_is_too_small(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 3)
+    monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 3)
+    changes = {"use_cpu": "True", "global_batch_tokens": "640000", "dry_run": "True"}
+    with pytest.raises(ValueError, match="one optimizer step needs 10,000: lower"):
+        train.build(train.parse(world.argv(tmp_path / "out", **changes)))
+
+
+def test_duration_is_that_of_the_log_when_there_is_one(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*world.argv(tmp_path, use_cpu="True", max_steps="1000"), "--dry_run"]
+    assert train.main(argv) == 0
+    said = capfd.readouterr().out
+    assert re.search(r"^duration   about .* tokens per second, 50% of a matrix product", said, re.M)
+    assert re.search(r"^end        about \w{3} \d\d \w{3} \d{4} \d\d:\d\d", said, re.M)
+    tokens = int(re.search(r"^batch      ([\d,]+) tokens", said, re.M)[1].replace(",", ""))
+    rows = [{"step": step, "tokens_per_s": tokens * 2} for step in (1, 2)] + [{"eval_loss": 1}]
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"tokens_per_s": 9'
+    (tmp_path / "log.jsonl").write_text(text)
+    assert train.main(argv) == 0
+    said = capfd.readouterr().out
+    expected = f"about {duration(500)} at {tokens * 2:,} tokens per second, the median of "
+    assert expected + str(tmp_path / "log.jsonl") in said
