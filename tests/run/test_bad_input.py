@@ -159,7 +159,11 @@ REFUSED: dict[str, tuple[str | None, dict[str, str | None], str]] = {
     "a share over one": (None, {"top_k": "1.4"}, r"--top_k must be in \(0, 1\], got 1.4$"),
     "no teacher": (None, {"teacher": None}, "--teacher is required: name the causal LM"),
     "no recipe": (None, {"config": "{file}"}, r"--config {file} cannot be read: \[Errno 2\]"),
-    "no YAML": ("a: [", {"config": "{file}"}, "--config {file} cannot be read: while"),
+    "no YAML": (
+        "a: [",
+        {"config": "{file}"},
+        "--config {file}, line 1, cannot be read: expected",
+    ),
     "a recipe of a word": ("x", {"config": "{file}"}, "--config {file} must be a"),
     "a batch in no steps": (
         None,
@@ -342,7 +346,7 @@ def test_train_stops_when_the_vocabulary_exceeds_the_embeddings(
     ("change", "reason"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), "cannot be loaded: "),
-        (Path.unlink, "cannot be loaded: Error no file named model.safetensors"),
+        (Path.unlink, r"lacks files of weights \(\*.safetensors\): give the complete"),
         (
             lambda path: save_file({"a": torch.zeros(1)}, path, metadata={"format": "pt"}),
             r"\d+ weights of LlamaForCausalLM are not in the checkpoint",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from vocagnolm.run import checks
 from vocagnolm.run import main as train
 from vocagnolm.run.export import export
 
@@ -161,6 +162,7 @@ def test_hub_gets_the_card_of_the_run(
     )
     monkeypatch.setattr("transformers.trainer.hf_api", lambda: api)
     monkeypatch.setattr(train, "upload_file", upload_file)
+    monkeypatch.setattr(checks.HfApi, "whoami", lambda self: {"name": "me"})
     argv, run = finished[0], tmp_path / "run"
     saving = ("--push_to_hub", "--hub_strategy=end", "--save_strategy=no")
     assert train.main([*argv, f"--output_dir={run}", *saving]) == 0

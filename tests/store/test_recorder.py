@@ -21,7 +21,7 @@ from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
-from vocagnolm.run.watchers import load_recorder
+from vocagnolm.run.watchers import describe_store, load_recorder
 from vocagnolm.store.store import Store
 from vocagnolm.tokenizers import student_reader, teacher_reader
 
@@ -164,7 +164,8 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
         message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
         refused = pytest.raises(ValueError, match=re.escape(message))
         with nullcontext() if bits == 8 else refused:
-            found.append(load_recorder(job, pair, documents))
+            described = describe_store(job, pair, documents)
+            found.append(load_recorder(job, pair, documents, described))
     assert len(found) == 2
 
 

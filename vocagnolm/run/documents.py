@@ -11,6 +11,7 @@ from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.host.command import corpus_options
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
+from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
 
@@ -65,8 +66,10 @@ def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
+    # First: a wrong name is told before the corpus is aligned.
+    evaluated = _read_evaluated(job.data)
     corpus, segments, total = _align(job, pair, sample=sample)
-    segments, held_out = _hold_out(job, pair, segments)
+    segments, held_out = _hold_out(job, pair, segments, evaluated)
     length, rows = job.data.max_length, pair.teacher_rows
     blocks = Blocks(segments.rows, length, rows)
     eval_blocks = None if held_out is None else Blocks(held_out.rows, length, rows)
@@ -120,17 +123,25 @@ def _read(job: Job, *, sample: bool) -> tuple[datasets.Dataset, int | None]:
     return corpus, total
 
 
-def _hold_out(job: Job, pair: Pair, segments: Segments) -> tuple[Segments, Segments | None]:
+def _read_evaluated(data: DataArguments) -> datasets.Dataset | None:
+    if not data.eval_dataset:
+        return None
+    with first_of_machine_first():
+        named = {"text_column": data.text_column, "option": "--eval_dataset"}
+        return load_corpus(data.eval_dataset, **named)
+
+
+def _hold_out(
+    job: Job, pair: Pair, segments: Segments, evaluated: datasets.Dataset | None
+) -> tuple[Segments, Segments | None]:
     """Return the segments to train on, and those to evaluate on, if any."""
     data, run = job.data, job.run
-    if data.eval_dataset:
+    if evaluated is not None:
         # A store knows other documents only, and evaluation needs no teacher.
         guide = None if pair.is_stored else pair.guide
-        named = {"text_column": data.text_column, "option": "--eval_dataset"}
         with first_of_machine_first():
-            corpus = load_corpus(data.eval_dataset, **named)
-            processes = data.processes(len(corpus))
-            held_out = align_corpus(corpus, pair.student_reader, guide, num_proc=processes)
+            processes = data.processes(len(evaluated))
+            held_out = align_corpus(evaluated, pair.student_reader, guide, num_proc=processes)
         if not len(held_out.rows):
             raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
         return segments, held_out
