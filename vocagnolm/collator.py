@@ -37,12 +37,11 @@ class Batch(TypedDict, total=False):
     input_ids: Tensor  # [B, S]
     labels: Tensor  # [B, S]
     position_ids: Tensor  # [B, S]
-    # The same segments as `RowSegments` has them, for attention that asks; padding is cut into
-    # pieces, none longer than the longest segment.
+    # The same segments as `RowSegments` has them; padding is cut into pieces, none the longest.
     segment_edges: Tensor  # int32
     longest_segment: int
-    # A co-resident teacher's rows. The columns of several teachers follow one another; edges and
-    # longest segments are lists, one entry for each.
+    # A co-resident teacher's rows. Columns of several teachers follow one another; lists have one
+    # entry for each.
     teacher_input_ids: Tensor  # [B, T]
     teacher_labels: Tensor  # [B, T]
     teacher_position_ids: Tensor  # [B, T]
@@ -52,22 +51,24 @@ class Batch(TypedDict, total=False):
     teacher_losses: Tensor  # float32 [B, T]
     # Columns that each teacher's rows take; their sum is T.
     teacher_widths: list[int]
-    # Half-open, in the T columns, (-1, -1) unmapped; for K teachers, the ranges of all S tokens in
-    # the first one's columns, then those in the second one's.
+    # In the T columns, (-1, -1) unmapped: those of all S tokens by the first teacher, then by the
+    # second one.
     teacher_ranges: Tensor  # [B, K S, 2]
-    # Shares of the characters of a range's first token, those between and the last that lie in the
-    # student token; not with `chunks`.
+    # As `alignment.covered_shares` has them; not with `chunks`.
     teacher_shares: Tensor  # float32 [B, K S, 3]
     block: Tensor  # [B], numbers of the blocks
     # With `chunks` only: the chunk of each position, that of the last token for padding.
     chunk: Tensor  # [B, S]
-    # The largest id of the student's rows, and of each co-resident teacher's: on the host, as an id
-    # beyond a vocabulary ends the process on a GPU.
+    # On the host, so that counts cost no wait, and ids beyond a vocabulary no process: the largest
+    # id of the student's rows and of each co-resident teacher's, and label tokens of each row.
     largest_ids: list[int]
-    # Label tokens of each row with and without a teacher range. Python integers, so that counts
-    # derived from them cost no wait for the device.
     mapped_tokens: list[int]
     unmapped_tokens: list[int]
+
+
+def label_tokens(batch: Batch) -> int:
+    """Count the student's tokens that have a label."""
+    return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
 
 
 def student_segments(batch: Batch) -> RowSegments | None:
@@ -89,10 +90,9 @@ class PackedCollator:
     """Lay blocks out as the rows of a batch.
 
     Position ids restart at every segment, which is how the models of `transformers` know that
-    attention must not cross; no attention mask may be passed. Padding is a segment of its own.
-    A teacher's rows are padded to a multiple of 64, so that their shapes are few, or to
-    `teacher_max_length`, with which the blocks were packed: a learned table of positions may end
-    there.
+    attention must not cross; no attention mask may be passed. Padding is a segment of its own. A
+    teacher's rows are padded to a multiple of 64, so that their shapes are few, or to the
+    `teacher_max_length` of the blocks: a learned table of positions may end there.
 
     >>> def segments(*tokens: int) -> list[IntArray]:
     ...     return [np.array(tokens)]
@@ -130,10 +130,9 @@ class PackedCollator:
             shares = np.stack([_shares(block, len(widths), self.max_length) for block in blocks])
             batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
         else:
-            chunks = np.stack([_chunk_row(block, self.chunks, self.max_length) for block in blocks])
-            batch["chunk"] = torch.from_numpy(chunks)
-            rows = zip(blocks, chunks, strict=True)
-            ranges = np.stack([_chunk_ranges(*row, widths, self.chunks) for row in rows])
+            rows = [_chunked(block, widths, self.max_length, self.chunks) for block in blocks]
+            chunk, ranges = (np.stack(parts) for parts in zip(*rows, strict=True))
+            batch["chunk"] = torch.from_numpy(chunk)
         has_label = labels.numpy() != IGNORED_LABEL
         mapped = has_label & (ranges[..., 0] != UNMAPPED).all(1)
         batch |= {
@@ -286,18 +285,14 @@ def _shares(block: Block, teachers: int, length: int) -> FloatArray:
     return shares
 
 
-def _chunk_row(block: Block, chunks: int, length: int) -> IntArray:
-    """Return the chunk of every position of a row."""
+def _chunked(
+    block: Block, widths: Sequence[int], length: int, chunks: int
+) -> tuple[IntArray, IntArray]:
+    """Return the chunk of every position of a row [S], and the ranges [K, S, 2] of chunks."""
     tokens = sum(map(len, block["student_ids"]))
     positions = np.arange(length).clip(max=tokens - 1)
-    chunk: IntArray = chunk_edges(tokens, chunks).searchsorted(positions, side="right") - 1
-    return chunk
-
-
-def _chunk_ranges(block: Block, chunk: IntArray, widths: Sequence[int], chunks: int) -> IntArray:
-    """Return the ranges [K, S, 2] of a row whose tokens are guided by the chunk of their number."""
-    ranges = np.full((len(widths), len(chunk), 2), UNMAPPED, np.int64)
-    tokens = sum(map(len, block["student_ids"]))
+    chunk = chunk_edges(tokens, chunks).searchsorted(positions, side="right") - 1
+    ranges = np.full((len(widths), length, 2), UNMAPPED, np.int64)
     starts = np.cumsum([0, *widths])
     for mine, counts, start in zip(ranges, _counts(block).T, starts, strict=False):
         edges = chunk_edges(int(counts.sum()), chunks)
@@ -306,4 +301,4 @@ def _chunk_ranges(block: Block, chunk: IntArray, widths: Sequence[int], chunks: 
         chunk_ranges = start + np.stack([edges[:-1], edges[1:]], -1)
         chunk_ranges[losses <= 0] = UNMAPPED
         mine[:tokens] = chunk_ranges[chunk[:tokens]]
-    return ranges
+    return chunk, ranges

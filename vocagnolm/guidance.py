@@ -58,18 +58,15 @@ def aggregate_teacher_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the teacher loss of every student token, Eq. (2). No input receives gradient.
 
+    Ranges may be ragged, overlap and come in any order, (-1, -1) where unmapped. Teacher tokens
+    outside of `valid_BT`, bool, count as absent. One whose loss is NaN or infinite makes the
+    student tokens non-finite whose range it is in, and no others.
+
     "share" (beyond the paper) takes of each teacher token's loss the share of its characters that
-    lie in the student token, L_T(i) = sum_j L_T(j) |i and j| / |j|: the nats of a text are the same
-    on either side. `shares_BS3` are those of the first token of the range, those between and the
-    last (`vocagnolm.alignment.covered_shares`); other aggregations do not look at them.
+    lie in the student token, L_T(i) = sum_j L_T(j) |i and j| / |j|; other aggregations do not look
+    at `shares_BS3` (`vocagnolm.alignment.covered_shares`).
 
-    Ranges may be ragged, overlap and come in any order. Sums are differences of float64 prefix sums
-    (float32 on MPS, which has no float64). A teacher loss that is NaN or infinite makes the student
-    tokens non-finite whose range it is in, and no others.
-
-    Teacher losses are in nats, of any floating dtype; ranges half-open, (-1, -1) where unmapped.
-    Teacher tokens outside of `valid_BT`, bool, count as absent. Returns the losses in nats, float32
-    [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
+    Returns the losses, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
     """
     _require("--aggregation", aggregation, AGGREGATIONS)
     loss_BT = teacher_loss_BT.detach().float()
@@ -106,10 +103,8 @@ def _range_sums(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
 def _shared_sums(values_BT: Tensor, ranges_BS2: Tensor, shares_BS3: Tensor | None) -> Tensor:
     """Weigh a range's first value, the sum of those between, and the last, by their shares."""
     if shares_BS3 is None:
-        raise ValueError(
-            "--aggregation share needs the batch's teacher_shares; PackedCollator has"
-            " them without chunks"
-        )
+        needs = "needs the batch's teacher_shares"
+        raise ValueError(f"--aggregation share {needs}; PackedCollator has them without chunks")
     # The ends are read, not subtracted from a sum, so that a range of one whole token is its value:
     #     range      [first | . . . . | last - 1]
     #     shares        f       between     l
@@ -151,13 +146,10 @@ def _range_maxima(values_BT: Tensor, ranges_BS2: Tensor) -> Tensor:
 def selected_count(
     mapped: CountT, unmapped: CountT, top_k: float, unmapped_strategy: Unmapped
 ) -> CountT:
-    """Count the tokens of a population that get weight 1, exactly, before any loss is known.
+    """Count the tokens of a population that get weight 1, before any loss is known.
 
-    The population, a sequence or a micro-batch, has tokens with and without a teacher loss. The
-    share is rounded up, so a population that is not empty trains a token. Python integers and int64
-    tensors give the same counts: top_k is rounded to millionths, the rest is integers.
+    The population, a sequence or a micro-batch, has tokens with and without a teacher loss.
     """
-    _require("--unmapped", unmapped_strategy, UNMAPPED_STRATEGIES)
     if unmapped_strategy == "mean":
         return _share(mapped + unmapped, top_k)
     share = _share(mapped, top_k)
@@ -165,7 +157,7 @@ def selected_count(
 
 
 def _share(count: CountT, top_k: float) -> CountT:
-    """Return ceil(top_k * count)."""
+    """Return ceil(top_k * count), the same of Python integers and int64 tensors."""
     return -(-count * round(top_k * _UNITS) // _UNITS)
 
 
@@ -202,21 +194,14 @@ def select_tokens(
 ) -> Tensor:
     """Return the weights W of Eq. (4), by the excess of the student's loss over the teacher's.
 
-    Args:
-        student_loss_BS: In nats.
-        teacher_loss_BS: In nats, Eq. (2); anything where unmapped.
-        valid_BS: Tokens with a label, bool.
-        mapped_BS: Tokens with a teacher loss, bool.
-        top_k: Share of the competing tokens that is selected, in (0, 1].
-        unmapped: "include" weighs unmapped tokens 1, "exclude" 0; with "mean" they compete with the
-            mean teacher loss of the batch's mapped tokens (0 if there are none).
-        scope: Population of the share, every "sequence" or the whole micro-"batch".
-        entropy_BS: The teacher's entropies in nats; given, a token is selected only if it is also
-            in the share of lowest entropy (Rho-1, Lin et al. 2024, Appendix H).
+    Of the tokens that compete, bool `mapped_BS` among `valid_BS`, a share of `top_k` is selected of
+    every "sequence" or of the whole micro-"batch". Unmapped tokens weigh 1 with "include" and 0
+    with "exclude"; with "mean" they compete with the mean teacher loss of the batch's mapped tokens
+    (0 if there are none). With the teacher's entropies, a token is selected only if it is in the
+    share of lowest entropy too (Rho-1, Lin et al. 2024, Appendix H).
 
-    Returns:
-        float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population, with
-        entropies at most as many.
+    Returns float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population,
+    with entropies at most as many.
     """
     _require("--unmapped", unmapped, UNMAPPED_STRATEGIES)
     candidates_BS = valid_BS & mapped_BS
@@ -242,8 +227,7 @@ def reduce_teachers(
 ) -> tuple[Tensor, Tensor]:
     """Return one loss per student token of several teachers' (beyond the paper).
 
-    Losses [B, K S] of K teachers become [B, S], 0.0 where a teacher has no token; the second result
-    tells where all have one. Positive weights are for the "weighted" mean.
+    The losses are 0.0 where a teacher has no token; the second result tells where all have one.
     """
     # A row has the tokens by one teacher after those by another:
     #     [B, K S]   | a0 a1 a2 | b0 b1 b2 |   ->   [B, K, S]   ->   [B, S]   reduce(a0, b0) ...
@@ -251,10 +235,8 @@ def reduce_teachers(
         return loss_BS, mapped_BS
     shape = loss_BS.shape[0], teachers, -1
     loss_BKS, mapped_BS = loss_BS.reshape(shape), mapped_BS.reshape(shape).all(1)
-    if reduction == "min":
-        reduced_BS = loss_BKS.amin(1)
-    elif reduction == "max":
-        reduced_BS = loss_BKS.amax(1)
+    if reduction in ("min", "max"):
+        reduced_BS = loss_BKS.amin(1) if reduction == "min" else loss_BKS.amax(1)
     else:
         # In float64, equal losses have exactly their mean. No tensor of weights: copying it to a
         # device would wait for the device.
@@ -268,9 +250,8 @@ def reduce_teachers(
 def random_scores(block_B: Tensor, number_BS: Tensor, seed: int) -> Tensor:
     """Return scores for the random controls, uniform int64 [B, S] in [0, 2**63).
 
-    They depend on the seed, the number of the block in the data set and that of the token (or of
-    its chunk) in the block, so `select_top` chooses the same random tokens for every split of the
-    blocks into batches and processes.
+    They depend on the seed, the number of the block and that of the token, or chunk, in it alone,
+    so the same are chosen for every split of the blocks into batches and processes.
     """
     seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
     block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])
@@ -287,8 +268,7 @@ def _splitmix64(x: Tensor) -> Tensor:
 
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     # A shift alone would repeat the sign.
-    mask: int = 2 ** (64 - bits) - 1
-    return torch.bitwise_right_shift(x, bits) & mask
+    return torch.bitwise_right_shift(x, bits) & int(2 ** (64 - bits) - 1)
 
 
 def _signed(x: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 
-from vocagnolm.collator import Batch, student_segments, teacher_segments
+from vocagnolm.collator import Batch, label_tokens, student_segments, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.distillation import Distance, Pairs, first_tokens
 from vocagnolm.guidance import (
@@ -228,9 +228,8 @@ class Method:
         if (teacher is not None) != self.needs_teacher:
             needs = "needs a teacher" if teacher is None else "has no use for a teacher"
             yield f"{self.as_typed} {needs}"
-        is_stored = isinstance(teacher, StoredTeacher)
-        count = teacher.teachers if is_stored else len(teacher or [0])
-        if self.compares_distributions and is_stored:
+        count = teacher.teachers if isinstance(teacher, StoredTeacher) else len(teacher or [0])
+        if self.compares_distributions and isinstance(teacher, StoredTeacher):
             yield (
                 f"{self.as_typed} compares distributions over words, which a store of losses does "
                 "not hold: give the model itself with --teacher"
@@ -258,30 +257,25 @@ class Objective:
 
     def divisor_tokens(self, batch: Batch) -> float:
         """Return what a batch adds to the divisor of Eq. 3: its tokens, or the sum of weights."""
-        tokens = sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
         if self.method.loss_divisor == "all":
-            return tokens
-        selected = self._selected_tokens(batch)
-        floor = self.method.unselected_weight
-        return selected + floor * (tokens - selected) if floor else selected
+            return label_tokens(batch)
+        selected, floor = self._selected_tokens(batch), self.method.unselected_weight
+        return selected + floor * (label_tokens(batch) - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
         """Count the tokens of a batch that get a weight above 0, and so a gradient.
 
         With `loss_and_entropy` the most that may: an intersection is known behind the losses only.
         """
-        if self.method.unselected_weight:
-            return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
-        return self._selected_tokens(batch)
+        has_floor = self.method.unselected_weight > 0
+        return label_tokens(batch) if has_floor else self._selected_tokens(batch)
 
     def _selected_tokens(self, batch: Batch) -> int:
-        method, strategy = self.method, self.method.unmapped
-        mapped, unmapped = batch["mapped_tokens"], batch["unmapped_tokens"]
+        method, mapped, unmapped = self.method, batch["mapped_tokens"], batch["unmapped_tokens"]
         if method.choice == "all":
-            return sum(mapped) + sum(unmapped)
-        if method.choice == "random":  # a teacher's ranges play no part
-            mapped = [a + b for a, b in zip(mapped, unmapped, strict=True)]
-            unmapped, strategy = [0] * len(mapped), "exclude"
+            return label_tokens(batch)
+        # At random, a teacher's ranges play no part: all tokens compete.
+        strategy: Unmapped = "mean" if method.choice == "random" else method.unmapped
         if method.selection_scope == "batch":
             mapped, unmapped = [sum(mapped)], [sum(unmapped)]
         populations = zip(mapped, unmapped, strict=True)
@@ -382,15 +376,13 @@ class Objective:
         valid_BS = batch["labels"] != IGNORED_LABEL
         if self.method.method == "kld":  # of one vocabulary: it reads what the student reads
             rows = (batch["input_ids"], batch["position_ids"], student_segments(batch))
-            states = self.teacher.states(*rows)
-            count = sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
-            token_R = first_tokens(valid_BS, count)
-            return Pairs(states, token_R, token_R)
+            token_R = first_tokens(valid_BS, label_tokens(batch))
+            return Pairs(self.teacher.states(*rows), token_R, token_R)
         ids_BT, ranges_BS2 = batch["teacher_input_ids"], batch["teacher_ranges"]
         (segments,) = teacher_segments(batch)
         states = self.teacher.states(ids_BT, batch["teacher_position_ids"], segments)
-        is_mapped_BS = ranges_BS2[..., 0] != UNMAPPED
-        token_R = first_tokens(valid_BS & is_mapped_BS, sum(batch["mapped_tokens"]))
+        paired_BS = valid_BS & (ranges_BS2[..., 0] != UNMAPPED)
+        token_R = first_tokens(paired_BS, sum(batch["mapped_tokens"]))
         # Rows lie one behind the other:   row 0 [0 .. T)   row 1 [T .. 2T)   ...
         # and a half-open range of row b ends at b * T + last, behind its last token.
         row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]

@@ -1,7 +1,6 @@
 """The output head of a causal language model: from hidden states to logits, tile by tile.
 
-The logits of all tokens are never held at once; who needs them makes a tile, reduces it to a few
-numbers per token, and drops it.
+The logits of all tokens are never held at once: a tile is made, reduced and dropped.
 
 Shapes: N rows, K rows of a tile, D hidden size, V vocabulary.
 """
@@ -107,11 +106,7 @@ class HeadGradients:
             self._bias_V = torch.zeros_like(bias_V, dtype=dtype)
 
     def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor, factor_VD: Tensor) -> None:
-        """Add the part of a tile whose rows are in no other one.
-
-        The gradient at its matrix product comes in the dtype of sums, the hidden states and the
-        weight in that of the products.
-        """
+        """Add the part of a tile whose rows are in no other; its gradient in the dtype of sums."""
         if self._bias_V is not None:
             self._bias_V += gradient_KV.sum(0)
         gradient_KV = gradient_KV.to(self._head.dtype)
@@ -139,10 +134,7 @@ def rows_per_tile(rows: int, *weights_VD: Tensor) -> int:
 
 
 def read_head(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor | None, Head]:
-    """Return the weight [V, D] and bias [V] of a model's output head, whole, and the rest of it.
-
-    The last hidden states and autocast decide the dtype of the products.
-    """
+    """Return the weight [V, D] and bias [V] of a model's output head, whole, and the rest of it."""
     embeddings, kind = output_embeddings(model), hidden.device.type
     # Read here: the backward pass runs outside of autocast.
     autocast = torch.is_autocast_enabled(kind)
@@ -160,8 +152,7 @@ def last_hidden_state(
     """Return the hidden states [B, T, D] that a model's output head reads.
 
     The other arguments are its base model's: `input_ids` and, for packed rows, `position_ids`, both
-    [B, T]. Attention that cannot see packed rows in these needs the segments, or it is a
-    ValueError, as is a base model that returns none.
+    [B, T]; with the segments for attention that cannot see packed rows in these.
     """
     rows_BT: Tensor | None = kwargs.get("input_ids")
     if takes_segments(model):
@@ -214,7 +205,6 @@ def output_embeddings(model: nn.Module) -> nn.Linear:
 def _unsupported(model: nn.Module, found: str) -> str:
     return (
         f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
-        "language model as AutoModelForCausalLM.from_pretrained returns it: a base model that "
-        "returns last_hidden_state, and output embeddings that are a torch.nn.Linear of numbers as "
-        "they are"
+        "language model as AutoModelForCausalLM.from_pretrained returns it, with output embeddings "
+        "that are a torch.nn.Linear of numbers as they are"
     )

@@ -57,24 +57,21 @@ def pack(
 
     One number stands for all limits, so that the first block found has room for all models: a
     segment needs, and a block has left, what the tightest of its limits says, in student tokens.
-    Where a teacher's row is tight, that fills more than asking for one room after the other.
 
     Takes the tokens of N segments, [N] and [N] (or [N, K] for K teachers), none beyond its limit;
-    gives the segment numbers of each block, in their order. O(N log N), besides N operations on a
-    bit set of `max_length` bits.
+    gives the segment numbers of each block, in order. O(N log N), and N operations on a bit set.
 
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
-    sizes = np.column_stack([np.asarray(student_tokens), np.asarray(teacher_tokens)])
-    sizes = sizes.astype(np.int64)
+    both = (np.asarray(student_tokens), np.asarray(teacher_tokens))
+    sizes = np.column_stack(both).astype(np.int64)
     limits = [max_length, *limits_of_teachers(teacher_max_length)][: sizes.shape[1]]
     # Rounded up: a segment never needs less than it says.
     by_model = zip(sizes.T, limits, strict=True)
     needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)
     blocks: list[list[int]] = []
-    # For each block, the room in each model's row.
-    left: list[list[int]] = []
+    left: list[list[int]] = []  # the room of each block in each model's row
     # For each room, the blocks that have it; bit r of `rooms` is set where there are any.
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
     rooms = 0

@@ -1,8 +1,7 @@
 """Places where documents end in packed rows, for attention that needs them instead of a mask.
 
-The flash attention of `transformers` isolates segments only in a batch of one row, where they are
-told apart by `cu_seq_lens`; so all rows are laid out as one. The same way serves `torch_varlen`,
-PyTorch's own variable-length attention (`vocagnolm.models.attention`).
+The flash attention of `transformers`, and `torch_varlen` (`vocagnolm.models.attention`), tell the
+segments of a batch of one row apart by `cu_seq_lens`; so all rows are laid out as one.
 
     rows [2, 6]   a a a b b .   c c d d d d        . padding, a segment of its own
     as one [12]   a a a b b . c c d d d d
@@ -56,8 +55,7 @@ def segment_call(
 ) -> dict[str, Any]:
     """Lay the rows [B, T] of a base model's arguments out as one, [1, N], with its segments.
 
-    Without segments, every row is one segment from position 0 on. A ValueError where `input_ids` or
-    `position_ids` is missing, or a mask is there.
+    Without segments, every row is one segment from position 0 on.
     """
     if segments is None:
         if arguments.get("position_ids") is not None:
@@ -140,7 +138,5 @@ def kernel_options() -> set[str]:
 def _check_kernel() -> None:
     """Reject a PyTorch whose variable-length attention is another one, or is not there."""
     if not {"scale", "window_size"} <= kernel_options():
-        raise ValueError(
-            f"--attn_implementation {TORCH_VARLEN} needs torch >= 2.11, found {torch.__version__}: "
-            f"upgrade it, or {USE_SDPA}"
-        )
+        needs, found = f"{TORCH_VARLEN} needs torch >= 2.11", torch.__version__
+        raise ValueError(f"--attn_implementation {needs}, found {found}: upgrade it, or {USE_SDPA}")

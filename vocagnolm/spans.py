@@ -40,9 +40,8 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
     """Tokenize texts with one call of the tokenizer; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
-    text, and a truncation or padding saved with the tokenizer is ignored. An empty text has no
-    tokens; a text of which the tokenizer drops every character has none either. A ValueError where
-    a text is no `str` or holds a lone surrogate, or the tokenizer gives no usable offsets.
+    text, and a truncation or padding saved with the tokenizer is ignored. A ValueError where a text
+    is no `str` or holds a lone surrogate, or the tokenizer gives no usable offsets.
     """
     for index, text in enumerate(texts):
         _check_text(text, f"texts[{index}]")
@@ -86,23 +85,22 @@ def encode_raw(
                 " published with, as a tokenizer.json"
             )
         if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
+            found = f"offsets from {spans[0, 0]} to {spans[-1, 1]}"
             raise ValueError(
-                f"{name} gives offsets from {spans[0, 0]} to {spans[-1, 1]} for a text of"
-                f" {len(text)} characters: use a tokenizer whose offsets count the characters of"
-                " the text itself"
+                f"{name} gives {found} for a text of {len(text)} characters: use a tokenizer whose"
+                " offsets count the characters of the text itself"
             )
         encodings.append(Encoding(ids, spans))
     return encodings
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:
-    """Give every character of the text to at least one token.
+    """Give every character of the text to at least one token, and every token a character.
 
     In a gap between two tokens, the white space at its end goes to the token that follows, and what
     stands before that (as a rule an accent that was composed with its letter) to the token before.
     A token without characters, as some tokenizers make of white space, gets the one at its place.
-    Takes and returns int64 [N, 2], starts and ends each non-decreasing; returned, no span is empty
-    and every character is covered (where N > 0). The argument itself where this already holds.
+    Takes and returns int64 [N, 2], starts and ends each non-decreasing.
 
     >>> fill_gaps(np.array([[0, 1], [3, 4]]), "e\u0301 x").tolist()  # an accent, then a space
     [[0, 2], [2, 4]]

@@ -21,17 +21,11 @@ from vocagnolm.token_loss import add_token_losses, by_predicted_token
 
 
 class TeacherLosses(NamedTuple):
-    """Losses of the teachers' own tokens, one teacher's columns after another's; no gradient.
+    """Losses of the teachers' own tokens, one teacher's columns after another's; no gradient."""
 
-    Attributes:
-        loss_BT: float32, nats, -log P(token | the tokens before it in its segment).
-        valid_BT: bool, tokens that have a loss.
-        entropy_BT: entropy in nats of the distribution that each token has its loss from.
-    """
-
-    loss_BT: Tensor
-    valid_BT: Tensor
-    entropy_BT: Tensor | None = None
+    loss_BT: Tensor  # float32, -log P(token | the tokens before it in its segment)
+    valid_BT: Tensor  # bool, tokens that have a loss
+    entropy_BT: Tensor | None = None  # of the distribution that each token has its loss from
 
 
 @dataclass(frozen=True)
@@ -49,16 +43,10 @@ class StoredTeacher:
 
 
 class ResidentTeacher:
-    """Frozen causal LMs that score the teachers' rows of a batch.
+    """Causal LMs, frozen and in eval mode, that score the teachers' rows of a batch.
 
-    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it.
-
-    Models are put into eval mode, frozen, and moved unless they are quantized.
-
-    Raises:
-        ValueError: the losses of one cannot be computed without its logits (see
-            `add_token_losses`).
-        NonFiniteLoss: the losses of one are not finite on a probe.
+    It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it. A ValueError
+    or `NonFiniteLoss` where `add_token_losses` rejects a model.
     """
 
     def __init__(self, models: Sequence[PreTrainedModel], device: torch.device):

@@ -1,10 +1,8 @@
 """The loss of every token from any Hugging Face causal language model, without its logits.
 
-The logits of 4,096 tokens over 152,064 words fill 2.3 GiB. Losses are one number per token: logits
-are made in tiles, reduced and dropped, and the backward pass makes those of used losses again.
-
-This is the only place of the project that shifts by one: every loss is indexed by the token that is
-predicted, Eq. (1), never by the position that predicts it.
+The logits of 4,096 tokens over 152,064 words fill 2.3 GiB: they are made in tiles, reduced to one
+number per token and dropped, and the backward pass makes those of used losses again. This is the
+only place that shifts by one: every loss is indexed by the token that is predicted, Eq. (1).
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """
@@ -32,12 +30,7 @@ from vocagnolm.output_head import (
     read_head,
     rows_per_tile,
 )
-from vocagnolm.row_segments import (
-    check_attention,
-    in_its_precision,
-    segments_of,
-    takes_segments,
-)
+from vocagnolm.row_segments import check_attention, in_its_precision, segments_of, takes_segments
 
 # Other dtypes get tolerances of their own in the self-checks.
 _EXACT = {torch.float32, torch.float64}
@@ -110,27 +103,24 @@ def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Ten
 
 
 def add_token_losses(model: ModelT, device: torch.device | None = None) -> ModelT:
-    """Let a causal language model return the loss of every token, Eq. (1).
+    """Let a causal language model return the loss of every token, Eq. (1), and return it.
 
     Afterwards `model(input_ids=..., position_ids=..., labels=labels, token_losses=True)` returns
     float32 [B, T], in nats: position t holds the loss of token t, 0.0 where its label is -100 and
-    at t = 0, which nothing predicts. Gradient flows to every trainable parameter. Sums are
-    float32 (float64 for a float64 model, whose result alone is rounded). The auxiliary loss of a
-    mixture of experts is not added. A second call of this function does nothing.
+    at t = 0, which nothing predicts. Sums are float32 (float64 for a float64 model). The auxiliary
+    loss of a mixture of experts is not added. Further arguments of the call:
 
-    A further argument of the call, `weighted_tokens`, is an upper bound on the tokens whose loss
-    gets a non-zero gradient; it spares a GPU one wait per backward pass. If more tokens get one,
-    every gradient is NaN: a wrong bound never drops tokens silently. The result of `also`, if
-    given, is returned behind the losses. Attention that does not see the ends of packed documents
-    in `position_ids` (`torch_varlen`, `flash_attention_2`) needs them as `segments`.
+        weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a GPU
+                         one wait per backward pass; if more get one, every gradient is NaN
+        also             its result is returned behind the losses
+        segments         for attention that does not see the ends of documents in `position_ids`
 
     Every other call, `generate` included, is unchanged. The new forward belongs to the instance
     and runs inside the module's own call, so that DDP, FSDP2, autocast and gradient checkpointing
     see an ordinary forward pass; add it before those wrappers. A PEFT model gets it inside.
 
-    The model may be sharded by `fully_shard`; then all processes have to call this. It is moved to
-    `device` for the probe, if it will run there and is not there yet, and returned as well.
-    A model of another kind, or whose own logits are not reproduced on a probe, is a ValueError.
+    A model of another kind, or whose own logits are not reproduced by a probe on `device`, is a
+    ValueError. If it is sharded by `fully_shard`, all processes have to call this.
     """
     patched: Any = inner_model(model)
     bound, own_forward = patched.forward, type(patched).forward
@@ -204,10 +194,9 @@ def by_predicted_token(values_BT: Tensor) -> Tensor:
 
 @contextmanager
 def probing(model: nn.Module, device: torch.device | None) -> Iterator[None]:
-    """Run where the model will run, without gradient and dropout, hence without random numbers.
+    """Run where the model will run, without gradient, dropout and random numbers; then move back.
 
-    Afterwards it is back where it was, in its modes. What runs, kernels or their reference, depends
-    on the kind of a device only, so that a model on another one of the kind stays there.
+    Kernels differ by the kind of a device only: on another one of the kind, a model stays there.
     """
     inner = inner_model(model)
     modes, home = [(module, module.training) for module in model.modules()], inner.device
@@ -240,16 +229,13 @@ def require_finite(model: nn.Module, *tensors: Tensor) -> None:
         inner = inner_model(model)
         raise NonFiniteLoss(
             f"{type(model).__name__} ({inner.name_or_path or 'without a name'}) gives NaN or "
-            f"infinite losses on a short probe: its weights or its dtype ({inner.dtype}) give "
-            "NaN/inf. Check the checkpoint, or load it in bfloat16 or float32"
+            f"infinite losses on a short probe, in {inner.dtype}: check the checkpoint, or load it "
+            "in bfloat16 or float32"
         )
 
 
 def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
-    """Compare losses with those of the model's own logits, so that an unknown head is an error.
-
-    Through the module's own call, whose hooks gather the weights of a sharded model.
-    """
+    """Compare losses with those of the model's own logits, so that an unknown head is an error."""
     with probing(model, device):
         ids = probe_ids(model, (2, 8))
         logits = model(input_ids=ids, use_cache=False).logits
@@ -272,20 +258,17 @@ def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
-        attention = ""
-        if takes_segments(model):
-            attention = f" (or --attn_implementation {attention_name(model)})"
+        attention = f" (or --attn_implementation {attention_name(model)})"
         raise ValueError(
-            f"the losses of {type(model).__name__} differ from those of its own logits: its "
-            f"output head{attention} does something this project does not reproduce. Use another "
-            "model, or add what it does to scale_and_cap in vocagnolm/output_head.py"
+            f"the losses of {type(model).__name__} differ from those of its own logits: its output "
+            f"head{attention if takes_segments(model) else ''} does something this project does "
+            "not reproduce. Use another model, or add it to scale_and_cap in output_head.py"
         )
 
 
 def attention_name(model: nn.Module) -> str | None:
     """Name the attention implementation of a model, if it says."""
-    name: str | None = inner_model(model).config._attn_implementation
-    return name
+    return cast(str | None, inner_model(model).config._attn_implementation)
 
 
 def is_exact(model: nn.Module, *dtypes: torch.dtype) -> bool:

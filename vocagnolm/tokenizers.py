@@ -66,9 +66,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, role: Role) -> None:
         examples = "".join(PROBE[at] for at in lost[:10])
         raise ValueError(
             f"{name} loses {len(lost) / len(visible):.1%} of a probe text (first characters lost:"
-            f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: use a tokenizer that"
-            " represents every character (byte-level, or with byte fallback), and check that its"
-            " directory holds all of its files"
+            f" {examples!r}), at most {MAX_LOST_FRACTION:.0%} is expected: check that its directory"
+            " holds all of its files, or use one that is byte-level or has byte fallback"
         )
 
 
@@ -78,10 +77,10 @@ def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
-    """Return the id to put before a text, so that the text's first token has a loss.
+    """Return the id to put before a text, so that its first token has a loss (decision 7).
 
-    Not specified in the paper. The BOS token where there is one; else `<|endoftext|>`, which
-    separates documents in pretraining (the EOS token of a chat model ends a turn); else EOS.
+    The BOS token where there is one; else `<|endoftext|>`, which separates documents in pretraining
+    (the EOS token of a chat model ends a turn); else EOS.
     """
     separator = tokenizer.get_vocab().get(DOCUMENT_SEPARATOR)
     for candidate in (tokenizer.bos_token_id, separator, tokenizer.eos_token_id):
@@ -89,8 +88,7 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
             return int(candidate)
     raise ValueError(
         f"{tokenizer_name(tokenizer, role)} has no BOS token, no {DOCUMENT_SEPARATOR} and no EOS"
-        " token, so that the first token of a text would have no loss: name the token that its"
-        " model saw between documents as bos_token in tokenizer_config.json"
+        " token: name what its model saw between documents as bos_token in tokenizer_config.json"
     )
 
 
@@ -119,10 +117,9 @@ class Reader:
 def student_reader(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Reader:
     """Read documents as `<s> text </s>` in at most `max_length` tokens."""
     if tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"student tokenizer {tokenizer.name_or_path} has no end-of-sequence token: the student "
-            "would never learn to stop; set eos_token in its tokenizer_config.json"
-        )
+        name = f"student tokenizer {tokenizer.name_or_path}"
+        set_it = "set eos_token in its tokenizer_config.json"
+        raise ValueError(f"{name} has no EOS token, which ends every document: {set_it}")
     return Reader(tokenizer, start_id(tokenizer, "student"), tokenizer.eos_token_id, max_length)
 
 
@@ -234,11 +231,11 @@ def _check_against_files(
         # the space before the text.
         generic = type(tokenizer).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
         if generic and _find_file(name, "tokenizer.model", revision):
+            convert = f"LlamaTokenizer.from_pretrained({name!r}).save_pretrained(DIR)"
             raise ValueError(
                 f"{described} has a tokenizer.model but no tokenizer.json, and transformers builds"
                 " a generic tokenizer with wrong ids from that: convert it once with its own"
-                f" class, as in LlamaTokenizer.from_pretrained({name!r}).save_pretrained(DIR), and"
-                " give DIR"
+                f" class, as in {convert}, and give DIR"
             )
         return
     reference = Tokenizer.from_file(path)
@@ -260,11 +257,10 @@ def _check_against_files(
         )
     found, expected = both(" " + PROBE)
     if found != expected:
-        logger.warning(
-            "%s encodes text that begins with a space differently from its tokenizer.json, since"
-            " transformers rebuilds it from its class; other text is not affected",
-            described,
+        differs = (
+            "differently from its tokenizer.json, since transformers rebuilds it from its class"
         )
+        logger.warning("%s encodes text that begins with a space %s", described, differs)
 
 
 def _find_file(name: str, filename: str, revision: str | None) -> str | None:
@@ -289,16 +285,15 @@ def check_same_tokens(
     largest = max(ours.values())
     wrong = sorted(token for token, number in ours.items() if theirs.get(token) != number)
     wrong = wrong or sorted(t for t, n in theirs.items() if t not in ours and n <= largest)
+    instead = "use --method uld or vocagnolm, which take any"
     if wrong:
-        shown = ", ".join(map(repr, wrong[:3]))
         raise ValueError(
             f"--method {method} needs a teacher with the student's vocabulary of {len(ours):,} "
             f"tokens, found {len(wrong):,} that are not the same in {teacher.name_or_path} "
-            f"({shown}): use --method uld or vocagnolm, which take any"
+            f"({', '.join(map(repr, wrong[:3]))}): {instead}"
         )
     if encode(student, PROBE).ids.tolist() != encode(teacher, PROBE).ids.tolist():
         raise ValueError(
             f"--method {method}: the tokenizer of {teacher.name_or_path} has the student's "
-            "vocabulary, but cuts a text into other tokens: use --method uld or vocagnolm, which "
-            "take any tokenizer"
+            f"vocabulary, but cuts a text into other tokens: {instead}"
         )

@@ -1,8 +1,7 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
 The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
-divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; in `training.resumable`:
-`train`, `evaluate`, `_get_train_sampler` and the five private methods that save and load.
+divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest in `training`.
 
     text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
 """
@@ -83,13 +82,10 @@ class VocAgnoTrainer(ResumableTrainer):
         self.recorder, device = recorder, self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
-        self.teacher: ResidentTeacher | StoredTeacher | None = (
-            models
-            if models is None or isinstance(models, StoredTeacher)
-            else ResidentTeacher(models, device)
-        )
-        self._method, seed = method, self.args.seed
-        self.objective: Objective = Objective(method, self.teacher, seed)
+        self.teacher: ResidentTeacher | StoredTeacher | None
+        self.teacher = ResidentTeacher(models, device) if isinstance(models, Sequence) else models
+        self._method = method
+        self.objective: Objective = Objective(method, self.teacher, self.args.seed)
         self.step_batches = StepBatches()
         gather = self.accelerator.gather
         self.throughput = Throughput(self.phases, device, self.resident, gather, device_peak_tflops)
@@ -117,12 +113,10 @@ class VocAgnoTrainer(ResumableTrainer):
                 "model and teacher are one object, and freezing the teacher would freeze the "
                 "student; pass copy.deepcopy(model)"
             )
-        if self.model.dtype in (torch.bfloat16, torch.float16):
-            logger.warning(
-                "the student's weights are %s, on which small updates are lost: load it in float32 "
-                "and set bf16=True for bfloat16 compute",
-                self.model.dtype,
-            )
+        if (dtype := self.model.dtype) in (torch.bfloat16, torch.float16):
+            instead = "load it in float32 and set bf16=True for bfloat16 compute"
+            text = "the student's weights are %s, on which small updates are lost: %s"
+            logger.warning(text, dtype, instead)
 
     def _check_collator(self, method: Method) -> None:
         """Reject what does not collate blocks, or in other chunks than the method's."""
@@ -189,14 +183,13 @@ class VocAgnoTrainer(ResumableTrainer):
             # First: its activations are gone before the student's. Reading a store is no phase.
             with self.phases.within("teacher" if self.resident else "student"):
                 teacher = self.objective.teacher_losses(inputs)
-        if teacher is not None:
-            self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
         used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
         found = self.objective.select(loss_BS, inputs, teacher)
         self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
         self.step_batches.add_losses(loss_BS, None if teacher is None else teacher.loss_BT)
         if teacher is not None:
+            self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
             excess_BS = found.student_loss_BS - found.teacher_loss_BS
             self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS)
         total: Tensor = (self.objective.weights(found) * loss_BS).sum()
@@ -218,7 +211,7 @@ class VocAgnoTrainer(ResumableTrainer):
         return total
 
     def _count_tokens(self, inputs: Batch) -> int:
-        """Count the tokens that models read, and return the student's that get weight 1."""
+        """Count the tokens that models read, and return the student's that get a weight."""
         used = self.objective.weighted_tokens(inputs)
         self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
         if self.resident:
@@ -231,15 +224,12 @@ class VocAgnoTrainer(ResumableTrainer):
     def token_guidance(self, batch: Batch) -> TokenGuidance:
         """Decide over every token of a batch, as the student is now; trains nothing.
 
-        Every process has to call it, with a batch of its own or the same.
-
-        Raises:
-            ValueError: no token is chosen by a teacher.
+        Every process has to call it, with a batch of its own or the same. A ValueError where no
+        token is chosen by a teacher.
         """
         inputs = cast(Batch, self._prepare_inputs(dict(batch)))
-        teacher = self.objective.teacher_losses(inputs)
+        teacher, as_typed = self.objective.teacher_losses(inputs), self._method.as_typed
         if teacher is None:
-            as_typed = self.objective.method.as_typed
             raise ValueError(f"{as_typed} chooses no token by a teacher's losses")
         was_training = self.model.training
         self.model.train(False)

@@ -108,8 +108,8 @@ def _check_idle(job: Job) -> None:
     ):
         if is_idle:
             refuse_idle(given, names.split(), condition)
-    stored = StoredTeacher(len(teachers)) if model.teacher_losses else None
-    method.check_teacher(stored or teachers or None)
+    is_stored = model.teacher_losses
+    method.check_teacher(StoredTeacher(len(teachers)) if is_stored else teachers or None)
     method.check_chunks(job.data.max_length)
 
 
