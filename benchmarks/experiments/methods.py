@@ -141,7 +141,7 @@ TEXT_RUNS = {
     "chunk-32-random": METHODS["chunk-32-random"],
     "kld": METHODS["kld"],
     "uld": METHODS["uld"],
-    "uld-last": METHODS["uld-last"],
+    "uld-position": METHODS["uld-position"],
     **TOP_K,
     **SHARE,
     **TEACHERS,
