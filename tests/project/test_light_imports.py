@@ -23,6 +23,11 @@ TEXT = "vocagnolm.conventions, vocagnolm.spans, vocagnolm.tokenizers, vocagnolm.
         ),
         ("import vocagnolm.analysis.figures", "torch transformers datasets matplotlib"),
         ("import vocagnolm.host.plots", "matplotlib"),
+        # The commands' pages of help need what they import at the top, and no more.
+        ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
+        ("import vocagnolm.cli.demo, vocagnolm.cli.export", "torch transformers datasets"),
+        ("import vocagnolm.cli.score", "torch transformers datasets"),
+        ("import vocagnolm.cli.inspect, vocagnolm.cli.reselect", "transformers datasets peft"),
     ],
 )
 def test_import_loads_nothing_heavy(code: str, heavy: str) -> None:

@@ -1,11 +1,12 @@
 """The `vocagnolm` command: a table of commands, each loaded when it is run."""
 
+import argparse
 import importlib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from vocagnolm.host.command import Exit, Parser, stop
+from vocagnolm.host.command import Exit, OneLineErrors, stop
 
 # name: (the module with `main(argv)`, one line of help)
 COMMANDS = {
@@ -25,8 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
     lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
-    parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
-    parser.epilog = "vocagnolm COMMAND --help says more."
+    parser = OneLineErrors(
+        "vocagnolm",
+        description="\n".join(("Teacher-guided continual pretraining:", *lines)),
+        epilog="vocagnolm COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     try:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vocagnolm.demo import METHODS
 from vocagnolm.host.command import Exit, Parser, run_command, stop
 
 _NAME = "vocagnolm demo"
@@ -25,10 +26,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _demo(argv: Sequence[str] | None) -> int:
-    # Imported late: the handler of SIGTERM is in place before anything slow.
-    from vocagnolm.demo.run import run_demo
-    from vocagnolm.demo.worker import METHODS, Plan
-
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
@@ -38,6 +35,9 @@ def _demo(argv: Sequence[str] | None) -> int:
     for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
         add(name, nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)
+    from vocagnolm.demo.run import run_demo
+    from vocagnolm.demo.worker import Plan
+
     plan = Plan(
         arguments.output_dir.resolve(),
         tuple(arguments.seeds),

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.host.command import Parser, run_command, say
-from vocagnolm.run.export import export
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,5 +27,8 @@ def _export(argv: Sequence[str] | None) -> None:
     add("--merge", action="store_true", help="Add adapters to the weights that they belong to.")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="Precision written.")
     add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
-    done = export(**vars(parser.parse_args(argv)))
+    arguments = vars(parser.parse_args(argv))
+    from vocagnolm.run.export import export
+
+    done = export(**arguments)
     say(f"{done.directory}: {done.parameters:,} parameters in {done.dtype}, {done.revision}")

@@ -16,23 +16,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import datasets
-import torch
-
-from vocagnolm.corpus import TEXT, load_sample
 from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
 from vocagnolm.host import command
 from vocagnolm.host.files import check_writable
-from vocagnolm.host.processes import is_on_cpu
-from vocagnolm.objective import Method
-from vocagnolm.run.arguments import ModelArguments
-from vocagnolm.run.pair import load_models, load_pair
-from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses
-from vocagnolm.views.measure import LoadedPair, view_documents
-from vocagnolm.views.page import render_table, render_text, write_view
-from vocagnolm.views.view import GuidanceView, ViewSettings
+
+if TYPE_CHECKING:
+    import datasets
+
+    from vocagnolm.objective import Method
+    from vocagnolm.views.measure import LoadedPair
 
 # Of the files in --output_dir.
 FILE_NAME = "guidance"
@@ -81,6 +75,11 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
+    from vocagnolm.objective import Method
+    from vocagnolm.views.measure import view_documents
+    from vocagnolm.views.page import render_table, render_text, write_view
+    from vocagnolm.views.view import GuidanceView, ViewSettings
+
     # Checked before anything is loaded.
     guidance = Method("vocagnolm", arguments.top_k, arguments.aggregation, arguments.unmapped)
     if arguments.output_dir:
@@ -106,8 +105,17 @@ def _has_color(choice: str) -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _load(arguments: argparse.Namespace, guidance: Method) -> LoadedPair:
+def _load(arguments: argparse.Namespace, guidance: "Method") -> "LoadedPair":
     """Load both models: the student in float32, the teacher in `--dtype`."""
+    import torch
+
+    from vocagnolm.host.processes import is_on_cpu
+    from vocagnolm.run.arguments import ModelArguments
+    from vocagnolm.run.pair import load_models, load_pair
+    from vocagnolm.teacher import ResidentTeacher
+    from vocagnolm.token_loss import add_token_losses
+    from vocagnolm.views.measure import LoadedPair
+
     # As a run of train.py would have it, so that the same checks apply.
     given = vars(arguments) | {"teacher_dtype": arguments.dtype}
     for name in ("teacher", "teacher_revision", "teacher_tokenizer"):
@@ -129,8 +137,12 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> LoadedPair:
     )
 
 
-def _load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, int]:
+def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", int]:
     """Return the texts to show, in the column `text`, and the number of the first."""
+    import datasets
+
+    from vocagnolm.corpus import TEXT, load_sample
+
     if arguments.dataset:
         # The documents before a single one are read, and left out.
         number = arguments.document

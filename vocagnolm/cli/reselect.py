@@ -12,21 +12,13 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vocagnolm.corpus import load_corpus
 from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
 from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_command, say
-from vocagnolm.objective import Method
-from vocagnolm.store.reselect import (
-    Candidate,
-    Selections,
-    align_stores,
-    reselect,
-    selection_table,
-    write_selections,
-)
-from vocagnolm.store.store import Store
-from vocagnolm.tokenizers import load_tokenizer
+
+if TYPE_CHECKING:
+    from vocagnolm.store.reselect import Selections
 
 _NAME = "vocagnolm reselect"
 
@@ -38,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str] | None) -> None:
     arguments = parse_reselect(argv)
+    from vocagnolm.store.reselect import write_selections
+
     selections, table = select(arguments)
     if arguments.output_dir:
         write_selections(selections, table, arguments.output_dir)
@@ -62,8 +56,14 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def select(arguments: argparse.Namespace) -> tuple[Selections, str]:
+def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     """Choose tokens under all combinations; returns them with the table to show."""
+    from vocagnolm.corpus import load_corpus
+    from vocagnolm.objective import Method
+    from vocagnolm.store.reselect import Candidate, align_stores, reselect, selection_table
+    from vocagnolm.store.store import Store
+    from vocagnolm.tokenizers import load_tokenizer
+
     # Several stores may be of one teacher, so a store is named by its place.
     names = [path.name for path in arguments.teacher_losses]
     if len(set(names)) < len(names):

@@ -17,8 +17,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vocagnolm.corpus import load_corpus
 from vocagnolm.host.command import (
     Exit,
     Parser,
@@ -28,9 +28,10 @@ from vocagnolm.host.command import (
     run_command,
     say,
 )
-from vocagnolm.store.job import find_missing
-from vocagnolm.store.scoring import Scoring, score
 from vocagnolm.store.store import Store, bad_shards, remedy
+
+if TYPE_CHECKING:
+    from vocagnolm.store.scoring import Scoring
 
 _NAME = "vocagnolm score"
 # Documents that are missing, of how many there may be.
@@ -49,6 +50,8 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = parse_score(argv)
     if arguments.verify:
         return _verify(arguments)
+    from vocagnolm.store.scoring import score
+
     score(options_of(arguments))
     return Exit.DONE
 
@@ -100,14 +103,19 @@ def _json_object(text: str) -> dict[str, object]:
     return content
 
 
-def options_of(arguments: argparse.Namespace) -> Scoring:
+def options_of(arguments: argparse.Namespace) -> "Scoring":
     """Return the options of a command line that scores."""
+    from vocagnolm.store.scoring import Scoring
+
     names = {option.name for option in fields(Scoring)}
     return Scoring(**{name: value for name, value in vars(arguments).items() if name in names})
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Tell the faults of a store, and return the exit status."""
+    from vocagnolm.corpus import load_corpus
+    from vocagnolm.store.job import find_missing
+
     directory: Path = arguments.verify
     opened = Store(directory)
     shards = len(opened.manifest["shards"])

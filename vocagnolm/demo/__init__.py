@@ -1,1 +1,3 @@
 """The embedded world of `make demo`."""
+
+METHODS = ("vocagnolm", "cpt", "random")

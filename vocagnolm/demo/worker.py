@@ -11,12 +11,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from vocagnolm.demo import world
+from vocagnolm.demo import METHODS, world
 from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.run.main import main as run_training
 
-METHODS = ("vocagnolm", "cpt", "random")
 BASE = "base"
 # Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.
 RECIPE = Path(__file__).with_name("recipe.yaml")

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
@@ -58,6 +58,17 @@ class Parser(OneLineErrors):
     def __init__(self, prog: str, description: str | None) -> None:
         layout = argparse.RawDescriptionHelpFormatter
         super().__init__(prog, None, description, allow_abbrev=False, formatter_class=layout)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """Read a command line, and only then import what the work needs: a page of help does not.
+
+        A command imports its own work behind this, too.
+        """
+        arguments = super().parse_args(args)
+        quiet_logs()
+        return arguments
 
     def given(self, arguments: argparse.Namespace) -> set[str]:
         """Return the names of the options that differ from their defaults."""
@@ -143,7 +154,6 @@ def run_command(
     advice, `out_of_memory`, that error is a line too. The same command continues one that is
     `resumable` after an interrupt.
     """
-    quiet_logs()
     try:
         return work() or Exit.DONE
     except NonFiniteLoss as error:

@@ -1,0 +1,121 @@
+"""An evaluation of a model: load, ask, grade, report; `main` reads its command line."""
+
+import os
+from argparse import Namespace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from vocagnolm.evaluation import report, runner, tracking
+from vocagnolm.evaluation.engines.generation import Engine
+from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.records import Record, RunDirectory
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.host import command
+from vocagnolm.host.processes import connect, in_agreement
+from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
+
+
+def evaluate(arguments: Namespace) -> None:
+    """Ask and grade all items that are left, and write the report; in all processes of a job."""
+    state = connect()
+    arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
+    arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
+    attention, is_trusted = arguments.attn_implementation, arguments.trust_remote_code
+    source = ModelSource(arguments.model, "model", arguments.revision, attention, is_trusted)
+    # Every step that may fail: all processes fail together, with one message.
+    with in_agreement():
+        tracker = arguments.report_to == "wandb" and tracking.Tracker(arguments.model)
+        config, tokenizer = source.config(), source.tokenizer()
+        tasks = load_tasks(
+            arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit
+        )
+    context = context_length(config)
+    if arguments.dry_run:
+        for task in tasks:
+            command.say(task.preview(tokenizer, context))
+        return
+    directory = RunDirectory(output_dir(arguments))
+    with ExitStack() as held:
+        with in_agreement():
+            settings = _settings(arguments, tasks, context)
+            if state.is_main_process:
+                settings["model"]["revision"] = revision_of(arguments.model, config)
+                held.enter_context(directory.lock())
+                directory.check_settings(settings)
+                for task in tasks:
+                    runner.unasked(task, directory)
+                report.earlier(directory)
+        with in_agreement():
+            engine = _load_engine(arguments, source, tokenizer, state)
+            if state.is_main_process:
+                directory.write_settings(settings)
+        workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
+        with Grader(workers) as grader:
+            for task in runner.run(tasks, engine, grader, directory, state):
+                if state.is_main_process:
+                    command.note(report.progress(task, directory))
+        if state.is_main_process:
+            environment = _environment(arguments, state)
+            results = report.build_results(tasks, directory, settings, environment)
+            report.write_results(results, directory)
+            written = "results.json, row.md, row.tex and an item file per benchmark"
+            command.say(f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}")
+            if tracker:
+                names = [task.benchmark.id for task in tasks]
+                tracker.report(results, {name: directory.finished(name).values() for name in names})
+
+
+def _settings(arguments: Namespace, tasks: Sequence[Task], context: int) -> Record:
+    # What items must share to belong to one evaluation.
+    return {
+        "model": {"name": arguments.model, "revision": None},
+        "engine": arguments.engine,
+        "dtype": arguments.dtype,
+        "attn_implementation": arguments.attn_implementation,
+        "context": None if context == NO_LIMIT else context,
+        "limit": arguments.limit,
+        "grader": report.GRADER,
+        "second_opinion": report.second_opinion(),
+        "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
+    }
+
+
+def _environment(arguments: Namespace, state: PartialState) -> dict[str, object]:
+    # Facts that may change a number in bfloat16 without being a setting.
+    device = state.device.type
+    return {
+        "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
+        "processes": state.num_processes,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    }
+
+
+def _load_engine(
+    arguments: Namespace, source: ModelSource, tokenizer: Tokenizer, state: PartialState
+) -> Engine:
+    if arguments.engine == "vllm":
+        if state.num_processes > 1:
+            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
+        return VLLMEngine(source, tokenizer, arguments.dtype)
+    try:
+        model = source.load(getattr(torch, arguments.dtype)).to(state.device)
+    except torch.OutOfMemoryError as error:
+        remedy = "give a narrower --dtype, or --engine vllm, which spreads it over the GPUs"
+        place = f"the memory of {state.device}"
+        raise ValueError(f"--model {source.name} does not fit into {place}: {remedy}") from error
+    return HFEngine(model, tokenizer, arguments.batch_size)
+
+
+def output_dir(arguments: Namespace) -> Path:
+    """Put results beside the model if it is a directory."""
+    if arguments.output_dir:
+        return Path(arguments.output_dir)
+    model = Path(arguments.model)
+    return (model if model.is_dir() else Path("runs") / model.name) / "evaluation"
