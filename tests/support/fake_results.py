@@ -45,6 +45,7 @@ def write_results(
             "n": n,
             "correct": round(n * value / 100),
             **numbers(value, one in partial),
+            "unanswered": 0.0,
             "math_verify": None,
             "prompts": {"name": "gsm8k", "origin": "harness", "sha256": "p"},
             "data": {"origin": "d", "digest": "d", "verified": True},
@@ -63,6 +64,7 @@ def write_results(
         "second_opinion": "math-verify 9",
         "benchmarks": columns,
         "averages": averages,
+        "marks": [],
     }
     write_json(directory / "results.json", results)
     return directory

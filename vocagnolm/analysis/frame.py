@@ -102,7 +102,7 @@ def _trained(place: Path) -> Row:
         method = METHOD_LABELS[settings["method"]]
     # The identity of a setting: all options but those of a seed, and paths without their "seedN".
     kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
-    options = json.loads(_SEED_IN_A_PATH.sub("seed", kept))
+    options = json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=_number)
     in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
     return {
         "source": "trained",
@@ -114,6 +114,12 @@ def _trained(place: Path) -> Row:
         "options": options,
         "chunks": settings.get("chunks") if settings["method"] == "chunk" else 0,
     }
+
+
+def _number(text: str) -> float:
+    # Weights & Biases gives 1.0 back as 1.
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _teachers(settings: JsonObject) -> str:

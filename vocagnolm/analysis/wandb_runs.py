@@ -7,6 +7,7 @@ So a comparison reads them as it reads directories, and mixes both.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -50,21 +51,23 @@ def fetch(sources: Sequence[str], directory: Path) -> list[Path]:
     Raises:
         ValueError: a source does not exist, cannot be read, or has no run of this package.
     """
-    found: dict[str, _Found] = {}
+    files: list[Path] = []
     places: list[Path] = []
+    projects = []
     for source in sources:
         path = Path(source)
         if path.exists():
-            files = _files(path)
-            runs = _read_files(files)
-            places += [] if files else [path]
+            files += (more := _files(path))
+            places += [] if more else [path]
         elif source.count("/") == 1 and source[0] not in "/.":
-            runs = _ask(source)
+            projects.append(source)
         else:
             expected = "--wandb to name ENTITY/PROJECT or an existing directory"
             reject(expected, repr(source), "give one of them")
-        # A run that several sources have counts once.
-        found = {**runs, **found}
+    found = _read_files(files)
+    for project in projects:
+        # A run that is here too counts once.
+        found = {**_ask(project), **found}
     ours = [run for run in found.values() if "method" in run.config or run.files]
     if len(ours) < len(found):
         note(f"left out: {len(found) - len(ours)} runs that are not of this package")
@@ -99,6 +102,7 @@ def _lay_out(run: _Found, place: Path) -> list[Path]:
         log = list(_log(run.history))
         last = max((entry["step"] for entry in log), default=0)
         state = {"max_steps": run.config.get("steps", last), "global_step": last}
+        state["total_flos"] = max((entry.get("total_flos", 0) for entry in log), default=0)
         write_json(place / "trainer_state.json", {**state, "log_history": log})
         places.append(place)
     for name, put in run.files.items():
@@ -159,7 +163,9 @@ def _read_files(files: Sequence[Path]) -> dict[str, _Found]:
 def wandb_records(path: Path) -> list[JsonObject]:
     """Read a file as `wandb leet inspect --json` prints it: a record a line."""
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # It would tell its server that it is used.
+    environment = os.environ | {"WANDB_MODE": "offline"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
         reason = " ".join((done.stderr or done.stdout).split())[-200:]
         raise ValueError(f"{path}: expected a file of Weights & Biases, found {reason}")

@@ -143,8 +143,9 @@ def begin_run(wandb: ModuleType, place: Mapping[str, object]) -> str:
     if not run.offline:
         return f"wandb      {run.url}"
     why = f": {reason}" if reason else ""
-    directory = os.path.relpath(run.settings.sync_dir)
-    return f"wandb      offline{why}; `wandb sync {directory}` sends it"
+    place = Path(run.settings.sync_dir)
+    place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
+    return f"wandb      offline{why}; `wandb sync {place}` sends it"
 
 
 def write_place(directory: Path, wandb: ModuleType, place: Mapping[str, object]) -> None:
