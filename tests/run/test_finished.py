@@ -6,12 +6,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vocagnolm.run import checks
 from vocagnolm.run import main as train
 from vocagnolm.run.export import export
 
@@ -143,32 +141,6 @@ def test_run_stays_finished(
     capfd.readouterr()
     assert train.main([*argv, f"--output_dir={run}"]) == 0
     assert capfd.readouterr().out.endswith("nothing to do\n")
-
-
-def test_hub_gets_the_card_of_the_run(
-    finished: tuple[list[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub: dict[str, bytes] = {}
-
-    def upload_folder(folder_path: str, **_: Any) -> None:
-        hub.update({path.name: path.read_bytes() for path in Path(folder_path).glob("*.*")})
-
-    def upload_file(path_or_fileobj: bytes, path_in_repo: str, repo_id: str, **_: Any) -> None:
-        assert repo_id == "me/run"
-        hub[path_in_repo] = path_or_fileobj
-
-    api = SimpleNamespace(
-        create_repo=lambda *_, **__: SimpleNamespace(repo_id="me/run"), upload_folder=upload_folder
-    )
-    monkeypatch.setattr("transformers.trainer.hf_api", lambda: api)
-    monkeypatch.setattr(train, "upload_file", upload_file)
-    monkeypatch.setattr(checks.HfApi, "whoami", lambda self: {"name": "me"})
-    argv, run = finished[0], tmp_path / "run"
-    saving = ("--push_to_hub", "--hub_strategy=end", "--save_strategy=no")
-    assert train.main([*argv, f"--output_dir={run}", *saving]) == 0
-    assert "plain continual pretraining on" in (run / "README.md").read_text()
-    for name in ("README.md", "model.safetensors", "tokenizer.json"):
-        assert hub[name] == (run / name).read_bytes()
 
 
 def test_export_refuses_a_damaged_final_model(

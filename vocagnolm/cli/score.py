@@ -5,6 +5,7 @@
     vocagnolm score --verify S         # compare every byte with the checksums
     vocagnolm score --verify S --dataset D    # and look for every document
     vocagnolm score --repair --teacher T --dataset D --output_dir S    # score again what is bad
+    vocagnolm score --verify S --push_to_hub NAME    # a data set with a card
 
 Killed at any moment, the same command continues at the shards that are not written. Any number of
 processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3
@@ -77,15 +78,17 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--trust_remote_code", action="store_true")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     add("--repair", action="store_true", help="Verify --output_dir first, and score what is bad.")
+    add("--push_to_hub", metavar="NAME", help="Of the store that --verify has found good.")
     arguments = parser.parse_args(argv)
     given = parser.given(arguments)
     if arguments.verify:
-        read = {"verify", *_OF_DATASETS} if arguments.dataset else {"verify"}
+        read = {"verify", "push_to_hub", *(_OF_DATASETS if arguments.dataset else ())}
         refuse_idle(given, given - read, "with --verify")
         return arguments
     for name in ("teacher", "dataset", "output_dir"):
         if name not in given:
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
+    refuse_idle(given, {"push_to_hub"}, "without --verify")
     if arguments.engine == "vllm":
         of_hf = ("attn_implementation", "quantization", "batch_tokens")
         refuse_idle(given, of_hf, "with --engine vllm")
@@ -138,4 +141,8 @@ def _verify(arguments: argparse.Namespace) -> int:
         )
         return Exit.FAULTS
     say(f"{directory}: {shards} shards, {opened.manifest['tokens']:,} tokens, all good")
+    if arguments.push_to_hub:
+        from vocagnolm.store.card import push_store
+
+        say(f"pushed to {push_store(directory, arguments.push_to_hub)}")
     return Exit.DONE

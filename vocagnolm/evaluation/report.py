@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
 from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
+from vocagnolm.evaluation.card import add_to_card
 from vocagnolm.evaluation.records import Record, RunDirectory, read_sealed
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
@@ -149,7 +150,9 @@ def _notes(results: Record) -> list[str]:
 
 
 def write_results(results: Record, directory: RunDirectory) -> None:
-    """Write `results.json`, `row.md` and `row.tex`."""
+    """Write `results.json`, `row.md` and `row.tex`, and into the card of a model of ours."""
+    table = to_markdown(results)
     write_json(directory.path / RESULTS_FILE, sealed(results))
-    write_text(directory.path / "row.md", to_markdown(results))
+    write_text(directory.path / "row.md", table)
     write_text(directory.path / "row.tex", to_latex(results))
+    add_to_card(results, table)

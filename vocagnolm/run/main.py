@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from huggingface_hub import upload_file
-
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
@@ -23,7 +21,7 @@ from vocagnolm.run import failures
 from vocagnolm.run.checks import check_before_work, check_room
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.job import Job, default_settings
-from vocagnolm.run.model_card import model_card
+from vocagnolm.run.model_card import model_card, push
 from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import describe_documents, describe_run, fitted, show_example
@@ -233,22 +231,18 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
     # Checkpoints are sharded, the final model is whole.
     if trainer.is_fsdp_enabled:
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
-    trainer.save_model()
+    # Pushed below, with its card.
+    trainer.save_model(run.output_dir, _internal_call=True)
     trainer.save_state()
     if is_main():
         directory = Path(run.output_dir)
         templates = (path.name for path in directory.glob("chat_template*"))
-        checkpoints.finish_run(directory, [*model_files(directory), *templates])
-        card = model_card(directory.name, job.settings, trainer.state)
-        if run.push_to_hub:
-            # Trainer has pushed the model with a card of its own.
-            upload_file(
-                path_or_fileobj=card.encode(),
-                path_in_repo="README.md",
-                repo_id=str(trainer.hub_model_id),
-                token=run.hub_token,
-                revision=run.hub_revision,
-            )
+        names = [*model_files(directory), *templates]
+        checkpoints.finish_run(directory, names)
+        repository = str(trainer.hub_model_id) if run.push_to_hub else None
+        card = model_card(directory, job.settings, trainer.state, repository)
+        if repository:
+            push(directory, names, card, run, repository)
         write_text(directory / "README.md", card)
         lock.release(directory)
     trainer.finish_reports()

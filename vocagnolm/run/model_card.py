@@ -1,13 +1,19 @@
-"""README.md of a trained student: settings, results and software, in full."""
+"""README.md of a trained student, with settings and losses in full, and its way to the hub."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 from transformers import TrainerState
 
+from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
+from vocagnolm.host.files import json_or_empty
+from vocagnolm.host.settings import TRACKER_FILE
+from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.versions import versions
+from vocagnolm.run.training_arguments import RunArguments
 
 _PACKAGES = "vocagnolm torch transformers accelerate datasets tokenizers"
 _TITLES = {
@@ -19,59 +25,92 @@ _TITLES = {
     "rho1": "continual pretraining on the tokens that a reference model chooses (Rho-1)",
     "chunk": "continual pretraining guided by chunks (Section 6.1)",
 }
+# Of the log, with their headings.
+_LOSSES = {
+    "student_loss_nats": "student",
+    "selected_loss_nats": "student, selected",
+    "teacher_loss_nats": "teacher",
+    "eval_loss": "evaluation",
+}
+_MOST_ROWS = 10
 
 
-def model_card(name: str, settings: Mapping[str, Any], state: TrainerState) -> str:
+def model_card(
+    directory: Path, settings: Mapping[str, Any], state: TrainerState, repository: str | None = None
+) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
-    guided = _guided_by(settings)
-    measured = {"steps": float(state.global_step)}
-    for key in ("student_loss_nats", "eval_loss"):
-        if values := [entry[key] for entry in state.log_history if key in entry]:
-            measured |= {f"first {key}": values[0], f"last {key}": values[-1]}
-    numbers = "\n".join(f"- {key}: {value:.6g}" for key, value in measured.items())
+    data = ModelCardData(
+        library_name="peft" if settings["use_peft"] else "transformers",
+        pipeline_tag="text-generation",
+        license=_licence(settings["student"]),
+        tags=list(dict.fromkeys([*TAGS, "continual-pretraining", settings["method"]])),
+        base_model=hub_name(settings["student"]),
+        datasets=hub_name(settings["dataset"]),
+    )
+    name = repository.split("/")[-1] if repository else directory.name
     software = versions(f"python {_PACKAGES}")
-    python = software.pop("python")
-    packages = ", ".join(f"{package} {version}" for package, version in software.items())
-    return f"""\
----
-library_name: transformers
-{_hub_entries(settings)}---
+    card = ModelCard.from_template(
+        data,
+        template_path=str(CARDS / "model_card.md"),
+        name=name,
+        student=public_name(settings["student"]),
+        title=_TITLES[settings["method"]],
+        dataset=public_name(settings["dataset"]),
+        guided=_guided_by(settings),
+        tracked=json_or_empty(directory / TRACKER_FILE).get("url"),
+        losses=_losses(state.log_history, settings["global_batch_tokens"]),
+        repository=repository or directory.name,
+        settings=json.dumps(public(settings), indent=2),
+        software=", ".join(f"{package} {version}" for package, version in software.items()),
+        citation=CITATION,
+    )
+    return str(card)
 
-# {name}
 
-{settings["student"]} after {_TITLES[settings["method"]]} on {settings["dataset"]}{guided}.
+def push(directory: Path, names: Sequence[str], card: str, run: RunArguments, repo: str) -> None:
+    """Put a model and its card on the hub, in one commit; nothing that names local paths."""
+    files = [CommitOperationAdd(name, directory / name) for name in names]
+    HfApi(token=run.hub_token).create_commit(
+        repo,
+        [*files, CommitOperationAdd("README.md", card.encode())],
+        commit_message="End of training",
+        revision=run.hub_revision,
+    )
 
-## Result
 
-{numbers}
+def _licence(student: str) -> str | None:
+    """Look up the student's licence, which its descendants have too, in its own card."""
+    place = Path(student) / "README.md" if Path(student).is_dir() else student
+    try:
+        found: str | None = ModelCard.load(place, ignore_metadata_errors=True).data.license
+    # It has no card, or there is no network.
+    except (OSError, ValueError):
+        return None
+    return found
 
-## Settings
 
-```json
-{json.dumps(dict(settings), indent=2)}
-```
-
-## Software
-
-Python {python}; {packages}.
-"""
+def _losses(log: Sequence[Mapping[str, float]], batch_tokens: int) -> str:
+    """Lay out the losses of at most ten steps, the first and the last among them."""
+    steps: dict[float, dict[str, float]] = {}
+    for entry in log:
+        if found := {name: entry[name] for name in _LOSSES if name in entry}:
+            steps.setdefault(entry["step"], {}).update(found)
+    last = len(steps) - 1
+    shown = {round(row * last / (_MOST_ROWS - 1)) for row in range(_MOST_ROWS)}
+    columns = [name for name in _LOSSES if any(name in losses for losses in steps.values())]
+    rows = [["step", "tokens", *(_LOSSES[name] for name in columns)]]
+    for number, (step, losses) in enumerate(steps.items()):
+        if number in shown:
+            cells = (f"{losses[name]:.4f}" if name in losses else "" for name in columns)
+            rows.append([f"{step:,}", f"{step * batch_tokens:,}", *cells])
+    return markdown_table(rows)
 
 
 def _guided_by(settings: Mapping[str, Any]) -> str:
     """Name the teachers of a run, if it had any."""
     if stores := settings["teacher_losses"]:
-        return f", guided by stored losses of {' and '.join(store['teacher'] for store in stores)}"
+        names = [store["teacher"] for store in stores]
+        return f", guided by stored losses of {' and '.join(map(public_name, names))}"
     teacher = settings["teacher"] or []
     names = [teacher] if isinstance(teacher, str) else teacher
-    return f", guided by {' and '.join(names)}" if names else ""
-
-
-def _hub_entries(settings: Mapping[str, Any]) -> str:
-    """Link the student and the corpus, unless they are directories, which no hub has."""
-    student, dataset = settings["student"], settings["dataset"]
-    lines = ""
-    if not Path(student).exists():
-        lines += f"base_model: {json.dumps(student)}\n"
-    if not Path(dataset).exists():
-        lines += f"datasets: [{json.dumps(dataset)}]\n"
-    return lines
+    return f", guided by {' and '.join(map(public_name, names))}" if names else ""

@@ -60,7 +60,7 @@ _OF_RUN = {
     "max_bad_steps",
     "Output, checkpoints and evaluation": "config output_dir dry_run save_strategy save_steps "
     "save_total_limit resume_from_checkpoint eval_strategy eval_steps per_device_eval_batch_size "
-    "load_best_model_at_end push_to_hub hub_model_id",
+    "load_best_model_at_end push_to_hub hub_model_id hub_strategy",
     "Logs": "logging_steps logging_first_step logging_nan_inf_filter report_to run_name project "
     "wandb_project wandb_group wandb_tags include_num_input_tokens_seen device_peak_tflops "
     "disable_tqdm",
@@ -85,8 +85,9 @@ _OF_TRAINER = {
     "save_total_limit": "Checkpoints that are kept.",
     "eval_steps": "Steps between two evaluations; by default as often as checkpoints.",
     "load_best_model_at_end": "End with the checkpoint of the lowest evaluation loss.",
-    "push_to_hub": "Push the model to the hub, with every save.",
+    "push_to_hub": "Push the model to the hub, with its card.",
     "hub_model_id": "Its name there; by default that of the output directory.",
+    "hub_strategy": "When it is pushed: end, every_save, checkpoint or all_checkpoints.",
     "logging_steps": "Steps between two logs.",
     "logging_first_step": "Log the first step, too.",
     "logging_nan_inf_filter": "Hide losses that are NaN, at a wait per micro-batch.",

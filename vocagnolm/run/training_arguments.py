@@ -83,6 +83,8 @@ class RunArguments(TrainingArguments):
     )
     save_steps: float = 250
     save_total_limit: int | None = 2
+    # Pushes along the way would show all files of the output directory.
+    hub_strategy: str = "end"
     logging_steps: float = 10
     logging_first_step: bool = True
     # It hides NaNs, at a wait per micro-batch.

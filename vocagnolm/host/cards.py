@@ -1,0 +1,53 @@
+"""Parts that all cards for the hub share: our tags, the citation, names instead of local paths."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+CARDS = Path(__file__).parents[1] / "assets"
+TAGS = ["vocagnolm", "arxiv:2503.19123"]
+CITATION = """\
+@inproceedings{shin2025overcoming,
+  title = {Overcoming Vocabulary Mismatch: Vocabulary-agnostic Teacher Guided Language Modeling},
+  author = {Shin, Haebin and Ji, Lei and Liu, Xiao and Gong, Yeyun},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2025},
+  url = {https://arxiv.org/abs/2503.19123}
+}"""
+# Where the hub's cache keeps a snapshot of a repository.
+_CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
+
+
+def hub_name(place: str) -> str | None:
+    """Return the name that the hub knows a model or data set by; None for a local one.
+
+    >>> hub_name("/cache/models--Qwen--Qwen2.5-7B/snapshots/0a1b"), hub_name("Qwen/Qwen2.5-7B")
+    ('Qwen/Qwen2.5-7B', 'Qwen/Qwen2.5-7B')
+    """
+    if found := _CACHED.search(place):
+        return f"{found[1]}/{found[2]}"
+    is_local = Path(place).exists() or Path(place).is_absolute()
+    return None if is_local else place
+
+
+def public_name(place: str) -> str:
+    """Return a name that says nothing of this machine's directories.
+
+    >>> public_name("/home/me/corpora/pages.jsonl")
+    'pages.jsonl'
+    """
+    return hub_name(place) or Path(place).name
+
+
+def public(settings: object) -> object:
+    """Give every path in settings its public name.
+
+    >>> public({"teacher": ["/home/me/qwen", "org/name"], "top_k": 0.4})
+    {'teacher': ['qwen', 'org/name'], 'top_k': 0.4}
+    """
+    if isinstance(settings, Mapping):
+        return {name: public(value) for name, value in settings.items()}
+    if isinstance(settings, list | tuple):
+        return [public(value) for value in settings]
+    is_path = isinstance(settings, str) and Path(settings).is_absolute()
+    return public_name(str(settings)) if is_path else settings

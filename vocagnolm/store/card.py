@@ -1,0 +1,49 @@
+"""A store on the hub: a data set with a card."""
+
+import json
+from pathlib import Path
+
+from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
+
+from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
+from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS
+from vocagnolm.store.store import manifest_of
+
+
+def push_store(directory: Path, repository: str) -> str:
+    """Put a finished store and its card on the hub, in one commit; return where."""
+    api = HfApi()
+    api.create_repo(repository, repo_type="dataset", exist_ok=True)
+    names = [MANIFEST_FILE, *(entry["file"] for entry in manifest_of(directory)[SHARDS])]
+    operations = [CommitOperationAdd(name, directory / name) for name in names]
+    card = CommitOperationAdd("README.md", store_card(directory, repository).encode())
+    message = "A store of teacher losses"
+    found = api.create_commit(
+        repository, [*operations, card], commit_message=message, repo_type="dataset"
+    )
+    return str(found.repo_url)
+
+
+def store_card(directory: Path, repository: str) -> str:
+    """Describe a finished store."""
+    about = {name: value for name, value in manifest_of(directory).items() if name != SHARDS}
+    teacher, dataset = str(about["teacher"]), str(about.get("dataset", "a corpus"))
+    source = hub_name(dataset) if "dataset" in about else None
+    data = DatasetCardData(
+        pretty_name=f"Token losses of {public_name(teacher)}",
+        tags=[*TAGS, "teacher-loss-store"],
+        source_datasets=[source] if source else None,
+        configs=[{"config_name": "default", "data_files": "shard-*.arrow"}],
+    )
+    card = DatasetCard.from_template(
+        data,
+        template_path=str(CARDS / "store_card.md"),
+        teacher=public_name(teacher),
+        dataset=public_name(dataset),
+        repository=repository,
+        documents=f"{about['documents']:,}",
+        tokens=f"{about['tokens']:,}",
+        settings=json.dumps(public(about), indent=2),
+        citation=CITATION,
+    )
+    return str(card)
