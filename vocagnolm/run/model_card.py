@@ -10,8 +10,8 @@ from transformers import TrainerState
 
 from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
 from vocagnolm.host.files import json_or_empty
-from vocagnolm.host.settings import TRACKER_FILE
 from vocagnolm.host.tables import markdown_table
+from vocagnolm.host.trackers import TRACKER_FILE
 from vocagnolm.host.versions import versions
 from vocagnolm.run.training_arguments import RunArguments
 
