@@ -41,17 +41,17 @@ MISSING = "not in the teacher-loss store, or another text there"
 _FILL = 0.95
 _SEPARATORS = ("\n\n", "\n", " ")
 _NO_SPANS = np.zeros((0, 2), np.int64)
-# Arrays of the columns; ids are narrower where a vocabulary allows it.
+# Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
     "teacher_losses": "float32",
     **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
     **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
 }
-_NUMBERS = {
-    **dict.fromkeys(("document", "start", "end"), "int64"),
-    **dict.fromkeys(("student_tokens", "teacher_tokens", "unmapped_text_tokens"), "int32"),
-}
+_NUMBERS = (
+    *("document", "start", "end"),
+    *("student_tokens", "teacher_tokens", "unmapped_text_tokens"),
+)
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,9 @@ class Segments:
 
     def digest(self) -> str:
         """A short name for the lengths of all segments in order: another corpus has another."""
-        names = ("document", "student_tokens", "teacher_tokens")
-        content = b"".join(self._column(name).tobytes() for name in names)
-        return hashlib.sha256(content).hexdigest()[:16]
+        columns = {"document": np.int64, "student_tokens": np.int32, "teacher_tokens": np.int32}
+        content = (self._column(name).astype(kind).tobytes() for name, kind in columns.items())
+        return hashlib.sha256(b"".join(content)).hexdigest()[:16]
 
     def write_skipped(self, path: str | Path) -> None:
         """List the documents that were left out, with the reasons, in a JSON lines file."""
@@ -231,7 +231,7 @@ def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
         if max(largest, default=0) <= np.iinfo(np.uint16).max:
             types[name] = "uint16"
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
-    numbers = {name: datasets.Value(dtype) for name, dtype in _NUMBERS.items()}
+    numbers = dict.fromkeys(_NUMBERS, datasets.Value("int32"))
     return datasets.Features({**arrays, **numbers, "skipped": datasets.Value("string")})
 
 
