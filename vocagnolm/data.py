@@ -157,7 +157,7 @@ def align_corpus(
                     "schema": features.arrow_schema,
                 },
                 new_fingerprint=fingerprint,
-                desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
+                desc="Aligning documents" + _part_of(start // _PART + 1, len(starts)),
             )
     rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
     is_skipped = rows.data.column("skipped").is_valid()
@@ -167,6 +167,10 @@ def align_corpus(
     columns = (rows.data.column(name).filter(is_skipped).to_pylist() for name in names)
     kept = np.flatnonzero(pc.invert(is_skipped))
     return Segments(rows.select(kept), list(zip(*columns, strict=True)))
+
+
+def _part_of(part: int, parts: int) -> str:
+    return f", part {part} of {parts}" if parts > 1 else ""
 
 
 def _align_batch(

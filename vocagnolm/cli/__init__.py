@@ -16,6 +16,7 @@ COMMANDS = {
     "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
     "export": ("vocagnolm.cli.export", "The student of a checkpoint, whole, for from_pretrained"),
     "inspect": ("vocagnolm.cli.inspect", "A text with its tokens kept, dropped and unmapped"),
+    "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
     "reselect": ("vocagnolm.cli.reselect", "Selections under other settings, from stores"),
     "score": ("vocagnolm.cli.score", "Write, verify or repair a teacher-loss store"),
     "train": ("vocagnolm.run.start", "Continually pretrain a student"),

@@ -84,10 +84,13 @@ def disk_uses(job: Job, pair: Pair, documents: Documents) -> list[DiskUse]:
     if job.model.save_store:
         tokens = documents.segments.total("teacher_tokens") * documents.scale
         uses.append(_use("the store", Path(job.model.save_store), _STORED * tokens))
-    if not documents.is_whole:
-        aligned = documents.segments.rows.data.nbytes * documents.scale
-        uses.append(_use("the aligned corpus", _cache_of(documents), aligned))
-    return uses
+    return uses if documents.is_whole else [*uses, aligned_use(documents)]
+
+
+def aligned_use(documents: Documents) -> DiskUse:
+    """Estimate what the aligned corpus takes where it is kept."""
+    aligned = documents.segments.rows.data.nbytes * documents.scale
+    return _use("the aligned corpus", _cache_of(documents), aligned)
 
 
 def _use(what: str, directory: Path, needed: float) -> DiskUse:
@@ -106,13 +109,8 @@ def describe_time(job: Job, pair: Pair, documents: Documents, done: int) -> list
     """Tell how long preparation and training may take, how that is known, and when it ends."""
     lines, seconds, steps = [], 0.0, steps_of(job, documents)
     if not documents.is_whole and documents.total:
-        workers = job.data.processes(documents.total) or 1
-        tokens = documents.segments.total("student_tokens") * documents.scale
-        seconds = tokens / (workers * _PREPARED_TOKENS_PER_S)
-        lines.append(
-            f"prepare    about {duration(seconds)} on {workers} of {cores()} cores, at the "
-            f"{_PREPARED_TOKENS_PER_S:,} student tokens per second and core of docs/running.md"
-        )
+        seconds = _preparation_s(job, documents)
+        lines.append(describe_preparation(job, documents))
     rate, known = _rate(job, pair, documents)
     if steps is None or rate is None:
         why = known if steps else "the hub does not say how many documents there are"
@@ -125,6 +123,24 @@ def describe_time(job: Job, pair: Pair, documents: Documents, done: int) -> list
         f"duration   about {duration(training)}{left} at {rate:,.0f} tokens per second, {known}",
         f"end        about {end:%a %d %b %Y %H:%M %Z}, without evaluations",
     ]
+
+
+def describe_preparation(job: Job, documents: Documents) -> str:
+    """Tell how long the alignment of the whole corpus may take."""
+    return (
+        f"prepare    about {duration(_preparation_s(job, documents))} on {_workers(job, documents)}"
+        f" of {cores()} cores, at the {_PREPARED_TOKENS_PER_S:,} student tokens per second and core"
+        " of docs/running.md"
+    )
+
+
+def _preparation_s(job: Job, documents: Documents) -> float:
+    tokens = documents.segments.total("student_tokens") * documents.scale
+    return tokens / (_workers(job, documents) * _PREPARED_TOKENS_PER_S)
+
+
+def _workers(job: Job, documents: Documents) -> int:
+    return job.data.processes(documents.total or len(documents.corpus)) or 1
 
 
 def _rate(job: Job, pair: Pair, documents: Documents) -> tuple[float | None, str]:
