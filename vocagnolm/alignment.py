@@ -16,8 +16,7 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     Two binary searches per student token: the first teacher token that ends after its start, and
     the last one that starts before its end. The tokens between are the smallest range of teacher
     tokens that covers the student token: all of its characters (an IoS of 100 %) where the
-    teacher's spans have no gaps. An empty student span, of which `fill_gaps` leaves none, is mapped
-    only where it lies inside a teacher token.
+    teacher's spans have no gaps.
 
     Takes spans int64 [N, 2] and [M, 2] of the same text, starts and ends each non-decreasing (else
     a ValueError: the search would be silently wrong). Returns int64 [N, 2], half-open ranges of
@@ -29,8 +28,7 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
     [[0, 2], [1, 3], [-1, -1]]
     """
     for name, spans in (("student", student_spans), ("teacher", teacher_spans)):
-        wrong = find_disorder(spans)
-        if wrong is not None:
+        if (wrong := find_disorder(spans)) is not None:
             raise ValueError(
                 f"{name} spans must be in the order of the text, found {spans[wrong].tolist()} at"
                 f" token {wrong}: encode without special tokens, whose spans are (0, 0)"
@@ -101,10 +99,7 @@ def covered_shares(
 
 
 def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
-    """Map every student token to the teacher token of the same number, whatever it reads.
-
-    As the first ULD implementation pairs positions (Boizard et al. 2025); the rest of the longer
-    text is left over.
+    """Map every student token to the teacher token of the same number (Boizard et al. 2025).
 
     >>> align_positions(3, 2).tolist()
     [[0, 1], [1, 2], [-1, -1]]

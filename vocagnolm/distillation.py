@@ -3,8 +3,7 @@
 Two distributions over all words are held for one tile of tokens at a time; the backward pass makes
 those of a tile again. The gradients are written out, so that exact zeros stay zero.
 
-Shapes: N rows of the student, M of the teacher, R rows that are compared, K of them in a tile, D
-hidden size, V vocabulary (each model has its own).
+Shapes: N rows of the student, M of the teacher, R pairs, K of them in a tile, D hidden, V words.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from torch.nn import functional as F
 
 from vocagnolm.output_head import Head, HeadGradients, rows_per_tile
 
-# "reverse_kl" is KL(p_S || p_T), Eq. (5), and "forward_kl" KL(p_T || p_S), both over the words that
-# student and teacher share. "sorted_l1" is the Wasserstein distance of ULD, Eq. (6): L1, of the
-# probabilities sorted by size, whatever the words.
+# KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the words that student and teacher share; L1 of
+# the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), whatever the words.
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 
 
@@ -44,9 +42,9 @@ class HeadStates(NamedTuple):
 
 
 class Pairs(NamedTuple):
-    """Distributions of student and teacher that are to be compared.
+    """Pairs of tokens, int64 places in the flat batch, whose distributions are to be compared.
 
-    Tokens are int64 places in the flat batch; their distributions are those of the places before:
+    Their distributions are those of the places before:
 
         student   . a b c .    token_R           1 2 3      each at most once
         teacher   . x y .      teacher_token_R   1 1 2      x may stand for a and b
@@ -74,10 +72,7 @@ class Pairs(NamedTuple):
 
 
 def first_tokens(chosen_BS: Tensor, count: int) -> Tensor:
-    """Return the places of the chosen tokens in the flat batch, int64, without asking the device.
-
-    The host knows their count already.
-    """
+    """Return the places of the chosen tokens in the flat batch, int64; the host has their count."""
     return chosen_BS.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 

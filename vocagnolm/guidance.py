@@ -164,8 +164,7 @@ def _share(count: CountT, top_k: float) -> CountT:
 def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Scope) -> Tensor:
     """Return the candidates with the largest scores, exactly ceil(top_k * candidates), bool [B, S].
 
-    The share is taken of every "sequence" or of the whole micro-"batch". Among equal scores the
-    lower position comes first, and the earlier sequence in scope "batch".
+    Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
     """
     _require("--selection_scope", scope, SCOPES)
     if scope == "batch":

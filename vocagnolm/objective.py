@@ -72,8 +72,7 @@ class Method:
 
     method: MethodName = option(
         "vocagnolm",
-        "vocagnolm; cpt: plain continual pretraining; random: a random top_k of "
-        "tokens; or a baseline of the paper (Section 4.2).",
+        "vocagnolm; cpt: plain pretraining; random: a random top_k; or a baseline (Section 4.2).",
     )
     top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.")
     aggregation: Aggregation = option(
@@ -95,8 +94,7 @@ class Method:
     )
     top_k_warmup_steps: float = option(
         0.0,
-        "Steps, or below 1 a share of the run, in which the share trained falls from all tokens to "
-        "--top_k (beyond the paper).",
+        "Steps, or below 1 a share of the run, in which --top_k falls from 1 (beyond the paper).",
     )
     uld_weight: float = option(0.5, "Lambda of Eq. 6.")
     uld_pairing: Literal["position", "last"] = option(
@@ -158,8 +156,7 @@ class Method:
         steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
         if step >= steps:
             return self
-        share = round(1 - (1 - self.top_k) * step / steps, 6)
-        return replace(self, top_k=share, top_k_warmup_steps=0.0)
+        return replace(self, top_k=round(1 - (1 - self.top_k) * step / steps, 6))
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
@@ -263,10 +260,7 @@ class Objective:
         return selected + floor * (label_tokens(batch) - selected) if floor else selected
 
     def weighted_tokens(self, batch: Batch) -> int:
-        """Count the tokens of a batch that get a weight above 0, and so a gradient.
-
-        With `loss_and_entropy` the most that may: an intersection is known behind the losses only.
-        """
+        """Count the tokens of a batch that get a weight above 0, with entropies at most."""
         has_floor = self.method.unselected_weight > 0
         return label_tokens(batch) if has_floor else self._selected_tokens(batch)
 
@@ -293,10 +287,9 @@ class Objective:
     def select(
         self, student_loss_BS: Tensor, batch: Batch, teacher: TeacherLosses | None = None
     ) -> TokenGuidance:
-        """Decide over every token of a batch: the only place where Eq. 2 meets Eq. 4.
+        """Decide over every token of a batch, without gradient: where Eq. 2 meets Eq. 4.
 
-        Takes the student's losses, Eq. (1), and from `teacher_losses` the teacher's. Results have
-        no gradient; without a teacher no token is mapped.
+        Takes the student's losses, Eq. (1), and from `teacher_losses` the teacher's, if any.
         """
         student_loss_BS = student_loss_BS.detach()
         valid_BS = batch["labels"] != IGNORED_LABEL
@@ -368,10 +361,7 @@ class Objective:
         return list(zip(*(torch.split(rows_BT, widths, -1) for rows_BT in both), strict=True))
 
     def pairs(self, batch: Batch) -> Pairs:
-        """Pair each of the student's distributions with one of the teacher's.
-
-        ULD pairs a student token with the last teacher token of its range.
-        """
+        """Pair student tokens with the teacher's: the same, or the last one of their range."""
         assert isinstance(self.teacher, ResidentTeacher)
         valid_BS = batch["labels"] != IGNORED_LABEL
         if self.method.method == "kld":  # of one vocabulary: it reads what the student reads

@@ -37,8 +37,7 @@ class Head(NamedTuple):
         """Return `a @ b` in `sum_dtype`, in `out` if given."""
         if self.dtype == self.sum_dtype:
             return torch.mm(a, b, out=out)
-        if a.is_cuda:
-            # The kernel sums in float32; without out_dtype it would round the sums on the way out.
+        if a.is_cuda:  # its kernel sums in float32, which are rounded without out_dtype
             return torch.mm(a, b, out_dtype=self.sum_dtype)
         product = torch.mm(a, b)
         return product.to(self.sum_dtype) if out is None else out.copy_(product)
@@ -83,10 +82,7 @@ class Head(NamedTuple):
 
 
 class HeadGradients:
-    """Gradients at a head's hidden states, weight and bias, summed tile by tile.
-
-    `needed` says of each of the three whether it gets one.
-    """
+    """Gradients at a head's hidden states, weight and bias, where needed, summed tile by tile."""
 
     def __init__(
         self,

@@ -1,9 +1,8 @@
 """From text to token ids and character spans, for any fast tokenizer.
 
 A span is a half-open range of Unicode code points of the original text. Spans are all that student
-and teacher share, so this module makes sure of them: characters that a tokenizer leaves out
-(Unicode normalisation, trimmed white space) are given to the tokens beside them. Loads neither
-torch nor transformers.
+and teacher share: characters that a tokenizer leaves out (Unicode normalisation, trimmed white
+space) are given to the tokens beside them. Loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -76,8 +75,7 @@ def encode_raw(
         count = len(id_list) if text else 0
         ids = np.array(id_list[:count], dtype=np.int32)
         spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
-        wrong = find_disorder(spans)
-        if wrong is not None:
+        if (wrong := find_disorder(spans)) is not None:
             found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
             raise ValueError(
                 f"{name} gives offsets that are not in the order of the text ({found} at token"

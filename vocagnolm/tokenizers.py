@@ -1,7 +1,7 @@
 """Load tokenizers, test and compare them; readers, which open and close a text with a token.
 
-A tokenizer that loses characters, gives no offsets or other ids than its own files is rejected
-before anything rests on it. transformers is imported by the functions that load.
+A tokenizer that loses characters, gives no offsets or other ids than its own files is rejected.
+transformers is imported by the functions that load.
 """
 
 from __future__ import annotations
@@ -43,10 +43,9 @@ def load_tokenizer(
     # A broken file can raise anything, even a bare Exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        raise ValueError(
-            f"{role} tokenizer {name} cannot be loaded ({reason}): give a directory with a"
-            " tokenizer.json, or a name on the Hugging Face hub"
-        ) from error
+        failed = f"{role} tokenizer {name} cannot be loaded ({reason})"
+        give = "give a directory with a tokenizer.json, or a name on the Hugging Face hub"
+        raise ValueError(f"{failed}: {give}") from error
     check_tokenizer(tokenizer, role)
     _check_against_files(tokenizer, name, role, revision)
     return tokenizer

@@ -38,13 +38,11 @@ class VocAgnoTrainer(ResumableTrainer):
     `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
     `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is the same for every
     split of a global batch into processes, accumulation steps and micro-batches (with
-    `selection_scope="sequence"`, the default, and not `unmapped="mean"`). An epoch ends with its
-    last whole global batch.
+    `selection_scope="sequence"`, the default, and not `unmapped="mean"`).
 
     Args:
-        teacher: a causal LM with any vocabulary, or several. They are frozen, moved to the
-            student's device, and neither optimised nor saved. Or a `StoredTeacher`, where the
-            blocks bring the losses of a store with them. Not for `cpt` and `random`.
+        teacher: a causal LM with any vocabulary, or several, frozen and moved to the student's
+            device. Or a `StoredTeacher`, where the blocks bring the losses of a store with them.
         method: all settings of the method, or the name of one with the paper's settings.
         recorder: keeps the teacher's losses (`vocagnolm.store.recorder`).
         max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
@@ -138,10 +136,7 @@ class VocAgnoTrainer(ResumableTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
-        """Fetch the micro-batches of an optimizer step and count its divisor, over all processes.
-
-        Both divisors follow from labels and ranges alone, so they are known before any forward.
-        """
+        """Fetch the micro-batches of an optimizer step; count its divisor, over all processes."""
         # A run resumed at its end: Trainer alone would take one more step.
         if self.state.global_step >= self.state.max_steps:
             return [], None

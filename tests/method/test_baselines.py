@@ -59,13 +59,13 @@ def chunked(labels: list[int], chunk: list[int], ranges: list[list[int]]) -> dic
 def test_chunk_recipe_trains_the_chunks_that_lag_most() -> None:
     """Section 6.1: Eq. 2 to 4 on chunks, which are "selected"; 40 % of nine label tokens are four.
 
-    Mean losses of the student's chunks are 3, 2 and 5, of the teacher's 1, 1 and 4.5: excess 2, 1
-    and 0.5. The first chunk has three label tokens, so one is taken of the second, from its start.
-    By tokens those of 6, 5.4, 5.2 and 4.9 nats would lead, and by maxima the second chunk.
+    Mean losses of the student's chunks are 3, 2 and 5, of the teacher's 1, 0.5 and 4.5: excess 2,
+    1.5 and 0.5. The first chunk has three label tokens, so one is taken of the second, from its
+    start. By tokens, maxima or the teacher alone the second chunk, or its 6 nats, would lead.
     """
     labels = [-100, 1, 1, 1, 1, 1, 1, 1, 1, 1]
-    student = torch.tensor([[9.0, 1.0, 3.0, 5.0, 0.0, 0.0, 6.0, 5.2, 4.9, 4.9]])
-    teacher = TeacherLosses(torch.tensor([[0.5, 1.5, 2.0, 0.0, 5.0, 4.0]]), torch.ones(1, 6).bool())
+    student = torch.tensor([[0.0, 1.0, 3.0, 5.0, 0.0, 0.0, 6.0, 5.2, 4.9, 4.9]])
+    teacher = TeacherLosses(torch.tensor([[0.5, 1.5, 1.0, 0.0, 5.0, 4.0]]), torch.ones(1, 6).bool())
     batch = chunked(labels, [0, 0, 0, 0, 1, 1, 1, 2, 2, 2], [[0, 2], [2, 4], [4, 6]])
     for chunks in (8, 16, 32, 64):
         objective = Objective(method_of(f"table2/chunk-{chunks}__mistral-proxmath"))

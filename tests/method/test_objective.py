@@ -132,12 +132,18 @@ def test_method_tells_what_it_needs(
 
 @pytest.mark.parametrize(
     ("warmup", "shares"),
-    [(0, [0.4] * 5), (2, [1, 0.7, 0.4, 0.4, 0.4]), (0.6, [1, 0.8, 0.6, 0.4, 0.4])],
+    [
+        (0, [0.4] * 5),
+        (1, [1, 0.4, 0.4, 0.4, 0.4]),
+        (2, [1, 0.7, 0.4, 0.4, 0.4]),
+        (0.5, [1, 0.8, 0.6, 0.4, 0.4]),
+        (7, [1, 0.914286, 0.828571, 0.742857, 0.657143]),
+    ],
 )
 def test_share_falls_during_its_warmup(warmup: float, shares: list[float]) -> None:
     method = Method(top_k_warmup_steps=warmup, selection_scope="batch")
     assert [method.at_step(step, 5).top_k for step in range(5)] == shares
-    assert method.at_step(4, 5) is method
+    assert (method.at_step(4, 5) is method) == (shares[4] == 0.4)
     assert method.at_step(0, 5).selection_scope == "batch"
 
 
