@@ -33,6 +33,14 @@ WRONG: dict[tuple[str, ...], str] = {
         "vocagnolm evaluate: error: unrecognized arguments: --output-dir o (did you mean "
         "--output_dir?)"
     ),
+    ("trian",): (
+        "vocagnolm: error: argument COMMAND: invalid choice: 'trian' (choose from 'audit', "
+        "'compare', 'demo', 'evaluate', 'export', 'inspect', 'reselect', 'score', 'train') (did "
+        "you mean train?)"
+    ),
+    ("train", "--teacher", "t", "--agregation", "max"): (
+        "train.py: error: unrecognized arguments: --agregation max (did you mean --aggregation?)"
+    ),
     ("export",): "vocagnolm export: error: the following arguments are required: checkpoint",
 }
 

@@ -40,14 +40,16 @@ class Exit(IntEnum):
 
 
 class OneLineErrors(argparse.ArgumentParser):
-    """Parser whose errors are ValueErrors; for an unknown name it offers a known one."""
+    """Parser whose errors are ValueErrors; for an unknown name or choice it offers a known one."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
         _, _, unknown = message.partition("unrecognized arguments: --")
-        name = re.split(r"[ =]", unknown)[0]
         known = [known for known in self._option_string_actions if "-" not in known[2:]]
-        if unknown and (near := difflib.get_close_matches(f"--{name}", known, 1)):
+        name = f"--{re.split('[ =]', unknown)[0]}"
+        if choice := re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message):
+            name, known = choice[1], re.findall(r"[\w.-]+", choice[2])
+        if (unknown or choice) and (near := difflib.get_close_matches(name, known, 1)):
             message += f" (did you mean {near[0]}?)"
         raise ValueError(message)
 

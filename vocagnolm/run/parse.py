@@ -53,7 +53,8 @@ def _job(parser: HfArgumentParser, values: Options) -> Job:
         values["output_dir"] = _default_output_dir(values)
     _set_evaluation(values)
     try:
-        job = Job(*parser.parse_dict(values), recipe=config)
+        model, data, method, run = parser.parse_dict(values)
+        job = Job(model, data, method, run, recipe=config)
     except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
         raise ValueError(" ".join(str(error).split())) from error
     _check_idle(job)
@@ -108,8 +109,10 @@ def _check_idle(job: Job) -> None:
     ):
         if is_idle:
             refuse_idle(given, names.split(), condition)
-    is_stored = model.teacher_losses
-    method.check_teacher(StoredTeacher(len(teachers)) if is_stored else teachers or None)
+    given_teacher: StoredTeacher | list[str] | None = teachers or None
+    if model.teacher_losses:
+        given_teacher = StoredTeacher(len(teachers))
+    method.check_teacher(given_teacher)
     method.check_chunks(job.data.max_length)
 
 

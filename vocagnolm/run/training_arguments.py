@@ -104,7 +104,7 @@ class RunArguments(TrainingArguments):
         None, "Peak of a device for the MFU in the logs; by its name if not given."
     )
     # The parent's type is one that no command line can set to several.
-    report_to: list[str] | None = option(  # type: ignore[assignment]
+    report_to: list[str] | None = option(
         None, "Trackers: wandb, tensorboard, trackio, ...; by default none."
     )
     project: str = option("vocagnolm", "Project of the run in trackers.")

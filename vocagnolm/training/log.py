@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -104,9 +105,16 @@ def tell_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, float]]:
-    """Read a log file, but for a last line that was cut off; [] where there is none."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    """Read a log file, but for lines that are damaged or cut off; [] where there is none."""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+    return [entry for entry in map(_entry, text.splitlines()) if entry]
+
+
+def _entry(line: str) -> dict[str, float]:
+    with suppress(ValueError):
+        found = json.loads(line)
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def _line(entry: Mapping[str, object]) -> str:
