@@ -198,7 +198,7 @@ def _ask(project: str) -> dict[str, _Found]:
 
 
 def _read_run_of_server(run: Any) -> _Found:
-    files = {
+    files: dict[str, Callable[[Path], object]] = {
         file.name: partial(_download, file) for file in run.files(pattern=f"{EVALUATION_FOLDER}/%")
     }
     rows = run.history(samples=_ROWS, pandas=False)

@@ -143,9 +143,9 @@ def begin_run(wandb: ModuleType, place: Mapping[str, object]) -> str:
     if not run.offline:
         return f"wandb      {run.url}"
     why = f": {reason}" if reason else ""
-    place = Path(run.settings.sync_dir)
-    place = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
-    return f"wandb      offline{why}; `wandb sync {place}` sends it"
+    directory, here = Path(run.settings.sync_dir), Path.cwd()
+    shown = directory.relative_to(here) if directory.is_relative_to(here) else directory
+    return f"wandb      offline{why}; `wandb sync {shown}` sends it"
 
 
 def write_place(directory: Path, wandb: ModuleType, place: Mapping[str, object]) -> None:

@@ -218,9 +218,8 @@ def _quantiles(histogram: Tensor) -> dict[str, float]:
 
 def _histogram(bins: Tensor) -> tuple[list[float], list[float]]:
     """Merge bins into those that are shown; the last one has the odd bin at 20 nats too."""
-    *shown, last = bins.split(_SHOWN_BINS)
-    counts = torch.stack([one.sum() for one in shown])
-    counts[-1] += last.sum()
+    counts = bins[:-1].reshape(-1, _SHOWN_BINS).sum(-1)
+    counts[-1] += bins[-1]
     # Edges to within half of a bin.
     edges = (torch.arange(len(counts) + 1) * _SHOWN_BINS - _BINS // 2) * _BIN_NATS
     return counts.tolist(), [round(edge, 2) for edge in edges.tolist()]

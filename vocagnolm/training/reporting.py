@@ -12,15 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 from transformers.integrations.integration_utils import (
     TensorBoardCallback,
     TrackioCallback,
-    TrainerCallback,
     WandbCallback,
 )
 
 from vocagnolm.host.command import note
+from vocagnolm.host.files import JsonObject
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.trackers import (
     EXCESS_HISTOGRAM,
@@ -35,6 +42,7 @@ from vocagnolm.host.trackers import (
 # Counts, and their edges, one more.
 Histogram = tuple[Sequence[float], Sequence[float]]
 _Rows = Sequence[Sequence[object]]
+_Student = PreTrainedModel | None
 
 
 class Reporter(TrainerCallback):
@@ -56,7 +64,7 @@ class Reporter(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: Mapping[str, Any] | None = None,
+        logs: Mapping[str, object] | None = None,
         **kwargs: Any,
     ) -> None:
         """Send a log, and with one of the training the histogram."""
@@ -68,11 +76,11 @@ class Reporter(TrainerCallback):
         histogram = self._histogram() if "student_loss_nats" in (logs or {}) else None
         self.send(values, histogram, state.global_step)
 
-    def setup(self, args: TrainingArguments, state: TrainerState, model: Any) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: _Student) -> None:
         """Begin the run in the tracker."""
         raise NotImplementedError
 
-    def send(self, values: Mapping[str, Any], histogram: Histogram | None, step: int) -> None:
+    def send(self, values: Mapping[str, object], histogram: Histogram | None, step: int) -> None:
         """Send values by their tracked names."""
         raise NotImplementedError
 
@@ -89,7 +97,7 @@ class _WandbLike(Reporter):
 
     _module: Any
 
-    def send(self, values: Mapping[str, Any], histogram: Histogram | None, step: int) -> None:
+    def send(self, values: Mapping[str, object], histogram: Histogram | None, step: int) -> None:
         shown = {}
         if histogram is not None:
             shown[EXCESS_HISTOGRAM] = self._module.Histogram(np_histogram=histogram)
@@ -101,13 +109,13 @@ class _WandbLike(Reporter):
             table = self._module.Table(columns=list(columns), data=list(map(list, rows)))
             self._module.log({name: table, STEP: step})
 
-    def _config(self, args: TrainingArguments, state: TrainerState, model: Any) -> dict[str, Any]:
+    def _config(self, args: TrainingArguments, state: TrainerState, model: _Student) -> JsonObject:
         """Say what the run is, and add the arguments of its trainer and its model's config."""
         about = {"steps": state.max_steps, "trainer": args.to_dict()}  # type: ignore[no-untyped-call]
         if model is not None:
             about["student_config"] = model.config.to_dict()
         # As JSON has it: W&B would write the names of Enum members, not their values.
-        config: dict[str, Any] = json.loads(
+        config: JsonObject = json.loads(
             json.dumps({**self._tracking().config, **about}, default=str)
         )
         return config
@@ -116,7 +124,13 @@ class _WandbLike(Reporter):
 class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
     """As transformers' with WANDB_WATCH and WANDB_LOG_MODEL, and offline where it has to be."""
 
-    def setup(self, args: TrainingArguments, state: TrainerState, model: Any, **_: Any) -> None:
+    def setup(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        model: _Student,
+        **_: object,
+    ) -> None:
         self._initialized, self._module = True, self._wandb
         if not state.is_world_process_zero:
             return
@@ -148,19 +162,23 @@ class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
 
 class _Trackio(_WandbLike, TrackioCallback):  # type: ignore[misc]
     def setup(
-        self, args: TrainingArguments, state: TrainerState, model: Any, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        model: _Student,
+        **_: object,
     ) -> None:
         args.project = self._tracking().project or args.project
         args.run_name = args.run_name or self._tracking().name
-        TrackioCallback.setup(self, args, state, None)
+        TrackioCallback.setup(self, args, state, None)  # type: ignore[no-untyped-call]
         self._module = self._trackio
         if state.is_world_process_zero:
             self._trackio.config.update(self._config(args, state, model), allow_val_change=True)
 
 
 class _TensorBoard(Reporter, TensorBoardCallback):  # type: ignore[misc]
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        super().on_train_begin(args, state, control, **kwargs)
+    def on_train_begin(self, *args: object, **kwargs: object) -> None:
+        super().on_train_begin(*args, **kwargs)  # type: ignore[no-untyped-call]
         if self.tb_writer:
             config = json.dumps(dict(self._tracking().config), indent=2, default=str)
             self.tb_writer.add_text("config", f"```json\n{config}\n```")
@@ -169,11 +187,11 @@ class _TensorBoard(Reporter, TensorBoardCallback):  # type: ignore[misc]
     def _initialized(self) -> bool:  # type: ignore[override]
         return self.tb_writer is not None
 
-    def setup(self, args: TrainingArguments, state: TrainerState, model: Any) -> None:
+    def setup(self, args: TrainingArguments, state: TrainerState, model: _Student) -> None:
         # Closed at the end of the training, before its last evaluation.
         self._init_summary_writer(args)
 
-    def send(self, values: Mapping[str, Any], histogram: Histogram | None, step: int) -> None:
+    def send(self, values: Mapping[str, object], histogram: Histogram | None, step: int) -> None:
         for name, value in values.items():
             if isinstance(value, int | float):
                 self.tb_writer.add_scalar(name, value, step)
