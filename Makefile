@@ -7,6 +7,8 @@
 # make lowest       unit tests with the lowest versions that pyproject.toml allows (PYTHON=python3.10)
 # make newest       unit tests with the newest
 # make lock         write constraints.txt from what is installed
+# make docs         the pages as a site in runs/docs: strict about links
+# make stranger     a first hour from the wheel, in a fresh environment
 # make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +18,7 @@ INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
 # name>=1.2 becomes name==1.2
 LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
 
-.PHONY: demo test test-all test-unit lint types check check-fast mutants stress lowest newest shape lock clean
+.PHONY: demo test test-all test-unit lint types check check-fast mutants stress lowest newest docs stranger shape lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -49,6 +51,12 @@ mutants: $(VENV)/installed-dev
 stress: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/support/stress.py
 
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+stranger:
+	.ci/stranger
+
 lowest newest:
 	$(MAKE) test-unit VENV=.venv-$@ CONSTRAINTS=.venv-$@/constraints.txt
 
@@ -79,4 +87,8 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(INSTALL) ".[dev]"
+	touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed
+	$(INSTALL) ".[docs]"
 	touch $@

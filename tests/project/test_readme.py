@@ -14,7 +14,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from vocagnolm.cli import score
+from vocagnolm.cli import audit, compare, inspect, score
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
 from vocagnolm.run import parse as config
@@ -30,8 +30,9 @@ def code_blocks(language: str, text: str = README) -> list[str]:
 
 
 def commands(program: str) -> list[list[str]]:
-    """The words behind a program in every command that runs it: the README's, and the methods'."""
-    blocks = code_blocks("") + code_blocks("", PAGES["method.md"])
+    """The words of every command that runs a program, in the README and the pages to type from."""
+    typed = ("method.md", "ten_minutes.md", "coming_from_trl.md", "hub.md")
+    blocks = code_blocks("") + [block for page in typed for block in code_blocks("", PAGES[page])]
     lines = [line for block in blocks for line in block.splitlines()]
     found = [shlex.split(line, comments=True) for line in lines if program in line]
     return [words for words in found if words]
@@ -52,9 +53,20 @@ def test_evaluation_command_of_the_readme_parses(
     assert arguments.benchmarks == list(PAPER_BENCHMARKS)
 
 
-def test_scoring_command_of_the_readme_parses() -> None:
-    (words,) = commands("vocagnolm score")
-    assert score.parse_score(words[words.index("score") + 1 :]).output_dir == Path("stores/qwen")
+# What reads the command lines of `vocagnolm`.
+PARSERS: dict[str, Callable[[list[str]], Any]] = {
+    "audit": audit._parse,
+    "compare": lambda argv: compare._parser().parse_args(argv),
+    "evaluate": evaluate_math._parse,
+    "inspect": inspect._parse,
+    "score": score.parse_score,
+}
+
+
+@pytest.mark.parametrize("words", commands("vocagnolm "), ids=" ".join)
+def test_command_of_vocagnolm_parses(words: list[str]) -> None:
+    _, name, *argv = words
+    assert PARSERS[name](argv)
 
 
 @pytest.mark.parametrize("words", train_commands(), ids=" ".join)
