@@ -279,8 +279,8 @@ def table() -> list[Row]:
     whole = measures(found)
     return [
         Row("files flat in vocagnolm/", 17, len(flat)),
-        # 3,354 before `share` and `unselected_weight` were added to what it was measured with.
-        Row("lines of these", 3400, sum(source.lines for source in flat), ceiling=3520),
+        # 3,354 before `share` and `unselected_weight`, and spans kept in bytes, were added.
+        Row("lines of these", 3400, sum(source.lines for source in flat), ceiling=3549),
         Row("package and scripts, lines", 15_500, whole["lines"], ceiling=17_605),
         Row("import circles", 0, bool(has_circle(module_arrows()))),
         Row("arrows that point up", 0, len(arrows_up())),
