@@ -15,14 +15,17 @@ from pathlib import Path
 from photograph import PHONE, photograph
 
 from vocagnolm import cli
-from vocagnolm.demo.worker import METHODS
+from vocagnolm.demo import METHODS
 
 IMAGES = Path(__file__).parent
 
 
 def main(demo: Path) -> None:
     """Evaluate, compare, and photograph the page."""
-    runs = [seed / method for seed in sorted(demo.glob("seed*")) for method in sorted(METHODS)]
+    seeds = sorted(demo.glob("seed*"))
+    runs = [
+        seed / method for seed in seeds for method in sorted(METHODS) if (seed / method).is_dir()
+    ]
     for run in runs:
         if not (run / "evaluation").is_dir():
             _do(["evaluate", "--model", str(run), "--benchmarks", "demo"])

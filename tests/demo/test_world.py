@@ -132,7 +132,11 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
     base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
     results = demo.run_demo(Plan(tmp_path, (0,), options=options, base=base))
     assert json.loads((tmp_path / "results.json").read_text()) == results
-    assert set(results) == {"vocagnolm", "cpt", "random"}
+    aggregations = {"share": "share", "vocagnolm": "max", "cpt": "max", "random": "max"}
+    assert results.keys() == aggregations.keys()
+    for method, aggregation in aggregations.items():
+        settings = json.loads((tmp_path / "seed0" / method / "run.json").read_text())
+        assert settings["aggregation"] == aggregation
     for metrics in results.values():
         assert set(metrics) == {"accuracy", "clean_loss", "answer_loss", "seconds"}
         assert all(len(values) == 1 for values in metrics.values())

@@ -31,7 +31,7 @@ def _demo(argv: Sequence[str] | None) -> int:
     add("--output_dir", type=Path, default=Path("runs/demo"))
     add("--seeds", type=int, nargs="+", default=_SEEDS, help="One student per method and seed.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
-    add("--methods", nargs="+", choices=METHODS, default=METHODS)
+    add("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
     for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
         add(name, nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)

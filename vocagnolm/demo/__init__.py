@@ -1,3 +1,9 @@
 """The embedded world of `make demo`."""
 
-METHODS = ("vocagnolm", "cpt", "random")
+# Names of runs, and what they add to the recipe.
+METHODS = {
+    "share": ("--method=vocagnolm", "--aggregation=share"),
+    "vocagnolm": ("--method=vocagnolm",),
+    "cpt": ("--method=cpt",),
+    "random": ("--method=random",),
+}

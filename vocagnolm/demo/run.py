@@ -1,8 +1,9 @@
-"""The demo: three ways to continue a student's pretraining, on text that makes itself.
+"""The demo: four ways to continue a student's pretraining, on text that makes itself.
 
 Several students, each with its own seed, are continually pretrained with an equal number of tokens
-by VocAgnoLM, on every token (cpt) and on a random 40 % of them, by the same code as `train.py`, and
-judged on held-out problems. Every number that is printed comes from these runs.
+by VocAgnoLM as the paper has it, by VocAgnoLM with `--aggregation share`, on every token (cpt) and
+on a random 40 % of them, by the same code as `train.py`, and judged on held-out problems. Every
+number that is printed comes from these runs.
 """
 
 import json
@@ -27,7 +28,12 @@ from vocagnolm.host.tables import markdown_table
 _MAX_WORKERS = 4
 # Digits shown of each metric.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
-_LABELS = {"vocagnolm": "VocAgnoLM", "cpt": "CPT", "random": "random 40 %"}
+_LABELS = {
+    "share": "VocAgnoLM, share",
+    "vocagnolm": "VocAgnoLM",
+    "cpt": "CPT",
+    "random": "random 40 %",
+}
 _SHOWN = (
     "accuracy {accuracy:.3f}, loss on clean text {clean_loss:.3f}, on answers "
     "{answer_loss:.3f} nats"

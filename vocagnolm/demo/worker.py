@@ -43,7 +43,7 @@ class Plan:
     options: tuple[str, ...] = ()
     guidance: tuple[str, ...] = ()
     base: tuple[str, ...] = BASE_OPTIONS
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = tuple(METHODS)
 
     def directory(self, seed: int) -> Path:
         """Return the directory with all of a seed."""
@@ -87,10 +87,11 @@ def make_base(directory: Path, seed: int, options: Sequence[str]) -> None:
 def _continue_training(plan: Plan, directory: Path, seed: int, method: str) -> Result:
     """Continually pretrain a student on pages, and judge it."""
     trained, curve = directory / method, plan.output_dir / CURVE_FILE
-    options = [f"--method={method}", f"--seed={seed}", f"--eval_steps={_CURVE_STEPS}"]
-    options += [*plan.options, f"--eval_dataset={curve}"]
-    if method == "vocagnolm":
+    options = [f"--seed={seed}", f"--eval_steps={_CURVE_STEPS}", f"--eval_dataset={curve}"]
+    options += plan.options
+    if method in ("share", "vocagnolm"):
         options += [f"--teacher={ASSETS / TEACHER}", *plan.guidance]
+    options += METHODS[method]
     started = time.perf_counter()
     train(directory / BASE, directory / _PAGES_FILE, trained, *options)
     seconds = time.perf_counter() - started
