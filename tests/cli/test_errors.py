@@ -33,11 +33,6 @@ WRONG: dict[tuple[str, ...], str] = {
         "vocagnolm evaluate: error: unrecognized arguments: --output-dir o (did you mean "
         "--output_dir?)"
     ),
-    ("trian",): (
-        "vocagnolm: error: argument COMMAND: invalid choice: 'trian' (choose from 'audit', "
-        "'compare', 'demo', 'evaluate', 'export', 'inspect', 'reselect', 'score', 'train') (did "
-        "you mean train?)"
-    ),
     ("train", "--teacher", "t", "--agregation", "max"): (
         "train.py: error: unrecognized arguments: --agregation max (did you mean --aggregation?)"
     ),
@@ -63,6 +58,11 @@ def test_wrong_recipe_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         f"train.py: error: --config {recipe}, line 1: unrecognized arguments: --topk=0.5 (did you "
         "mean --top_k?)\n"
     )
+
+
+def test_nearest_command_is_offered(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert capfd.readouterr().err.endswith(" (did you mean train?)\n")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -26,7 +26,7 @@ TEXT = "vocagnolm.conventions, vocagnolm.spans, vocagnolm.tokenizers, vocagnolm.
         # The commands' pages of help need what they import at the top, and no more.
         ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
         ("import vocagnolm.cli.demo, vocagnolm.cli.export", "torch transformers datasets"),
-        ("import vocagnolm.cli.score", "torch transformers datasets"),
+        ("import vocagnolm.cli.score, vocagnolm.run.prepare", "torch transformers datasets"),
         ("import vocagnolm.cli.inspect, vocagnolm.cli.reselect", "transformers datasets peft"),
     ],
 )

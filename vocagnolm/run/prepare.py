@@ -5,14 +5,8 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from vocagnolm.host.command import Exit, run_command, say
+from vocagnolm.host.command import Exit, quiet_logs, run_command, say
 from vocagnolm.host.units import duration
-from vocagnolm.run.documents import load_documents
-from vocagnolm.run.estimates import aligned_use, describe_preparation
-from vocagnolm.run.pair import load_pair
-from vocagnolm.run.parse import parse
-from vocagnolm.run.plan import describe_documents, fitted
-from vocagnolm.run.recipe import named_in_errors
 
 _HELP = """\
 usage: vocagnolm prepare [--config RECIPE] [the options of vocagnolm train]
@@ -32,6 +26,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _prepare(argv: Sequence[str]) -> None:
+    # Only now: a page of help does not wait for them.
+    from vocagnolm.run.documents import load_documents
+    from vocagnolm.run.estimates import aligned_use, describe_preparation
+    from vocagnolm.run.pair import load_pair
+    from vocagnolm.run.parse import parse
+    from vocagnolm.run.plan import describe_documents, fitted
+    from vocagnolm.run.recipe import named_in_errors
+
+    quiet_logs()
     job = parse(argv)
     with named_in_errors(argv):
         pair = load_pair(job.model, job.method, job.run.device, job.data.max_length)
