@@ -129,3 +129,18 @@ def test_files_and_tests_named_in_the_documents_exist(text: str) -> None:
         assert name in sources, name
     for name in re.findall(r"\b(test_\w+)`", text):
         assert any(f"def {name}(" in source for source in sources.values()), name
+
+
+def test_site_lists_each_page() -> None:
+    listed = re.findall(r"- (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(PAGES)
+
+
+def test_messages_that_are_explained_are_said() -> None:
+    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("vocagnolm/**/*.py"))
+    # One text, where a literal goes on in the next line.
+    source = re.sub(r'"\n\s*f?"', "", source).replace("{extra}", "eval")
+    cells = re.findall(r"^\| (`.*?) \|", PAGES["troubleshooting.md"], flags=re.MULTILINE)
+    messages = [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(messages) > 10
+    assert [message for message in messages if message not in source] == []
