@@ -132,10 +132,10 @@ def test_uld_recipe_pairs_the_ith_token_with_the_ith() -> None:
     """Boizard et al. (2025) and Eq. 6: half of the sorted probabilities' L1, the longer text cut.
 
     The student cuts "1+22" as 1 + 22 and the teacher as 1+ 2 2, so they pair 1 with 1+, + with 2
-    and 22 with 2: |.7 - .5| + |.2 - .5| + .1 = .6, then 0, then |1 - .6| + |0 - .4| = .8.
+    and 22 with 2: |.7 - .5| + |.2 - .5| + .1 = .6, |.5 - .8| + |.5 - .2| = .6, and .4 + .4 = .8.
     """
     student = [[0.1, 0.7, 0.2], [0.5, 0.0, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
-    teacher = [[0.5, 0.5], [0.5, 0.5], [0.4, 0.6], [0.0, 1.0]]
+    teacher = [[0.5, 0.5], [0.8, 0.2], [0.4, 0.6], [0.0, 1.0]]
     ours, theirs = np.array([[0, 1], [1, 2], [2, 4]]), np.array([[0, 2], [2, 3], [3, 4]])
     for recipe in sorted(RECIPES.glob("table1/uld__*.yaml")):
         name = f"table1/{recipe.stem}"
@@ -144,7 +144,7 @@ def test_uld_recipe_pairs_the_ith_token_with_the_ith() -> None:
         rows = torch.tensor([[[-1, -1], *(ranges + 1).tolist()]])
         batch = {"teacher_ranges": rows, "mapped_tokens": [3], "unmapped_tokens": [0]}
         batch |= {"teacher_input_ids": torch.zeros(1, 4), "teacher_position_ids": rows}
-        assert distances(name, student, teacher, batch) == pytest.approx([0.3, 0.0, 0.4])
+        assert distances(name, student, teacher, batch) == pytest.approx([0.3, 0.3, 0.4])
 
 
 def test_vocagnolm_recipe_selects_by_equations_2_to_4() -> None:
