@@ -112,14 +112,18 @@ ABLATIONS = {
         for weight in (0.3, 1.0, 1.5)
     },
 }
-PAPER = "--aggregation=max --top_k=0.4"
 BEST = "--aggregation=share --top_k=0.7 --unselected_weight=0.3"
-# A teacher of each tokenizer and size, by the paper's rule and by the best one found before.
+# A teacher of each tokenizer and size, by the paper's rule, with share, and by the best rule that
+# was found before.
 TEACHERS = {
     f"{tokenizer}-{size}__{name}": f"{rule} --teacher_losses={{losses-{tokenizer}-{size}}}"
     for tokenizer in VOCABULARIES
     for size in WIDTHS_AND_LAYERS
-    for name, rule in (("paper", PAPER), ("best", BEST))
+    for name, rule in (
+        ("max", "--aggregation=max"),
+        ("share", "--aggregation=share"),
+        ("best", BEST),
+    )
 }
 TEACHER_MODELS = dict.fromkeys(
     (f"{tokenizer}-{size}" for tokenizer in VOCABULARIES for size in WIDTHS_AND_LAYERS), ""
