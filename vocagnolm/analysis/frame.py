@@ -35,8 +35,8 @@ from vocagnolm.analysis.runs import (
     reject,
     run_directory,
 )
+from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import JsonObject, read_json
-from vocagnolm.host.pages import public_name
 
 METHOD_LABELS = {
     "vocagnolm": "VocAgnoLM",

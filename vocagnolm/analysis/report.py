@@ -20,8 +20,9 @@ from vocagnolm.analysis.frame import (
 from vocagnolm.analysis.paired import Pairing
 from vocagnolm.analysis.panels import Figure, Panel, draw_figure, draw_svg
 from vocagnolm.analysis.runs import EVAL_LOSS, Run, heading, in_order, read_state
+from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import write_text
-from vocagnolm.host.pages import public_name, render_page
+from vocagnolm.host.pages import render_page
 from vocagnolm.host.plots import COLORS, DASHES, dashes
 from vocagnolm.host.tables import markdown_table
 

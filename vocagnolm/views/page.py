@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import write_json, write_text
-from vocagnolm.host.pages import public_name, render_page
+from vocagnolm.host.pages import render_page
 from vocagnolm.views.view import (
     STATUSES,
     GuidanceView,
