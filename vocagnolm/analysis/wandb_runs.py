@@ -22,7 +22,6 @@ from typing import Any
 from vocagnolm.analysis.runs import RESULTS_FILE, SETTINGS_FILE, reject
 from vocagnolm.host.command import note
 from vocagnolm.host.files import JsonObject, write_json
-from vocagnolm.host.processes import cores
 from vocagnolm.host.trackers import ABOUT, EVALUATION_FOLDER, STEP, import_wandb, log_name
 
 # More than a run ever logs: the server is to leave none out.
@@ -147,7 +146,7 @@ def _read_files(files: Sequence[Path]) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
     if files:
         import_wandb()
-    with ThreadPoolExecutor(cores()) as pool:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, records in zip(files, pool.map(wandb_records, files), strict=True):
             # Named run-ID.wandb; a run that was resumed or evaluated has several.
             run = found.setdefault(path.stem[4:], _Found(path.stem[4:]))
