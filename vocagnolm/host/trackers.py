@@ -79,7 +79,7 @@ def log_name(tracked: str) -> str:
 
 @dataclass
 class Tracking:
-    """Where a run stands among others, and what it is; a tracker decides over what is None."""
+    """Place of a run among others, and what it is; a tracker decides over what is None."""
 
     project: str | None = None
     group: str | None = None
