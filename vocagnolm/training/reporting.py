@@ -176,7 +176,7 @@ class _Trackio(_WandbLike, TrackioCallback):  # type: ignore[misc]
             self._trackio.config.update(self._config(args, state, model), allow_val_change=True)
 
 
-class _TensorBoard(Reporter, TensorBoardCallback):  # type: ignore[misc]
+class _TensorBoard(Reporter, TensorBoardCallback):
     def on_train_begin(self, *args: object, **kwargs: object) -> None:
         super().on_train_begin(*args, **kwargs)  # type: ignore[no-untyped-call]
         if self.tb_writer:
@@ -189,7 +189,7 @@ class _TensorBoard(Reporter, TensorBoardCallback):  # type: ignore[misc]
 
     def setup(self, args: TrainingArguments, state: TrainerState, model: _Student) -> None:
         # Closed at the end of the training, before its last evaluation.
-        self._init_summary_writer(args)
+        self._init_summary_writer(args)  # type: ignore[no-untyped-call]
 
     def send(self, values: Mapping[str, object], histogram: Histogram | None, step: int) -> None:
         for name, value in values.items():
