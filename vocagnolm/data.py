@@ -32,7 +32,7 @@ from vocagnolm.spans import Encoding, encode_batch
 from vocagnolm.tokenizers import Guide, Piece, Reader, Teachers, TeacherTokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 5
+_FORMAT = 6
 # Documents that are aligned, cached and checked together: minutes of work.
 _PART = 100_000
 # Why a document is skipped that a guide does not know.

@@ -133,6 +133,8 @@ class Method:
         for name, is_right, expected in _RIGHT:
             if found[name] is not None and not is_right(found[name]):
                 yield f"--{name} must {expected}, got {found[name]}"
+        if self.top_k == 1 and self.top_k_warmup_steps:
+            yield "--top_k_warmup_steps has no effect with --top_k 1: leave it out"
         if self.method == "chunk" and self.aggregation == "share":
             guides = "--method chunk guides by whole tokens"
             yield f"--aggregation share is by characters, and {guides}: take sum"
@@ -156,7 +158,8 @@ class Method:
         steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
         if step >= steps:
             return self
-        return replace(self, top_k=round(1 - (1 - self.top_k) * step / steps, 6))
+        top_k = round(1 - (1 - self.top_k) * step / steps, 6)
+        return replace(self, top_k=top_k, top_k_warmup_steps=0)
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""

@@ -48,6 +48,7 @@ NO_EFFECT = {
         ({"top_k_warmup_steps": -1.0}, "--top_k_warmup_steps must be finite and not negative, got"),
         ({"top_k_warmup_steps": float("nan")}, "finite and not negative, got nan"),
         ({"top_k_warmup_steps": float("inf")}, "finite and not negative, got inf"),
+        ({"top_k": 1.0, "top_k_warmup_steps": 9}, "no effect with --top_k 1"),
         ({"unselected_weight": 1.0}, r"--unselected_weight must be in \[0, 1\), got 1.0"),
         ({"unselected_weight": -0.1}, r"--unselected_weight must be in \[0, 1\), got -0.1"),
         ({"unselected_weight": float("nan")}, r"must be in \[0, 1\), got nan"),
