@@ -164,7 +164,10 @@ def test_oracle_and_judge_run_in_a_tiny_world(corpus: Path, tmp_path: Path) -> N
     assert share == pytest.approx([world.kept_share], abs=0.05)
 
 
-def test_answers_are_what_follows_the_question(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("problem", "at"), [("How?\nb", 4), ("How\nb?\n\nc d", 6)])
+def test_answers_are_what_follows_the_question(
+    problem: str, at: int, corpus: Path, tmp_path: Path
+) -> None:
     """Of a model without preferences every token costs the same."""
     world = TinyWorld(tmp_path / "clean", [corpus], text_worlds.SPOILS["clean"], 1)
     tokenizer = AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER)
@@ -172,16 +175,20 @@ def test_answers_are_what_follows_the_question(corpus: Path, tmp_path: Path) -> 
     torch.nn.init.zeros_(model.model.embed_tokens.weight)
     for saved in (model, tokenizer):
         saved.save_pretrained(tmp_path / "model")
-    texts = ["a b c", "How?\nb"]
+    texts = ["a b c", problem]
     found = text_worlds.judge_text(tmp_path / "model", texts, texts[1:], world.documents[1])
     uniform = np.log(len(tokenizer))
     assert found["nats_per_token"] == pytest.approx(uniform)
-    answer = tokenizer("How?\nb", add_special_tokens=False, return_offsets_mapping=True)
-    after = sum(start >= 4 for start, _ in answer["offset_mapping"])
-    assert found["answer_nats_per_character"] == pytest.approx(after * uniform / 2)
+    answer = tokenizer(problem, add_special_tokens=False, return_offsets_mapping=True)
+    after = sum(start >= at for start, _ in answer["offset_mapping"])
+    assert found["answer_nats_per_character"] == pytest.approx(
+        after * uniform / (len(problem) - at)
+    )
 
 
-@pytest.mark.parametrize(("module", "examples"), [(methods, 2), (aggregations, 1)])
+@pytest.mark.parametrize(
+    ("module", "examples"), [(methods, 2), (aggregations, 1), (text_worlds, 1)]
+)
 def test_examples_of_tables_hold(module: ModuleType, examples: int) -> None:
     results = doctest.testmod(module)
     assert (results.failed, results.attempted) == (0, examples)
