@@ -57,7 +57,7 @@ _AUDIT = "vocagnolm audit --student S --teacher T --dataset D --output_dir audit
 _VIEWS = "vocagnolm inspect --output_dir D, or train.py --guidance_table_steps 100"
 
 # Rows of the paper by name: their numbers by column.
-Rows = Mapping[str, Mapping[str, float]]
+_Rows = Mapping[str, Mapping[str, float]]
 
 
 def make(
@@ -140,7 +140,7 @@ def _paper(reported: Sequence[str], metric: str = "") -> dict[str, dict[str, flo
     return {x: row for x, row in found.items() if not metric or metric in row or x in reported}
 
 
-def _printed(rows: Rows, name: str, metric: str) -> float:
+def _printed(rows: _Rows, name: str, metric: str) -> float:
     """Read a number of the paper, or list those that its row has."""
     if metric not in rows[name]:
         expected = f"{metric!r} in the reported row {name!r}"
@@ -279,7 +279,7 @@ def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figu
 
 
 def _teacher_qualities(
-    frame: pd.DataFrame, metric: str, teachers: Sequence[str], rows: Rows
+    frame: pd.DataFrame, metric: str, teachers: Sequence[str], rows: _Rows
 ) -> dict[str, float]:
     """Find where the teachers stand, all of them measured or all reported."""
     models = _models(frame)

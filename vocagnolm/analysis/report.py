@@ -35,7 +35,7 @@ _SVG_DASHES = ("none", "6 3", "1.5 2.5", "7 2 1.5 2")
 _IN_A_ROW = 4
 
 Cells = Mapping[tuple[str, str], str]
-Rows = Sequence[Sequence[str]]
+_Rows = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Section:
     """A titled table, the first of its rows the header, and what has to be known to read it."""
 
     title: str
-    rows: Rows
+    rows: _Rows
     notes: Sequence[str] = ()
 
 
@@ -146,7 +146,7 @@ def _trained(comparison: Comparison) -> pd.DataFrame:
     return comparison.frame[comparison.frame.source == "trained"]
 
 
-def _table(titles: Sequence[str], heads: Mapping[str, Sequence[str]], cells: Cells) -> Rows:
+def _table(titles: Sequence[str], heads: Mapping[str, Sequence[str]], cells: Cells) -> _Rows:
     """Lay out cells by row and column, below the columns that any row has."""
     columns = in_order(column for _, column in cells)
     rows = [[*titles, *map(heading, columns)]]
