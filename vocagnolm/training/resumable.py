@@ -74,7 +74,7 @@ class ResumableTrainer(Trainer):
     def blocks_per_step(self) -> int:
         """Rows of a global batch."""
         args = self.args
-        return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends."""
