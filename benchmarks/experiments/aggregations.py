@@ -255,14 +255,18 @@ def judge(texts: Sequence[Text], rule: Callable[[Text], Losses]) -> Judged:
     chosen = [rank < count for rank in ranks]
     others = [np.argsort(np.argsort(one[is_other])) for one in excess]
     return Judged(
-        correlation=float(np.corrcoef(found, reference)[0, 1]),
-        correlation_of_excess=float(np.corrcoef(*excess)[0, 1]),
+        correlation=_correlation(found, reference),
+        correlation_of_excess=_correlation(*excess),
         bias=float((found - reference).mean()),
         error=float((found - reference).std()),
         alike=float((chosen[0] & chosen[1]).sum() / count),
-        rank_correlation_where_cut_otherwise=float(np.corrcoef(*others)[0, 1]),
+        rank_correlation_where_cut_otherwise=_correlation(*others),
         alike_where_cut_otherwise=float((chosen[0] == chosen[1])[is_other].mean()),
     )
+
+
+def _correlation(x: npt.NDArray[Any], y: npt.NDArray[Any]) -> float:
+    return float(np.asarray(np.corrcoef(x, y))[0, 1])
 
 
 def recut(text: Text) -> Text:
@@ -282,7 +286,8 @@ def _kinds(text: Text) -> npt.NDArray[np.int64]:
     low, high = align_spans(text.ours, text.theirs).T
     is_whole = text.theirs[low, 0] == text.ours[:, 0]
     is_whole &= text.theirs[high - 1, 1] == text.ours[:, 1]
-    return np.where(high - low == 1, 0, 2) + ~is_whole
+    numbers: npt.NDArray[np.int64] = np.where(high - low == 1, 0, 2) + ~is_whole
+    return numbers
 
 
 def report(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
