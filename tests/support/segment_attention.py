@@ -41,7 +41,9 @@ def flash_varlen(
 def with_flash(monkeypatch: pytest.MonkeyPatch, **overrides: Any) -> Any:
     """A Llama whose attention is transformers' flash_attention_2, but for the kernel."""
     process = flash._lazy_define_process_function(flash_varlen)
-    stand_ins = (None, flash_varlen, None, None, None), (process, None)
+    # transformers 5.19 and newer have a second function, for caches.
+    has_two = hasattr(flash, "_process_with_kvcache_kwargs_fn")
+    stand_ins = (None, flash_varlen, None, None, None), (process, None) if has_two else process
     monkeypatch.setattr(flash, "lazy_import_flash_attention", lambda name: stand_ins)
     model = with_attention("llama", "sdpa", **overrides)
     model.config._attn_implementation = "flash_attention_2"  # looks for the package if it is set
