@@ -7,7 +7,9 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from adapter_world import World, make_world
@@ -164,6 +166,46 @@ def test_full_disk_is_said_with_the_estimate(
     assert float(said[1]) == pytest.approx((3 * 12 + 4) * count / 1e9, rel=0.01)
 
 
+GIVEN: dict[str, Any] = {"output_dir": "out", "save_total_limit": 2, "save_steps": 10}
+GIVEN |= {"max_steps": 100, "global_batch_tokens": 64, "save_strategy": "steps"}
+GIVEN |= {"use_peft": False, "save_store": None, "total": 10}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        # A model of 100 parameters, 10 of them trained: 400 bytes, and moments of 80.
+        ({}, [3 * 480 + 400]),
+        ({"save_total_limit": None}, [11 * 480 + 400]),
+        ({"save_total_limit": None, "save_steps": 0.25}, [5 * 480 + 400]),
+        ({"save_strategy": "no"}, [400]),
+        ({"use_peft": True}, [3 * 120 + 40]),
+        ({"save_store": "store"}, [3 * 480 + 400, 3.05 * 1000]),
+        ({"total": 30}, [3 * 480 + 400, 3 * 50]),
+    ],
+)
+def test_disk_holds_all_that_is_written(
+    given: dict[str, Any], expected: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    for name, size in (("corpus.arrow", 1000), ("cache-1.arrow", 7)):
+        (tmp_path / "cache" / name).write_bytes(b"x" * size)
+    all_given: Any = SimpleNamespace(**GIVEN | given, max_length=64)
+    job: Any = SimpleNamespace(run=all_given, data=all_given, model=all_given)
+    pair: Any = SimpleNamespace(student_sizes=SimpleNamespace(parameters=100, trained=10))
+    rows = SimpleNamespace(data=SimpleNamespace(nbytes=50))
+    segments: Any = SimpleNamespace(rows=rows, total=lambda column: 1000)
+    corpus: Any = MagicMock(cache_files=[{"filename": "cache/corpus.arrow"}])
+    corpus.__len__.return_value = 10
+    read = documents.Documents(corpus, segments, MagicMock(), all_given.total)
+    monkeypatch.setattr(estimates.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
+    uses = estimates.disk_uses(job, pair, read)
+    assert [use.needed for use in uses] == expected
+    # The part that is there already, and not the corpus beside it, counts as free.
+    assert [use.free for use in uses] == [107 if "aligned" in use.what else 100 for use in uses]
+
+
 def lines_of(capfd: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
     """The plan that was printed, and what follows: lines by their first word, in order."""
     lines: dict[str, list[str]] = {}
@@ -217,7 +259,7 @@ def test_duration_is_that_of_the_log_when_there_is_one(
     assert re.search(r"^end        about \w{3} \d\d \w{3} \d{4} \d\d:\d\d", said, re.M)
     tokens = int(re.search(r"^batch      ([\d,]+) tokens", said, re.M)[1].replace(",", ""))
     rows = [{"step": step, "tokens_per_s": tokens * 2} for step in (1, 2)] + [{"eval_loss": 1}]
-    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"cut\n[]\n{"tokens_per_s": 9'
+    text = "".join(json.dumps(row) + "\n" for row in rows) + '{"cut\n3\n{"tokens_per_s": 9'
     (tmp_path / "log.jsonl").write_text(text)
     assert train.main(argv) == 0
     said = capfd.readouterr().out

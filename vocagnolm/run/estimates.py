@@ -76,8 +76,9 @@ def disk_uses(job: Job, pair: Pair, documents: Documents) -> list[DiskUse]:
     checkpoint = _WEIGHT * saved + _MOMENTS * sizes.trained
     count = run.save_total_limit
     if count is None:
-        steps = steps_of(job, documents) or 0
-        count = steps // max(int(run.save_steps), 1) if run.save_steps >= 1 else 1
+        steps, every = steps_of(job, documents) or 0, run.save_steps
+        # Below 1 it is a share of all steps.
+        count = int(steps // every if every >= 1 else 1 / every)
     # The newest is whole before the oldest goes.
     kept = 0 if run.save_strategy == SaveStrategy.NO else count + 1
     uses = [_use("checkpoints and the model", output_dir, checkpoint * kept + _WEIGHT * saved)]
@@ -90,13 +91,14 @@ def disk_uses(job: Job, pair: Pair, documents: Documents) -> list[DiskUse]:
 def aligned_use(documents: Documents) -> DiskUse:
     """Estimate what the aligned corpus takes where it is kept."""
     aligned = documents.segments.rows.data.nbytes * documents.scale
-    return _use("the aligned corpus", _cache_of(documents), aligned)
+    # The corpus itself lies there too.
+    return _use("the aligned corpus", _cache_of(documents), aligned, written="cache-*.arrow")
 
 
-def _use(what: str, directory: Path, needed: float) -> DiskUse:
+def _use(what: str, directory: Path, needed: float, written: str = "*") -> DiskUse:
     place = next(place for place in (directory, *directory.absolute().parents) if place.exists())
     # What an earlier start has written there is part of what is needed.
-    there = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    there = sum(path.stat().st_size for path in directory.rglob(written) if path.is_file())
     return DiskUse(what, directory, needed, shutil.disk_usage(place).free + there)
 
 
