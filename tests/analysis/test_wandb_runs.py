@@ -6,18 +6,20 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_results import record, write_evaluation
 from wandb_server import serving
 
 from vocagnolm import cli
+from vocagnolm.analysis import wandb_runs
 from vocagnolm.analysis.compare import compare
 from vocagnolm.analysis.report import comparison_markdown
 from vocagnolm.analysis.wandb_runs import fetch
 from vocagnolm.evaluation.tracking import Tracker
 from vocagnolm.host.manifest import unsealed
-from vocagnolm.host.trackers import STEP, Tracking, tracked_name, write_place
+from vocagnolm.host.trackers import STEP, Tracking, log_name, tracked_name, write_place
 
 RIGHT = {"cpt": [True, False, False, False], "vocagnolm": [True, True, True, False]}
 SETTINGS = {"student": "s", "dataset": "d", "global_batch_tokens": 512, "seed": 1, "lr": 1.0}
@@ -153,6 +155,32 @@ def test_missing_packages_are_one_line(
     assert cli.main(["compare", "--wandb", "lab/students"]) == 2
     assert "needs the package wandb, which" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_resumed_run_is_read_without_what_was_repeated(
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, evaluation = "train/student_loss_nats", "eval/loss"
+    # Its second start had a server, and its third had none.
+    starts = {
+        "offline-run-20260101_000000-a": [(train, 1), (train, 2), (evaluation, 2), (train, 3)],
+        "run-20260101_000001-a": [(train, 2), (evaluation, 2), (train, 3), (train, 4)],
+        "offline-run-20260101_000002-a": [(train, 4), (evaluation, 4)],
+    }
+    for name in starts:
+        (offline / name).mkdir(parents=True)
+        (offline / name / "run-a.wandb").touch()
+
+    def records(path: Path) -> list[dict[str, Any]]:
+        rows = [{name: 1.0, STEP: step} for name, step in starts[path.parent.name]]
+        begun = {"type": "run", "run": {"config": {"update": {"method": "cpt"}}}}
+        return [begun, *({"type": "history", "history": {"item": row}} for row in rows)]
+
+    monkeypatch.setattr(wandb_runs, "wandb_records", records)
+    (run,) = fetch([str(offline)], tmp_path / "out")
+    log = json.loads((run / "trainer_state.json").read_text())["log_history"]
+    expected = [(train, 1), (train, 2), (evaluation, 2), (train, 3), (train, 4), (evaluation, 4)]
+    assert log == [{log_name(name): 1.0, "step": step} for name, step in expected]
 
 
 def test_runs_of_others_are_left_out(offline: Path, tmp_path: Path) -> None:

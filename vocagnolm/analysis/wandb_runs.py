@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -98,7 +98,7 @@ def _lay_out(run: _Found, place: Path) -> list[Path]:
         place.mkdir(parents=True, exist_ok=True)
         settings = {name: value for name, value in run.config.items() if not _is_about(name)}
         write_json(place / SETTINGS_FILE, settings)
-        log = list(_log(run.history))
+        log = _log(run.history)
         last = max((entry["step"] for entry in log), default=0)
         state = {"max_steps": run.config.get("steps", last), "global_step": last}
         state["total_flos"] = max((entry.get("total_flos", 0) for entry in log), default=0)
@@ -119,8 +119,9 @@ def _is_about(name: str) -> bool:
     return name in ABOUT or name.startswith(("_wandb", EVALUATION_FOLDER))
 
 
-def _log(history: Sequence[JsonObject]) -> Iterator[JsonObject]:
+def _log(history: Sequence[JsonObject]) -> list[JsonObject]:
     """Turn rows into entries of a log; what is no number, as tables, has no entry."""
+    log: list[JsonObject] = []
     for row in history:
         entry = {
             log_name(name): value
@@ -128,7 +129,13 @@ def _log(history: Sequence[JsonObject]) -> Iterator[JsonObject]:
             if isinstance(value, int | float) and not name.startswith("_") and name != STEP
         }
         if entry and STEP in row:
-            yield {**entry, "step": row[STEP]}
+            step = row[STEP]
+            # A resumed run goes back to its checkpoint, and logs again what came behind it.
+            first = step if "student_loss_nats" in entry else step + 1
+            while log and log[-1]["step"] >= first:
+                log.pop()
+            log.append({**entry, "step": step})
+    return log
 
 
 # -- Files -----------------------------------------------------------------------------------
@@ -138,8 +145,9 @@ def _files(path: Path) -> list[Path]:
     """Find the files of runs in a directory of one or of many, or the file itself."""
     if path.suffix == ".wandb":
         return [path]
-    # The names begin with the time.
-    return sorted(path.glob("run-*.wandb")) or sorted(path.glob("*run-*/run-*.wandb"))
+    found = list(path.glob("run-*.wandb")) or path.glob("*run-*/run-*.wandb")
+    # In the order of their times: run-TIME-ID and offline-run-TIME-ID.
+    return sorted(found, key=lambda file: file.parent.name.partition("run-")[2])
 
 
 def _read_files(files: Sequence[Path]) -> dict[str, _Found]:
