@@ -37,7 +37,7 @@ def test_every_timing_has_a_section_of_its_own() -> None:
     [
         ({"project": "p"}, {"project": "p"}),
         ({"project": "lab/p"}, {"project": "p", "entity": "lab"}),
-        ({"tags": ["", "x" * 70, "y"]}, {"tags": ["x" * 64, "y"]}),
+        ({"tags": ["", "org-m/" + "x" * 64, "y"]}, {"tags": ["x" * 64, "y"]}),
         ({"group": "g", "name": "g/n"}, {"group": "g", "name": "g/n", "tags": None}),
     ],
 )
@@ -60,6 +60,7 @@ class RefusedError(Exception):
             "its server does not answer",
         ),
         ("online", False, r"there is no key \(`wandb login` asks for it\)"),
+        ("shared", False, r"there is no key \(`wandb login` asks for it\)"),
         ("offline", None, ""),
         ("disabled", None, ""),
     ],
@@ -75,6 +76,33 @@ def test_reason_to_begin_offline_is_said(
     if mode:
         monkeypatch.setenv("WANDB_MODE", mode)
     assert offline_reason() == expected.replace("\\", "")
+
+
+def test_place_is_continued_when_kept(tmp_path: Path) -> None:
+    settings = SimpleNamespace(id="i", project="p", entity="", offline=False, url="u")
+    assert trackers.read_place(tmp_path) == {}
+    trackers.write_place(tmp_path, SimpleNamespace(run=settings), {"project": "x", "name": "n"})  # type: ignore[arg-type]
+    expected = {"id": "i", "project": "p", "entity": None, "name": "n", "resume": "allow"}
+    assert trackers.read_place(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"disabled": True}, "wandb      disabled, as WANDB_MODE says"),
+        ({"offline": False}, "wandb      https://server/run"),
+        ({"offline": True}, "wandb      offline; `wandb sync wandb/offline-run-x` sends it"),
+    ],
+)
+def test_place_of_a_run_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, offline: Path, said: dict[str, bool], line: str
+) -> None:
+    stand_in(monkeypatch, answer=True)
+    monkeypatch.chdir(offline.parent)
+    settings = SimpleNamespace(sync_dir=str(offline / "offline-run-x"))
+    run = {"disabled": False, "offline": True, "url": "https://server/run", "settings": settings}
+    fake: Any = SimpleNamespace(init=lambda mode: SimpleNamespace(**run | said))
+    assert trackers.begin_run(fake, {}) == line
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 from transformers import TrainerCallback
@@ -24,6 +25,7 @@ from vocagnolm.host.trackers import (
 )
 from vocagnolm.packing import Blocks
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.reporting import Reporter
 
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
 
@@ -135,7 +137,13 @@ def test_tensorboard_has_the_same_names(
     assert {"config/text_summary", "guidance/tokens/text_summary"} <= set(tags["tensors"])
     last = events.Scalars("train/student_loss_nats")[-1]
     assert (last.step, last.value) == (3, pytest.approx(mine_last(trainer, "student_loss_nats")))
-    assert [e.step for e in events.Histograms("guidance/excess_loss_nats")] == [1, 2, 3]
+    histograms = events.Histograms("guidance/excess_loss_nats")
+    assert [event.step for event in histograms] == [1, 2, 3]
+    shown = histograms[-1].histogram_value
+    assert (shown.min, shown.bucket_limit[-1], shown.num) == (-20, 20, sum(shown.bucket))
+    for found, power in ((shown.sum, 1), (shown.sum_squares, 2)):
+        expected = np.dot(shown.bucket, (np.asarray(shown.bucket_limit) - 0.125) ** power)
+        assert found == pytest.approx(expected)
 
 
 class FakeTrackio(ModuleType):
@@ -191,16 +199,21 @@ def test_resumed_run_is_one_with_what_was_cut_off(
 ) -> None:
     options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1}
     ids = []
-    for steps in (2, 3):
-        resumed = steps == 3
+    for steps, resumed in ((2, False), (3, True), (1, False)):
         trainer = make_trainer(
             tmp_path / "out", blocks, *pair, max_steps=steps, report_to=["wandb"], **options
         )
         trainer.train(resume_from_checkpoint=resumed)
         trainer.finish_reports()
         ids.append(json.loads((tmp_path / "out" / TRACKER_FILE).read_text())["id"])
-    assert ids[0] == ids[1]
-    assert len(list(offline.glob(f"offline-run-*-{ids[0]}"))) == 2
+    assert ids[0] == ids[1] != ids[2]
+    runs = sorted(offline.glob(f"offline-run-*-{ids[0]}"))
+    assert [stored(run)["config"]["steps"] for run in runs] == [2, 3]
+
+
+def test_other_processes_send_nothing() -> None:
+    reporter: Any = Reporter(Tracking, lambda: None)
+    reporter.on_log(None, SimpleNamespace(is_world_process_zero=False), None, {"loss": 1.0})
 
 
 def test_run_of_the_user_is_taken_as_it_is(
