@@ -170,6 +170,9 @@ def test_resumed_run_is_read_without_what_was_repeated(
     for name in starts:
         (offline / name).mkdir(parents=True)
         (offline / name / "run-a.wandb").touch()
+    evaluated = offline / name / "files" / "evaluation" / "checkpoint-3" / "results.json"
+    evaluated.parent.mkdir(parents=True)
+    evaluated.touch()
 
     def records(path: Path) -> list[dict[str, Any]]:
         rows = [{name: 1.0, STEP: step} for name, step in starts[path.parent.name]]
@@ -177,7 +180,9 @@ def test_resumed_run_is_read_without_what_was_repeated(
         return [begun, *({"type": "history", "history": {"item": row}} for row in rows)]
 
     monkeypatch.setattr(wandb_runs, "wandb_records", records)
-    (run,) = fetch([str(offline)], tmp_path / "out")
+    run, checkpoint = fetch([str(offline)], tmp_path / "out")
+    assert (run.name, checkpoint.name) == ("a", "a-checkpoint-3")
+    assert (checkpoint / "evaluation" / "results.json").is_file()
     log = json.loads((run / "trainer_state.json").read_text())["log_history"]
     expected = [(train, 1), (train, 2), (evaluation, 2), (train, 3), (train, 4), (evaluation, 4)]
     assert log == [{log_name(name): 1.0, "step": step} for name, step in expected]

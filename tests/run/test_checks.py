@@ -171,6 +171,44 @@ GIVEN |= {"max_steps": 100, "global_batch_tokens": 64, "save_strategy": "steps"}
 GIVEN |= {"use_peft": False, "save_store": None, "total": 10}
 
 
+def fakes(**given: Any) -> tuple[Any, Any, Any]:
+    """A job, its pair, and its documents: 10 of `total`, each a block."""
+    every = SimpleNamespace(**GIVEN | given, max_length=64, num_train_epochs=1, world_size=4)
+    every.attend_across_documents, every.processes = False, lambda count: 2
+    method = SimpleNamespace(choice="tokens", unselected_weight=0.0, top_k=0.4)
+    job = SimpleNamespace(run=every, data=every, model=every, method=method)
+    sizes = SimpleNamespace(parameters=100, trained=10, hidden=1, inner=1)
+    pair = SimpleNamespace(student_sizes=sizes, student_skeleton=None, teacher_skeletons=[None])
+    rows = MagicMock(data=SimpleNamespace(nbytes=50))
+    rows.with_format.return_value = {"student_tokens": [3, 3], "teacher_tokens": [2, 2]}
+    tokens = {"student_tokens": 500, "teacher_tokens": 1000}
+    segments: Any = SimpleNamespace(rows=rows, total=tokens.get)
+    corpus = MagicMock(cache_files=[{"filename": "cache/corpus.arrow"}])
+    corpus.__len__.return_value = 10
+    return job, pair, documents.Documents(corpus, segments, [0] * 10, every.total)  # type: ignore[arg-type]
+
+
+def test_time_follows_from_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, pair, read = fakes(max_steps=-1, total=30, output_dir=tmp_path)
+    # Work for a token at 1.5 keys of the student and 1 of the teacher's, which has two tokens.
+    work = SimpleNamespace(
+        training_flops=lambda tokens, keys, used: 3 * keys * used / 0.4,
+        forward_flops=lambda tokens, keys, used: tokens * keys,
+    )
+    for name, value in {
+        "model_work": lambda skeleton: work,
+        "student_layout": lambda run: SimpleNamespace(recomputes=True),
+        "_timed_product": lambda *_: 1000.0,
+        "_PREPARED_TOKENS_PER_S": 10,
+    }.items():
+        monkeypatch.setattr(estimates, name, value)
+    preparation, training, _ = estimates.describe_time(job, pair, read, done=10)
+    assert preparation.startswith("prepare    about 1 m 15 s on 2 of ")
+    # 20 of 30 steps of 64 tokens; four devices at half of 1,000 FLOP/s, and 4.5 + 1.5 + 2 FLOP.
+    expected = "duration   about 5 s for the 20 steps that are left at 250 tokens per second, 50%"
+    assert training.startswith(expected)
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -191,14 +229,7 @@ def test_disk_holds_all_that_is_written(
     (tmp_path / "cache").mkdir()
     for name, size in (("corpus.arrow", 1000), ("cache-1.arrow", 7)):
         (tmp_path / "cache" / name).write_bytes(b"x" * size)
-    all_given: Any = SimpleNamespace(**GIVEN | given, max_length=64)
-    job: Any = SimpleNamespace(run=all_given, data=all_given, model=all_given)
-    pair: Any = SimpleNamespace(student_sizes=SimpleNamespace(parameters=100, trained=10))
-    rows = SimpleNamespace(data=SimpleNamespace(nbytes=50))
-    segments: Any = SimpleNamespace(rows=rows, total=lambda column: 1000)
-    corpus: Any = MagicMock(cache_files=[{"filename": "cache/corpus.arrow"}])
-    corpus.__len__.return_value = 10
-    read = documents.Documents(corpus, segments, MagicMock(), all_given.total)
+    job, pair, read = fakes(**given)
     monkeypatch.setattr(estimates.shutil, "disk_usage", lambda _: SimpleNamespace(free=100))
     uses = estimates.disk_uses(job, pair, read)
     assert [use.needed for use in uses] == expected

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from wandb_files import stored
 from vocagnolm.host.trackers import Tracking
 from vocagnolm.models.source import revision_of
 from vocagnolm.run import main as train
+from vocagnolm.run import tracking
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
 from vocagnolm.run.parse import parse
@@ -59,6 +61,7 @@ def described(argv: list[str]) -> Tracking:
             {"group": "paper/table1", "name": "paper/table1/a"},
         ),
         ("mine/a.yaml", [], {}, {"group": "mine", "name": "mine/a"}),
+        ("recipes/old/recipes/t/a.yaml", [], {}, {"group": "t", "name": "t/a"}),
         ("", ["--run_name=n", "--wandb_group=g"], {}, {"group": "g", "name": "n"}),
         ("", ["--project=p"], {}, {"project": "p"}),
         ("", ["--project=p", "--wandb_project=e/w"], {}, {"project": "e/w"}),
@@ -92,6 +95,32 @@ def test_place_follows_options_environment_and_recipe(
         monkeypatch.setenv(name, value)
     found = vars(described([*options, *given]))
     assert {name: found[name] for name in expected} == expected
+
+
+def test_store_names_the_teacher_that_scored_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    manifests = {"a": {"teacher": "A", "teacher_revision": "1"}, "b": {"teacher": "B"}}
+    monkeypatch.setattr(tracking, "manifest_of", lambda path: manifests[path.name])
+    monkeypatch.setattr(tracking, "revision_of", lambda name, config: "0")
+    sizes = SimpleNamespace(parameters=5, trained=3)
+    student = SimpleNamespace(source=SimpleNamespace(name="S"), config=None)
+    pair: Any = SimpleNamespace(student=student, teachers=[], student_sizes=sizes, teacher_sizes=[])
+    job: Any = SimpleNamespace(model=SimpleNamespace(teacher_losses=["a", "b"]))
+    assert tracking._models(job, pair) == {
+        "student": {"name": "S", "revision": "0", "parameters": 5, "trained_parameters": 3},
+        "teacher": {"name": "A", "revision": "1", "store": "a"},
+        "teacher_2": {"name": "B", "revision": None, "store": "b"},
+    }
+
+
+@pytest.mark.parametrize(("status", "commit"), [("", "abc"), (" M train.py\n", "abc+")])
+def test_commit_is_marked_when_files_differ(
+    monkeypatch: pytest.MonkeyPatch, status: str, commit: str
+) -> None:
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(stdout=status if "status" in command else "abc\n")
+
+    monkeypatch.setattr(tracking.subprocess, "run", run)
+    assert tracking._commit() == commit
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ _UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
 def in_short(count: float) -> str:
     """Write a count in three digits.
 
-    >>> in_short(7), in_short(10_240), in_short(2_097_152), in_short(15e9)
-    ('7', '10.2K', '2.1M', '15B')
+    >>> in_short(7), in_short(10_240), in_short(999_999), in_short(15e9)
+    ('7', '10.2K', '1M', '15B')
     """
     # Rounded first, so that 999,999 is a million.
     count, power = float(f"{count:.3g}"), 0
