@@ -92,11 +92,13 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
     assert "raw_output" not in verdicts[0]
 
 
+@pytest.mark.parametrize("model", ["org/model", "."], ids=["of the hub", "a directory"])
 def test_evaluation_has_a_run_of_its_own(
-    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "mine")
-    Tracker("org/model").report(RESULTS, {"gsm8k": RECORDS})
+    monkeypatch.chdir(tmp_path)
+    Tracker(model).report(RESULTS, {"gsm8k": RECORDS})
     (run,) = offline.glob("offline-run-*")
     found = stored(run)
     start = found["run"]

@@ -125,11 +125,7 @@ class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
     """As transformers' with WANDB_WATCH and WANDB_LOG_MODEL, and offline where it has to be."""
 
     def setup(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        model: _Student,
-        **_: object,
+        self, args: TrainingArguments, state: TrainerState, model: _Student, **_: object
     ) -> None:
         self._initialized, self._module = True, self._wandb
         if not state.is_world_process_zero:
@@ -147,11 +143,8 @@ class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
         write_place(directory, self._wandb, place)
         self._wandb.define_metric(STEP)
         self._wandb.define_metric("*", step_metric=STEP, step_sync=True)
-        if (watched := os.environ.get("WANDB_WATCH", "false")) in (
-            "all",
-            "parameters",
-            "gradients",
-        ):
+        watched = os.environ.get("WANDB_WATCH", "false")
+        if watched in ("all", "parameters", "gradients"):
             self._wandb.watch(model, log=watched, log_freq=max(100, state.logging_steps))
 
     def finish(self) -> None:
@@ -162,11 +155,7 @@ class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
 
 class _Trackio(_WandbLike, TrackioCallback):  # type: ignore[misc]
     def setup(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        model: _Student,
-        **_: object,
+        self, args: TrainingArguments, state: TrainerState, model: _Student, **_: object
     ) -> None:
         args.project = self._tracking().project or args.project
         args.run_name = args.run_name or self._tracking().name
