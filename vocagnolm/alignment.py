@@ -121,7 +121,7 @@ def narrow_spans(spans: Spans) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
     (array([2, 1, 0, 0], dtype=uint8), array([  2,  -1,   0,   3,   0, 996], dtype=int32))
     """
     begin, step = (spans - np.append(0, spans[:-1, 1])[:, None]).T
-    odd = np.flatnonzero((begin != 0) | (step < 0) | (step > np.iinfo(np.uint8).max))
+    odd = np.flatnonzero((begin != 0) | (step > np.iinfo(np.uint8).max))
     jumps = np.stack((odd, begin[odd], step[odd]), axis=1)
     steps = step.astype(np.uint8)
     steps[odd] = 0

@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,6 @@ MISSING = "not in the teacher-loss store, or another text there"
 # Aim below the limit: parts of one text are not equally dense in tokens.
 _FILL = 0.95
 _SEPARATORS = ("\n\n", "\n", " ")
-_NO_SPANS = np.zeros((0, 2), np.int64)
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
@@ -135,15 +134,17 @@ def align_corpus(
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
-    starts = range(0, len(corpus), _PART)
+    # Each file of a corpus has a cache of its own; all parts go to that of the first.
+    sources, starts = corpus.cache_files, range(0, len(corpus), _PART)
+    shared = {"student": student, "guide": guide, "schema": features.arrow_schema}
     parts: dict[int, datasets.Dataset] = {}
     # What another machine works on is waited for at the end.
-    for wait, start in ((wait, start) for wait in (False, True) for start in starts):
+    for wait, start in product((False, True), starts):
         if start in parts:
             continue
         documents = corpus.select(range(start, min(start + _PART, len(corpus))))
         fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
-        with suppress(Timeout), verified_cache(corpus.cache_files, fingerprint, wait=wait):
+        with suppress(Timeout), verified_cache(sources, fingerprint, wait=wait) as cache:
             parts[start] = documents.map(
                 _align_batch,
                 with_indices=True,
@@ -152,12 +153,10 @@ def align_corpus(
                 num_proc=num_proc,
                 remove_columns=corpus.column_names,
                 features=features,
-                fn_kwargs={
-                    **{"start": start, "student": student, "guide": guide},
-                    "schema": features.arrow_schema,
-                },
+                fn_kwargs={"start": start, **shared},
+                cache_file_name=cache,
                 new_fingerprint=fingerprint,
-                desc="Aligning documents" + _part_of(start // _PART + 1, len(starts)),
+                desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
     rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
     is_skipped = rows.data.column("skipped").is_valid()
@@ -167,10 +166,6 @@ def align_corpus(
     columns = (rows.data.column(name).filter(is_skipped).to_pylist() for name in names)
     kept = np.flatnonzero(pc.invert(is_skipped))
     return Segments(rows.select(kept), list(zip(*columns, strict=True)))
-
-
-def _part_of(part: int, parts: int) -> str:
-    return f", part {part} of {parts}" if parts > 1 else ""
 
 
 def _align_batch(
@@ -231,8 +226,8 @@ def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
     """Return the types of the columns: ids take two bytes where they fit."""
     types = dict(_ARRAYS)
     for name, readers in (("student_ids", [student]), ("teacher_ids", teachers)):
-        largest = [max(reader.tokenizer.get_vocab().values(), default=0) for reader in readers]
-        if max(largest, default=0) <= np.iinfo(np.uint16).max:
+        ids = chain(*(reader.tokenizer.get_vocab().values() for reader in readers))
+        if max(ids, default=0) <= np.iinfo(np.uint16).max:
             types[name] = "uint16"
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
     numbers = dict.fromkeys(_NUMBERS, datasets.Value("int32"))
@@ -299,7 +294,7 @@ def _align_piece(
     """Make one row: the encodings with their special tokens, and every student token's ranges."""
     end = [student.end] if piece.is_last and student.end is not None else []
     counts = [1 + len(read.spans) for read in reads]
-    unmapped = np.zeros(len(encoding.ids), bool) if reads else np.ones(len(encoding.ids), bool)
+    unmapped = np.full(len(encoding.ids), not reads)
     for read in reads:
         if by_position:
             ranges = align_positions(len(encoding.ids), len(read.spans))
@@ -312,8 +307,8 @@ def _align_piece(
     #
     #   B a b c | B d e         counts [4, 3]
     #     0 1 2     3 4         steps
-    spans = [] if by_position else [read.spans for read in reads]
-    teacher_steps, teacher_jumps = narrow_spans(np.concatenate([_NO_SPANS, *spans]))
+    spans = [np.zeros((0, 2), np.int64), *(read.spans for read in reads if not by_position)]
+    teacher_steps, teacher_jumps = narrow_spans(np.concatenate(spans))
     return {
         "document": piece.document,
         "start": piece.start,

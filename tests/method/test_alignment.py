@@ -319,5 +319,7 @@ def test_narrow_spans_are_read_back(moves: list[tuple[int, int]], copies: int) -
 
 
 def test_narrow_spans_of_plain_text_take_a_byte() -> None:
-    steps, jumps = narrow_spans(np.array([[0, 3], [3, 4], [4, 259]]))
-    assert (steps.tolist(), jumps.tolist()) == ([3, 1, 255], [])
+    spans = np.array([[0, 3], [3, 4], [4, 259], [259, 515]])
+    steps, jumps = narrow_spans(spans)
+    assert (steps.tolist(), jumps.tolist()) == ([3, 1, 255, 0], [3, 0, 256])  # the last takes more
+    assert narrow_spans(spans[:3])[1].tolist() == []

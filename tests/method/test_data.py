@@ -19,6 +19,9 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from score_world import write_corpus
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.data
@@ -26,6 +29,7 @@ import vocagnolm.host.cache
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
+from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
 
@@ -175,6 +179,40 @@ def test_ranges_of_a_worked_example(
     ranges = align_segment(row)[0].tolist()[0]
     assert ranges[-2] == [count - 2, count + 1]
     assert ranges[0] == ranges[-1] == [-1, -1]
+
+
+def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokenizers) -> None:
+    student, teachers = readers(tokenizers_by_family, limits=(99, 99))
+    student, one, other = (Reader(r.tokenizer, 1, 2, 99) for r in (teachers, student, teachers))
+    text = "has 12,345"
+    (row,) = align_corpus(in_memory([text]), student, Teachers((one, other), by_position=True)).rows
+    count, fewer, same = (len(encode(r.tokenizer, text).ids) for r in (student, one, other))
+    assert fewer < same == count
+    assert (row["teacher_steps"], row["teacher_counts"]) == ([], [1 + fewer, 1 + same])
+    ranges, shares = align_segment(row)
+    for found, tokens in zip(ranges.tolist(), (fewer, same), strict=True):
+        pairs = [[n, n + 1] if 1 <= n <= tokens else [-1, -1] for n in range(count + 2)]
+        assert found == pairs
+    assert (shares == 1).all()
+    assert row["unmapped_text_tokens"] == count - fewer
+
+
+@pytest.mark.parametrize(("largest", "kind"), [(65_535, "uint16"), (65_536, "int32")])
+@pytest.mark.parametrize("role", ["student", "teacher"])
+def test_ids_take_two_bytes_where_they_fit(
+    tokenizers_by_family: Tokenizers, largest: int, kind: str, role: str
+) -> None:
+    words = Tokenizer(WordLevel({"a": 1, "b": largest}, unk_token="a"))
+    words.pre_tokenizer = Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)  # type: ignore[no-untyped-call]
+    wide = Reader(tokenizer, 1, None, 9)
+    small = readers(tokenizers_by_family)[1]
+    student, teachers = (wide, (small,)) if role == "student" else (small, (small, wide))
+    rows = align_corpus(in_memory(["a b"]), student, Teachers(teachers)).rows
+    kinds = {who: rows.features[f"{who}_ids"].feature.dtype for who in ("student", "teacher")}
+    assert kinds == {"student": "uint16", "teacher": "uint16", role: kind}
+    assert rows[0][f"{role}_ids"][-3:] == [1, 1, largest]
+    assert Blocks(rows, 99, [99] * len(teachers))[0][f"{role}_ids"][0][-1] == largest  # type: ignore[literal-required]
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
@@ -528,17 +566,48 @@ def test_cache_of_a_killed_run_is_made_again(
     assert not encoded
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("num_proc", [None, 2])
+@pytest.mark.parametrize("step", [1, -1])
 def test_parts_make_the_whole(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
+    tokenizers_by_family: Tokenizers,
+    pages: datasets.Dataset,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
+    num_proc: int | None,
 ) -> None:
     pair = readers(tokenizers_by_family)
+    pages = pages.select(range(len(pages))[::step])  # in another order: indices over the same table
+    assert (pages._indices is None) == (step == 1)
     expected = align_corpus(pages, *pair)
-    monkeypatch.setattr(vocagnolm.data, "_PART", 4)  # the last one smaller
-    assert len(pages) % 4
-    found = align_corpus(pages, *pair)
+    monkeypatch.setattr(vocagnolm.data, "_PART", 8)  # the last one smaller than the processes
+    assert len(pages) % 8 == 1
+    found = align_corpus(pages, *pair, num_proc=num_proc)
     assert len(found.rows.cache_files) > len(expected.rows.cache_files) == 1
     assert (list(found.rows), found.skipped) == (list(expected.rows), expected.skipped)
     assert found.digest() == expected.digest()
+
+
+def test_parts_of_several_files_are_verified(
+    tokenizers_by_family: Tokenizers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The library caches each file of a corpus in a directory of its own."""
+    for number in range(3):
+        write_corpus(tmp_path / f"{number}.jsonl", [f"Page {number}.", *PAGES])
+    pages, pair = load_corpus(str(tmp_path)), readers(tokenizers_by_family)
+    monkeypatch.setattr(vocagnolm.data, "_PART", 5)
+    first = align_corpus(pages, *pair).rows
+    expected = list(first)
+    files = [Path(one["filename"]) for one in first.cache_files]
+    assert len({file.parent for file in files}) == 1
+    assert len(files) == 3
+    files[2].unlink()
+    shutil.copyfile(files[1], files[2])
+    assert list(align_corpus(pages, *pair).rows) == expected
+    assert f"{files[2].with_suffix('')}*.arrow were damaged" in caplog.text
 
 
 def test_finished_parts_survive_a_kill(

@@ -16,18 +16,18 @@ logger = logging.getLogger(__name__)
 @contextmanager
 def verified_cache(
     sources: Sequence[Mapping[str, str]], fingerprint: str, *, wait: bool = True
-) -> Iterator[None]:
+) -> Iterator[str | None]:
     """Let `map` read what it has cached under a fingerprint if it is as it was written.
 
+    Gives its `cache_file_name`, to which it adds numbers where several processes write some each.
     Inside, `map` makes the files that it does not find; their checksums are written behind it. One
     process at a time is inside, as another one may be about to read what is removed; without `wait`
-    a `filelock.Timeout` says that one is. `sources` are the `cache_files` that are mapped; without
-    one, as of data in memory, nothing is cached.
+    a `filelock.Timeout` says that one is. The files lie beside the first of `sources`, the
+    `cache_files` of what is mapped; without one, as of data in memory, nothing is cached.
     """
     if not sources:
-        yield
+        yield None
         return
-    # The library's own name for the files; it adds numbers where several processes write some each.
     cache = Path(sources[0]["filename"]).with_name(f"cache-{fingerprint}")
     seal = cache.with_suffix(".json")
     with FileLock(cache.with_suffix(".lock"), timeout=-1 if wait else 0):
@@ -37,7 +37,7 @@ def verified_cache(
             for name in found:
                 (cache.parent / name).unlink()
             found = {}
-        yield
+        yield f"{cache}.arrow"
         if not found:
             write_json(seal, _checksums(cache))
 
