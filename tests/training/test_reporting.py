@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from wandb_files import stored
 from world import make_trainer
 
+from vocagnolm.analysis.wandb_runs import wandb_records
 from vocagnolm.host.trackers import (
     GUIDANCE_TABLE,
     STEP,
@@ -85,6 +86,9 @@ def test_wandb_holds_all_that_was_logged(
         counts, edges = (row[f"guidance/excess_loss_nats.{key}"] for key in ("values", "bins"))
         assert (len(counts), edges[0], edges[-1]) == (160, -20, 20)
         assert sum(counts) > 0
+    (file,) = run.glob("*.wandb")
+    axes = [one["metric"] for one in wandb_records(file) if one["type"] == "metric"]
+    assert STEP in json.dumps([axis for axis in axes if "*" in axis.values()])
     tracked = {name for row in found["history"] for name in row}
     assert logged(trainer) <= tracked
     assert {"guidance/tokens._type", "eval/loss", "train/mean_loss"} <= tracked
