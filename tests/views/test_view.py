@@ -176,6 +176,9 @@ def test_pieces_are_the_first_teachers(
         for row in views_of(sample, guidance_of(sample))
     ]
     assert spans[0] == spans[1]
+    # As many losses are taken for a segment as the first teacher has in it.
+    first, second = ([s.teacher_spans.tolist() for s in x.rows[0]] for x in (alone, both))
+    assert first == second
     guidance = guidance_of(both)
     ((view, *_),) = views_of(both, guidance)
     losses = [piece.loss_nats for token in view.tokens[1:2] for piece in token.pieces]
