@@ -92,7 +92,7 @@ def aligned_use(documents: Documents) -> DiskUse:
     """Estimate what the aligned corpus takes where it is kept."""
     aligned = documents.segments.rows.data.nbytes * documents.scale
     # The corpus itself lies there too.
-    return _use("the aligned corpus", _cache_of(documents), aligned, written="cache-*.arrow")
+    return _use("the aligned corpus", _cache_of(documents), aligned, written="cache-*")
 
 
 def _use(what: str, directory: Path, needed: float, written: str = "*") -> DiskUse:
