@@ -63,6 +63,8 @@ def test_large_corpus_is_estimated_first(world: World, capfd: pytest.CaptureFixt
     words = ["prepare", "disk", "corpus", "blocks", "alignment", "prepared"]
     assert [line.split()[0] for line in told.splitlines() if line[0] != " "] == words
     assert "48 documents" in told  # and 12 held out
+    # Of the tokens of all 60; of the 48 alone it would be 13 or more.
+    assert float(re.search(r"\(([\d.]+) bytes per", told)[1]) < 12  # type: ignore[index]
 
 
 @pytest.mark.usefixtures("large")
