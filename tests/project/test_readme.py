@@ -31,7 +31,7 @@ def code_blocks(language: str, text: str = README) -> list[str]:
 
 def commands(program: str) -> list[list[str]]:
     """The words of every command that runs a program, in the README and the pages to type from."""
-    typed = ("method.md", "ten_minutes.md", "coming_from_trl.md", "hub.md")
+    typed = ("method.md", "ten_minutes.md", "coming_from_trl.md", "hub.md", "full_run.md")
     blocks = code_blocks("") + [block for page in typed for block in code_blocks("", PAGES[page])]
     lines = [line for block in blocks for line in block.splitlines()]
     found = [shlex.split(line, comments=True) for line in lines if program in line]
@@ -59,14 +59,23 @@ PARSERS: dict[str, Callable[[list[str]], Any]] = {
     "compare": lambda argv: compare._parser().parse_args(argv),
     "evaluate": evaluate_math._parse,
     "inspect": inspect._parse,
+    "prepare": config.parse,
     "score": score.parse_score,
 }
 
 
-@pytest.mark.parametrize("words", commands("vocagnolm "), ids=" ".join)
+@pytest.mark.parametrize("words", commands("vocagnolm ") + commands(".cli "), ids=" ".join)
 def test_command_of_vocagnolm_parses(words: list[str]) -> None:
-    _, name, *argv = words
+    program = next(at for at, word in enumerate(words) if word in ("vocagnolm", "vocagnolm.cli"))
+    name, *argv = words[program + 1 :]
     assert PARSERS[name](argv)
+
+
+@pytest.mark.parametrize("words", commands("slurm.sh"), ids=" ".join)
+def test_command_of_slurm_parses(words: list[str]) -> None:
+    script = words.index("accelerate_configs/slurm.sh")
+    assert all((ROOT / word.removeprefix("CONFIG=")).is_file() for word in words if "/" in word)
+    assert config.parse(words[script + 1 :]).data.max_length == 2048
 
 
 @pytest.mark.parametrize("words", train_commands(), ids=" ".join)
