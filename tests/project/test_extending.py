@@ -19,6 +19,7 @@ from world import MAX_LENGTH, make_trainer
 from vocagnolm import objective
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks import benchmarks, questions, tasks
+from vocagnolm.guidance import aggregate_teacher_losses
 from vocagnolm.packing import Blocks
 from vocagnolm.tokenizers import student_reader
 
@@ -50,7 +51,7 @@ def test_fifth_aggregation_guides_a_run(
     blocks: Blocks, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Set as they are, so that they are again when the test ends.
-    monkeypatch.setattr(objective, "aggregate_teacher_losses", objective.aggregate_teacher_losses)
+    monkeypatch.setattr(objective, "aggregate_teacher_losses", aggregate_teacher_losses)
     annotations = objective.Method.__annotations__
     monkeypatch.setitem(annotations, "aggregation", annotations["aggregation"])
     method = run("An aggregation")["method"]
@@ -83,13 +84,14 @@ def test_hardest_tokens_are_trained(blocks: Blocks, pair: Any, tmp_path: Path) -
 
 
 def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(questions.READERS, "halves", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(questions.READERS, "halves", None)
     run("A benchmark")
     records = (resources.files(tasks.__package__) / "benchmarks.yaml").read_text("utf-8")
     (record,), (lines,) = (blocks_of("A benchmark", language) for language in ("yaml", "json"))
     (tmp_path / "benchmarks.yaml").write_text(f"{records}\n{record}", encoding="utf-8")
     monkeypatch.setattr(benchmarks, "resources", SimpleNamespace(files=lambda _: tmp_path))
-    monkeypatch.setattr(tasks, "BENCHMARKS", benchmarks._read_benchmarks())
+    found = benchmarks._read_benchmarks()
+    monkeypatch.setattr(tasks, "BENCHMARKS", found)
     (tmp_path / "halves").mkdir()
     (tmp_path / "halves/test.jsonl").write_text(lines, encoding="utf-8")
     (task,) = tasks.load_tasks(["halves"], tmp_path, None, None)
@@ -101,7 +103,7 @@ def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.Monk
     assert prompt == "Question: What is half of 8?\nAnswer:"
     output = "Half of 30 is 15. The answer is 15."
     assert extract(task.benchmark.answer_kind, output) == items[1].gold
-    assert list(tasks.BENCHMARKS)[:9] == list(benchmarks.PAPER_BENCHMARKS)
+    assert list(found)[:9] == list(benchmarks.PAPER_BENCHMARKS)
 
 
 def test_own_guide_gives_its_losses(
