@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_trainer
 
 from vocagnolm import objective
+from vocagnolm.collator import PackedCollator
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks import benchmarks, questions, tasks
 from vocagnolm.guidance import aggregate_teacher_losses
@@ -56,7 +57,7 @@ def test_fifth_aggregation_guides_a_run(
     monkeypatch.setitem(annotations, "aggregation", annotations["aggregation"])
     method = run("An aggregation")["method"]
     trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method}, max_steps=1)
-    batch = trainer.data_collator([blocks[0], blocks[1]])
+    batch = PackedCollator(MAX_LENGTH)([blocks[0], blocks[1]])
     found = trainer.token_guidance(batch)
     several = 0
     for row, ranges in enumerate(batch["teacher_ranges"].tolist()):
@@ -75,7 +76,7 @@ def test_hardest_tokens_are_trained(blocks: Blocks, pair: Any, tmp_path: Path) -
     mine = run("A method", trainer=trainer)["Hardest"](trainer.objective.method)
     assert trainer.state.global_step == 1
     assert type(trainer.objective).__name__ == "Hardest"
-    batch = trainer.data_collator([blocks[0], blocks[1]])
+    batch = PackedCollator(MAX_LENGTH)([blocks[0], blocks[1]])
     loss_BS = torch.rand(batch["labels"].shape)
     found = mine.select(loss_BS, batch)
     assert found.weight_BS.sum() == mine.weighted_tokens(batch)
@@ -117,7 +118,7 @@ def test_own_guide_gives_its_losses(
     trainer = make_trainer(
         tmp_path, blocks, student, names["teacher"], options=options, max_steps=1
     )
-    batch = trainer.data_collator([blocks[0]])
+    batch = PackedCollator(MAX_LENGTH)([blocks[0]])
     found = trainer.token_guidance(batch)
     losses = {round(loss, 3) for loss in found.teacher_loss_BS[found.mapped_BS].tolist()}
     assert losses == {0.1, 0.5, 9.0}
