@@ -101,8 +101,28 @@ def test_place_of_a_run_is_one_line(
     monkeypatch.chdir(offline.parent)
     settings = SimpleNamespace(sync_dir=str(offline / "offline-run-x"))
     run = {"disabled": False, "offline": True, "url": "https://server/run", "settings": settings}
-    fake: Any = SimpleNamespace(init=lambda mode: SimpleNamespace(**run | said))
+    fake: Any = SimpleNamespace(init=lambda mode: SimpleNamespace(**run | said), Error=OSError)
     assert trackers.begin_run(fake, {}) == line
+
+
+def test_refused_run_begins_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Hours of alignment lie behind it, and no training is lost for a wrong project."""
+    settings = SimpleNamespace(sync_dir=str(tmp_path))
+
+    def init(mode: str | None, project: str) -> Any:
+        if mode != "offline":
+            raise RefusedError(f"entity of {project} not\nfound")
+        return SimpleNamespace(disabled=False, offline=True, settings=settings)
+
+    monkeypatch.setattr(trackers, "offline_reason", lambda: "")
+    fake: Any = SimpleNamespace(init=init, Error=RefusedError)
+    assert trackers.begin_run(fake, {"project": "p"}) == (
+        f"wandb      offline: entity of p not found; `wandb sync {tmp_path}` sends it"
+    )
+    monkeypatch.setattr(trackers, "offline_reason", lambda: "no key")
+    fake.init = lambda **_: init(None, "p")
+    with pytest.raises(RefusedError):
+        trackers.begin_run(fake, {"project": "p"})
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:

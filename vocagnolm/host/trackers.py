@@ -137,7 +137,14 @@ def offline_reason() -> str:
 def begin_run(wandb: ModuleType, place: Mapping[str, object]) -> str:
     """Begin a run of Weights & Biases, and return the line that tells where it is."""
     reason = offline_reason()
-    run = wandb.init(**place, mode="offline" if reason else None)
+    try:
+        run = wandb.init(**place, mode="offline" if reason else None)
+    except wandb.Error as error:
+        # An entity or project that is refused, known only now: the work is not lost for it.
+        if reason:
+            raise
+        reason = " ".join(str(error).split())
+        run = wandb.init(**place, mode="offline")
     if run.disabled:
         return "wandb      disabled, as WANDB_MODE says"
     if not run.offline:
