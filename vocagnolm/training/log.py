@@ -39,6 +39,8 @@ class RunLog(TrainerCallback):
         # A step and the time at which it was done, to count the rest from.
         self._since = 0, 0.0
         self._logs = 0
+        # An evaluation alone has no run to keep, and may have no directory.
+        self._is_kept = False
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: object
@@ -47,6 +49,7 @@ class RunLog(TrainerCallback):
         self._since, self._logs = (state.global_step, time.monotonic()), 0
         if not state.is_world_process_zero:
             return
+        self._is_kept = True
         # What was logged behind the checkpoint is going to be logged again.
         write_text(Path(str(args.output_dir), LOG_FILE), "".join(map(_line, state.log_history)))
         head = "".join(f"{name:>{width}}" for name, width in _WIDTHS.items())
@@ -59,8 +62,9 @@ class RunLog(TrainerCallback):
         if not state.is_world_process_zero:
             return
         entry = state.log_history[-1]
-        with Path(str(args.output_dir), LOG_FILE).open("a", encoding="utf-8") as file:
-            file.write(_line(entry))
+        if self._is_kept:
+            with Path(str(args.output_dir), LOG_FILE).open("a", encoding="utf-8") as file:
+                file.write(_line(entry))
         step = state.global_step
         tokens = in_short(step * self._tokens_per_step)
         if "student_loss_nats" not in entry:
