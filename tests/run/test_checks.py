@@ -289,7 +289,9 @@ def test_duration_is_that_of_the_log_when_there_is_one(
     assert re.search(r"^duration   about .* tokens per second, 50% of a matrix product", said, re.M)
     assert re.search(r"^end        about \w{3} \d\d \w{3} \d{4} \d\d:\d\d", said, re.M)
     tokens = int(re.search(r"^batch      ([\d,]+) tokens", said, re.M)[1].replace(",", ""))
-    rows = [{"step": step, "tokens_per_s": tokens * 2} for step in (1, 2)] + [{"eval_loss": 1}]
+    rows: list[Any] = [{"step": step, "tokens_per_s": tokens * 2} for step in (1, 2)]
+    rows += [{"eval_loss": 1}]
+    rows += [{"tokens_per_s": 0.0}] * 3  # of steps that were skipped
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"cut\n3\n{"tokens_per_s": 9'
     (tmp_path / "log.jsonl").write_text(text)
     assert train.main(argv) == 0

@@ -149,7 +149,7 @@ def _rate(job: Job, pair: Pair, documents: Documents) -> tuple[float | None, str
     """Return student tokens per second over all devices, and how they are known."""
     run = job.run
     log = Path(run.output_dir, LOG_FILE)
-    if rates := [entry["tokens_per_s"] for entry in read_log(log) if "tokens_per_s" in entry]:
+    if rates := [rate for entry in read_log(log) if (rate := entry.get("tokens_per_s"))]:
         return float(np.median(rates)), f"the median of {log}"
     try:
         work = _flops_per_token(job, pair, documents.segments)
