@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -210,6 +211,7 @@ def test_resumed_run_is_one_with_what_was_cut_off(
         trainer.train(resume_from_checkpoint=resumed)
         trainer.finish_reports()
         ids.append(json.loads((tmp_path / "out" / TRACKER_FILE).read_text())["id"])
+        time.sleep(1.1)  # directories of offline runs are named by the second
     assert ids[0] == ids[1] != ids[2]
     runs = sorted(offline.glob(f"offline-run-*-{ids[0]}"))
     assert [stored(run)["config"]["steps"] for run in runs] == [2, 3]
