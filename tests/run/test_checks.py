@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from adapter_world import World, make_world
+from adapter_world import World
 from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from vocagnolm.host.units import duration
@@ -20,17 +20,6 @@ from vocagnolm.run import checks, documents, estimates
 from vocagnolm.run import main as train
 
 HUB = "--push_to_hub: {}: run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
-
-
-@pytest.fixture(scope="module")
-def world(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> World:
-    root = tmp_path_factory.mktemp("checks")
-    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])
 
 
 def argv_of(world: World, out: Path, **changes: str) -> list[str]:

@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from adapter_world import World, make_world
+from adapter_world import World
 
 import vocagnolm.data
 from vocagnolm.run import documents, prepare
 from vocagnolm.run import main as train
-
-
-@pytest.fixture(scope="module")
-def world(
-    tokenizer_dirs: dict[str, Path],
-    tiny_llama: Callable[..., Any],
-    training_texts: list[str],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> World:
-    root = tmp_path_factory.mktemp("prepare")
-    return make_world(root, tiny_llama, tokenizer_dirs, training_texts[:60])
 
 
 @pytest.fixture
