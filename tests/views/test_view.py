@@ -272,6 +272,16 @@ def test_command_shows_losses_of_the_models(
         assert token.teacher_loss_nats == max(piece.loss_nats for piece in token.pieces)
 
 
+def test_shares_spread_the_losses_of_a_text(models: dict[str, str], tmp_path: Path) -> None:
+    text = "Anna has 12 apples.\nThe number of the solutions is 2025."
+    argv = ("--text", text, "--aggregation", "share", "--output_dir", str(tmp_path))
+    assert run(models, *argv) == 0
+    (view,) = read_views(tmp_path / "guidance.json").texts
+    pieces = {piece.start: piece.loss_nats for token in view.tokens for piece in token.pieces}
+    spread = sum(token.teacher_loss_nats or 0.0 for token in view.tokens)
+    assert spread == pytest.approx(sum(pieces.values()), rel=1e-5)
+
+
 def test_command_chooses_what_the_trainer_does(models: dict[str, str], tmp_path: Path) -> None:
     text = "The number of the solutions is 12. 🧮"
     assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
