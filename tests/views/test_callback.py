@@ -17,7 +17,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_
 from vocagnolm.collator import PackedCollator
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.tokenizers import student_reader
 from vocagnolm.views.callback import GuidanceTable
 from vocagnolm.views.view import Sample, ViewSettings, read_views, sample_blocks, view_rows
 
@@ -35,13 +35,10 @@ def world(
     segments = make_segments(texts, student_tokenizer, teacher_tokenizer).rows
     blocks = Blocks(segments, MAX_LENGTH, TEACHER_CONTEXT)
     corpus = datasets.Dataset.from_dict({"text": texts})
-    readers = (
-        student_reader(student_tokenizer, MAX_LENGTH),
-        teacher_reader(teacher_tokenizer, TEACHER_CONTEXT),
-    )
+    reader = student_reader(student_tokenizer, MAX_LENGTH)
     numbers = sorted(range(len(blocks)), key=lambda block: -len(blocks.segments(block)))[:2]
     collate = PackedCollator(MAX_LENGTH)
-    return blocks, sample_blocks(blocks, numbers, collate, segments, corpus, readers)
+    return blocks, sample_blocks(blocks, numbers, collate, segments, corpus, reader)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from stored_world import random_store
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
@@ -24,6 +25,7 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode
+from vocagnolm.store.reader import StoredReader
 from vocagnolm.tokenizers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.views.view import (
     GuidanceView,
@@ -49,23 +51,21 @@ def readers(
     )
 
 
-def sample_of(texts: list[str], student: Reader, guide: Any, pieces: Reader | None) -> Sample:
+def sample_of(texts: list[str], student: Reader, guide: Any) -> Sample:
     """All blocks of some texts."""
     corpus = datasets.Dataset.from_dict({"text": texts})
     rows = align_corpus(corpus, student, guide).rows
     limits = [guide.limit] if isinstance(guide, Reader) else guide.limits()
     blocks = Blocks(rows, MAX_LENGTH, limits)
     numbers = range(len(blocks))
-    return sample_blocks(
-        blocks, numbers, PackedCollator(MAX_LENGTH), rows, corpus, (student, pieces)
-    )
+    return sample_blocks(blocks, numbers, PackedCollator(MAX_LENGTH), rows, corpus, student)
 
 
 def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
     """Random losses and weights over the tokens of a sample."""
     generator = torch.Generator().manual_seed(seed)
     labels, ranges = sample.batch["labels"], sample.batch["teacher_ranges"]
-    shape = labels.shape
+    shape, teacher_tokens = labels.shape, sum(sample.batch["teacher_widths"])
     mapped = (ranges.reshape(len(labels), -1, shape[1], 2)[..., 0] >= 0).all(1)
     return TokenGuidance(
         student_loss_BS=torch.rand(shape, generator=generator),
@@ -73,7 +73,7 @@ def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
         valid_BS=labels != IGNORED_LABEL,
         mapped_BS=mapped,
         weight_BS=(torch.rand(shape, generator=generator) < 0.5).float(),
-        teacher_loss_BT=torch.rand(sample.batch["teacher_input_ids"].shape, generator=generator),
+        teacher_loss_BT=torch.rand(len(labels), teacher_tokens, generator=generator),
     )
 
 
@@ -89,7 +89,7 @@ def shown(view: TextView) -> str:
 
 def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reader, Reader]) -> None:
     texts = [text[:60] for text in training_texts[:12]] + ["9", training_texts[1] * 3]
-    sample = sample_of(texts, *readers, readers[1])
+    sample = sample_of(texts, *readers)
     guidance = guidance_of(sample)
     assert max(map(len, sample.rows)) > 1
     documents = []
@@ -125,7 +125,7 @@ def test_view_shows_every_character_once(
     fuzz_texts: Callable[..., list[str]], readers: tuple[Reader, Reader]
 ) -> None:
     texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
-    sample = sample_of(texts, *readers, readers[1])
+    sample = sample_of(texts, *readers)
     found = dict.fromkeys(range(len(texts)), "")
     views = view_rows(sample.batch, guidance_of(sample), sample.rows)
     for view in sorted(views, key=lambda view: (view.document, view.start)):
@@ -139,7 +139,7 @@ def test_view_shows_every_character_once(
 def test_special_tokens_are_named_and_have_a_status(
     readers: tuple[Reader, Reader],
 ) -> None:
-    sample = sample_of(["The answer"], *readers, readers[1])
+    sample = sample_of(["The answer"], *readers)
     guidance = guidance_of(sample)
     ((view,),) = views_of(sample, guidance)
     first, last = view.tokens[0], view.tokens[-1]
@@ -155,7 +155,7 @@ def test_special_tokens_are_named_and_have_a_status(
 
 
 def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:
-    sample = sample_of(["a 🧮!"], *readers, readers[1])
+    sample = sample_of(["a 🧮!"], *readers)
     ((view,),) = views_of(sample, guidance_of(sample))
     sharing = [token for token in view.tokens if view.text[token.start : token.end] == "🧮"]
     assert len(sharing) == 4
@@ -168,8 +168,8 @@ def test_pieces_are_the_first_teachers(
 ) -> None:
     other = teacher_reader(tokenizers_by_family["byte_level"], TEACHER_CONTEXT)
     texts = ["Anna has 12 apples.", "x_1 = 2025"]
-    alone = sample_of(texts, *readers, readers[1])
-    both = sample_of(texts, readers[0], Teachers((readers[1], other)), readers[1])
+    alone = sample_of(texts, *readers)
+    both = sample_of(texts, readers[0], Teachers((readers[1], other)))
     spans = [
         [[(p.start, p.end) for p in t.pieces] for view in row for t in view.tokens]
         for sample in (alone, both)
@@ -185,19 +185,22 @@ def test_pieces_are_the_first_teachers(
     assert losses == guidance.teacher_loss_BT[0, 1 : 1 + len(losses)].tolist()
 
 
-def test_view_has_losses_without_pieces(
-    readers: tuple[Reader, Reader],
-) -> None:
-    sample = sample_of(["The answer is 12."], *readers, None)
-    ((view,),) = views_of(sample, guidance_of(sample))
-    assert not any(token.pieces for token in view.tokens)
-    assert any(token.excess_nats is not None for token in view.tokens)
+def test_stored_losses_have_pieces(readers: tuple[Reader, Reader], tmp_path: Path) -> None:
+    """A store has no tokenizer, but the spans of its tokens."""
+    text = "The answer is 12."
+    stored = random_store(tmp_path / "store", [text], readers[1].tokenizer)
+    views = []
+    for guide in (readers[1], StoredReader([stored])):
+        sample = sample_of([text], readers[0], guide)
+        views += views_of(sample, guidance_of(sample))[0]
+    online, offline = ([[p.text for p in t.pieces] for t in view.tokens] for view in views)
+    assert online == offline != [[] for _ in online]
 
 
 def test_views_are_equal_when_written_and_read(
     readers: tuple[Reader, Reader], tmp_path: Path
 ) -> None:
-    sample = sample_of(["a 🧮!\n", "x = \u202e5"], *readers, readers[1])
+    sample = sample_of(["a 🧮!\n", "x = \u202e5"], *readers)
     view = GuidanceView(SETTINGS, view_rows(sample.batch, guidance_of(sample), sample.rows))
     path = tmp_path / "guidance.json"
     path.write_text(json.dumps(to_json(view)))
@@ -292,7 +295,7 @@ def test_command_chooses_what_the_trainer_does(models: dict[str, str], tmp_path:
     corpus = datasets.Dataset.from_dict({"text": [text]})
     rows = align_corpus(corpus, *readers).rows
     blocks = Blocks(rows, MAX_LENGTH, 128)
-    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, readers)
+    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, readers[0])
     trainer = make_trainer(tmp_path, blocks, student, teacher)
     (found,) = view_rows(sample.batch, trainer.token_guidance(sample.batch), sample.rows)
     assert [token.status for token in found.tokens] == [token.status for token in expected.tokens]

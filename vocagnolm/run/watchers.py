@@ -85,10 +85,8 @@ def load_guidance_table(
     if not method.guidance_table_steps:
         return None
     assert isinstance(trainer.data_collator, PackedCollator)
-    # A stored teacher shows no pieces of its own: its store has no tokenizer.
-    readers = pair.student_reader, next(iter(pair.guide.readers if pair.guide else ()), None)
-    texts = documents.segments.rows, documents.corpus
-    sample = sample_blocks(documents.blocks, [0], trainer.data_collator, *texts, readers)
+    texts = documents.segments.rows, documents.corpus, pair.student_reader
+    sample = sample_blocks(documents.blocks, [0], trainer.data_collator, *texts)
     teacher = " and ".join(model.teacher or model.teacher_losses or ())
     scope = {"sequence": "each block", "batch": "the blocks shown"}[method.selection_scope]
     settings = ViewSettings(model.student, teacher, method, f"the mapped tokens of {scope}")

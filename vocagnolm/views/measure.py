@@ -59,7 +59,7 @@ def view_documents(
         }
         batch = cast(Batch, moved)
         document = corpus[row["document"]][TEXT]
-        segment = read_segment(row, document, pair.student_reader, pair.teacher_reader)
+        segment = read_segment(row, document, pair.student_reader)
         segment = replace(segment, document=first + segment.document)
         views += view_rows(batch, measure(batch, pair, method), [[segment]])
     return views

@@ -164,16 +164,15 @@ def sample_blocks(
     collate: Callable[[Sequence[Block]], Batch],
     segments: datasets.Dataset,
     corpus: datasets.Dataset,
-    readers: tuple[Reader, Reader | None],
+    student: Reader,
 ) -> Sample:
     """Read some blocks as the trainer does, and their texts.
 
-    The segments are the rows that the blocks were packed from. The readers are the student's and
-    the (first) teacher's; None, as with a store, shows losses without pieces.
+    The segments are the rows that the blocks were packed from.
     """
     rows = tuple(
         tuple(
-            read_segment(row, corpus[row["document"]]["text"], *readers)
+            read_segment(row, corpus[row["document"]]["text"], student)
             for row in (segments[int(segment)] for segment in blocks.segments(number))
         )
         for number in numbers
@@ -181,26 +180,19 @@ def sample_blocks(
     return Sample(collate([blocks[number] for number in numbers]), rows)
 
 
-def read_segment(
-    row: JsonObject, document: str, student: Reader, teacher: Reader | None
-) -> SegmentText:
-    """Find the characters of the tokens of a segment.
-
-    The row is one of `data.Segments.rows`; without the (first) teacher, no token has pieces.
-    """
+def read_segment(row: JsonObject, document: str, student: Reader) -> SegmentText:
+    """Find the characters of the tokens of a segment, a row of `data.Segments.rows`."""
     text, ids = document[row["start"] : row["end"]], row["student_ids"]
     ours = widen_spans(row["student_steps"], row["student_jumps"])
     # position   0      1 .. last - 1   last ..
     # token      <s>    of the text     </s>, behind a document's end only
     last = 1 + len(ours)
     ends = np.full((len(ids) - last, 2), len(text))
-    theirs, ranges = np.zeros((0, 2), np.int64), np.full((len(ids), 2), UNMAPPED)
-    if teacher is not None:
-        theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
-        theirs = theirs[: row["teacher_counts"][0] - 1]
-        # Ranges count the start token, which has no span.
-        both = align_segment(row)[0][0]
-        ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
+    # The first teacher's. Ranges count its start token, which has no span.
+    theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
+    theirs = theirs[: row["teacher_counts"][0] - 1]
+    both = align_segment(row)[0][0]
+    ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
     special = (0, *range(last, len(ids)))
     names = student.tokenizer.convert_ids_to_tokens([ids[position] for position in special])
     return SegmentText(
