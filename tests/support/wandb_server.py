@@ -91,7 +91,7 @@ class Server(ThreadingHTTPServer):
             **{"displayName": start["display_name"], "state": "finished", "sweepName": None},
             **{"config": json.dumps(config), "summaryMetrics": json.dumps(run["summary"])},
             **{"group": start.get("run_group"), "jobType": None, "commit": None, "notes": None},
-            **{"readOnly": False, "createdAt": "2025-01-01T00:00:00", "heartbeatAt": None},
+            **{"readOnly": False, "createdAt": start["start_time"], "heartbeatAt": None},
             **{"description": None, "systemMetrics": "{}", "historyLineCount": 1, "user": None},
             "historyKeys": None,
         }

@@ -34,6 +34,8 @@ class _Found:
 
     id: str
     name: str = ""
+    # When it began, as ISO 8601 writes it.
+    begun: str = ""
     config: JsonObject = field(default_factory=dict)
     # A row for each call of `wandb.log`.
     history: list[JsonObject] = field(default_factory=list)
@@ -68,6 +70,7 @@ def fetch(sources: Sequence[str], directory: Path) -> list[Path]:
         # A run that is here too counts once.
         found = {**_ask(project), **found}
     ours = [run for run in found.values() if "method" in run.config or run.files]
+    ours.sort(key=lambda run: run.begun)
     if len(ours) < len(found):
         note(f"left out: {len(found) - len(ours)} runs that are not of this package")
     if not ours and not places:
@@ -183,6 +186,7 @@ def _take(record: JsonObject, run: _Found) -> None:
     about = record.get(record["type"], {})
     if record["type"] == "run":
         run.name = about.get("display_name") or run.name
+        run.begun = run.begun or about.get("start_time", "")
         run.config |= about.get("config", {}).get("update", {})
     elif record["type"] == "config":
         run.config |= about.get("update", {})
@@ -209,7 +213,7 @@ def _read_run_of_server(run: Any) -> _Found:
         file.name: partial(_download, file) for file in run.files(pattern=f"{EVALUATION_FOLDER}/%")
     }
     rows = run.history(samples=_ROWS, pandas=False)
-    return _Found(run.id, run.name or run.id, dict(run.config), rows, files)
+    return _Found(run.id, run.name or run.id, run.created_at or "", dict(run.config), rows, files)
 
 
 def _download(file: Any, place: Path) -> None:
