@@ -4,8 +4,9 @@
 # make check        lint, types and all tests: what CI runs
 # make mutants      break the method one line at a time: its tests must notice
 # make stress       kill, damage and mislead, and count: docs/reliability.md
-# make lowest       unit tests with the lowest versions that pyproject.toml allows (PYTHON=python3.10)
-# make newest       unit tests with the newest
+# make lowest       unit tests and the first run on a GPU, tiny and on a CPU, with the lowest
+#                   versions that pyproject.toml allows (PYTHON=python3.10)
+# make newest       the same with the newest
 # make lock         write constraints.txt from what is installed
 # make docs         the pages as a site in runs/docs: strict about links
 # make stranger     a first hour from the wheel, in a fresh environment
@@ -59,6 +60,7 @@ stranger:
 
 lowest newest:
 	$(MAKE) test-unit VENV=.venv-$@ CONSTRAINTS=.venv-$@/constraints.txt
+	OMP_NUM_THREADS=1 .venv-$@/bin/python -m pytest tests/project/test_gpu_first.py
 
 .venv-lowest/constraints.txt: pyproject.toml | .venv-lowest/bin/python
 	$(LOWER_BOUNDS) > $@
