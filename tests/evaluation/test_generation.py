@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers import PreTrainedTokenizerFast as Tokenizer
+from transformers.cache_utils import DynamicLayer
 
 from vocagnolm.evaluation.engines.generation import (
     Completion,
@@ -24,7 +25,7 @@ from vocagnolm.evaluation.engines.generation import (
     cut,
     end_of_text_ids,
 )
-from vocagnolm.evaluation.engines.hf_engine import HFEngine, WaitingRows
+from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine, WaitingRows
 from vocagnolm.models.source import NO_LIMIT
 
 Tokenizers = dict[str, Tokenizer]
@@ -553,6 +554,25 @@ def test_engine_refuses_a_long_prompt_before_it_runs(tokenizer: Tokenizer, model
 
 
 # What is not done
+
+
+@pytest.mark.parametrize("n_prefix", [0, 5])
+def test_growing_layer_copies_no_key_at_most_steps(n_prefix: int) -> None:
+    prefix, copying = DynamicLayer(), DynamicLayer()  # type: ignore[no-untyped-call]
+    if n_prefix:
+        prefix.update(torch.randn(1, 2, n_prefix, 4), torch.randn(1, 2, n_prefix, 3))
+        copying.update(*(held.repeat(3, 1, 1, 1) for held in (prefix.keys, prefix.values)))
+    held = [] if prefix.keys is None else [prefix.keys.clone(), prefix.values.clone()]
+    layer, places = GrowingLayer(prefix), []
+    for n_new in (7, *[1] * 200):
+        new = torch.randn(3, 2, n_new, 4), torch.randn(3, 2, n_new, 3)
+        found, expected = layer.update(*new), copying.update(*new)
+        assert all(map(torch.equal, found, expected))
+        assert layer.get_mask_sizes(1) == copying.get_mask_sizes(1)
+        places.append(found[0].data_ptr())
+    assert len(set(places)) == 2
+    # Other batches begin with the same prefix.
+    assert all(map(torch.equal, held, (prefix.keys, prefix.values)))
 
 
 class Calls:

@@ -1,7 +1,8 @@
 """Greedy completions from a model of `transformers`, without its usual waste.
 
-The tokens that all prompts share are read once; their keys and values are handed to every batch. A
-batch ends when half of its rows are finished, and the others resume later, in a full batch again.
+The tokens that all prompts share are read once; their keys and values are handed to every batch,
+where no step copies them. A batch ends when half of its rows are finished, and the others resume
+later, in a full batch again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    Cache,
+    DynamicCache,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
@@ -29,6 +36,8 @@ _T = TypeVar("_T")
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # Rotations that depend on no table.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
+# Tokens by which a row's keys and values grow at once.
+_SPARE = 128
 _TOO_LARGE = "a batch of one prompt does not fit into memory: use a smaller model or narrower dtype"
 
 
@@ -49,6 +58,40 @@ class WaitingRows(Generic[_T]):
     def put_back(self, rows: Sequence[_T]) -> None:
         """Let rows wait for their next batch."""
         self._begun += rows
+
+
+class GrowingLayer(DynamicLayer):
+    """A layer's keys and values in buffers with room, where `DynamicLayer` copies all every step.
+
+    It begins with those of a shared prefix, which it reads from another layer.
+    """
+
+    def __init__(self, prefix: DynamicLayer):
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._length = prefix.get_seq_length()
+        # [rows, heads, places, width]; of the prefix [1, heads, prefix, width]
+        self._buffers = [prefix.keys, prefix.values]
+
+    def get_seq_length(self) -> int:
+        """Count the tokens."""
+        return self._length
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Add those of new tokens, and give all."""
+        begin, end = self._length, self._length + key_states.shape[2]
+        for index, new in enumerate((key_states, value_states)):
+            held = self._buffers[index]
+            if held is None or held.shape[2] < end:
+                grown = new.new_empty(*new.shape[:2], end + _SPARE, new.shape[3])
+                if held is not None:
+                    grown[:, :, :begin] = held[:, :, :begin]
+                self._buffers[index] = held = grown
+            held[:, :, begin:end] = new
+        self._length = end
+        self.keys, self.values = (held[:, :, :end] for held in self._buffers)
+        return self.keys, self.values
 
 
 class HFEngine:
@@ -143,8 +186,11 @@ class HFEngine:
         padding = [width - len(ids) for ids in own]
         input_ids = [[*prefix, *[0] * pad, *ids] for pad, ids in zip(padding, own, strict=True)]
         mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad)] for pad in padding]
-        cache = copy.deepcopy(cache)
-        cache.batch_repeat_interleave(len(batch))
+        # Without a shared prefix a window of attention may be outgrown, whose layer drops tokens.
+        layers = [
+            GrowingLayer(layer) if prefix or type(layer) is DynamicLayer else copy.deepcopy(layer)
+            for layer in cache.layers
+        ]
         steps = max(row.room() for row in batch)
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
@@ -165,7 +211,7 @@ class HFEngine:
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                past_key_values=cache,
+                past_key_values=Cache(layers),
                 generation_config=_greedy(max_new_tokens=steps),
                 stopping_criteria=StoppingCriteriaList([half_finished]),
             )
