@@ -92,14 +92,11 @@ class HeadGradients:
         bias_V: Tensor | None,
         head: Head,
     ):
-        needs_hidden, needs_weight, needs_bias = needed
-        dtype, self._head = head.sum_dtype, head
-        self._dtypes = (weight_VD.dtype, None if bias_V is None else bias_V.dtype)
-        self._hidden_ND = torch.zeros_like(hidden_ND) if needs_hidden else None
-        self._weight_VD = torch.zeros_like(weight_VD, dtype=dtype) if needs_weight else None
-        self._bias_V = None
-        if needs_bias and bias_V is not None:
-            self._bias_V = torch.zeros_like(bias_V, dtype=dtype)
+        self._head = head
+        self._hidden_ND, self._weight_VD, self._bias_V = (
+            torch.zeros_like(x, dtype=head.sum_dtype) if need and x is not None else None
+            for need, x in zip(needed, (hidden_ND, weight_VD, bias_V), strict=True)
+        )
 
     def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor, factor_VD: Tensor) -> None:
         """Add the part of a tile whose rows are in no other; its gradient in the dtype of sums."""
@@ -107,8 +104,7 @@ class HeadGradients:
             self._bias_V += gradient_KV.sum(0)
         gradient_KV = gradient_KV.to(self._head.dtype)
         if self._hidden_ND is not None:
-            product_KD = self._head.matmul(gradient_KV, factor_VD)
-            self._hidden_ND[row_K] = product_KD.to(self._hidden_ND.dtype)
+            self._hidden_ND[row_K] = self._head.matmul(gradient_KV, factor_VD)
         # In place where the dtypes allow it, which spares a second [V, D] tensor.
         if self._weight_VD is not None and self._head.dtype == self._head.sum_dtype:
             self._weight_VD.addmm_(gradient_KV.T, hidden_KD)
@@ -116,11 +112,8 @@ class HeadGradients:
             self._weight_VD += self._head.matmul(gradient_KV.T, hidden_KD)
 
     def sums(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return all three, in the dtypes of hidden states, weight and bias; None if not needed."""
-        sums = (self._weight_VD, self._bias_V)
-        pairs = zip(sums, self._dtypes, strict=True)
-        weight_VD, bias_V = (None if x is None else x.to(dtype) for x, dtype in pairs)
-        return self._hidden_ND, weight_VD, bias_V
+        """Return all three in the dtype of sums, None if not needed; autograd rounds them."""
+        return self._hidden_ND, self._weight_VD, self._bias_V
 
 
 def rows_per_tile(rows: int, *weights_VD: Tensor) -> int:

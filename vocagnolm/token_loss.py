@@ -36,7 +36,7 @@ from vocagnolm.row_segments import check_attention, in_its_precision, segments_o
 _EXACT = {torch.float32, torch.float64}
 # Computes more than losses within the same forward pass: from the hidden states [B, T, D] and the
 # head's weight, bias and form.
-Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor]
+Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor | tuple[Tensor, Tensor]]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -168,7 +168,7 @@ def _token_losses(
     weighted_tokens: int | None = None,
     also: Also | None = None,
     **kwargs: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
+) -> object:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
     hidden_BTD = last_hidden_state(model, *args, **kwargs)

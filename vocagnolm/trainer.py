@@ -197,12 +197,13 @@ class VocAgnoTrainer(ResumableTrainer):
         with self.phases.within("teacher"):
             pairs = self.objective.pairs(inputs)
         used, also = self._count_tokens(inputs), partial(pairs.distances, method.distance)
-        loss_BS, distance_R = self._student_losses(model, inputs, weighted_tokens=used, also=also)
+        losses = self._student_losses(model, inputs, weighted_tokens=used, also=also)
+        loss_BS, (distances, distance_R) = losses
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
         self.step_batches.add_losses(loss_BS)
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
-        total: Tensor = loss_BS.sum() + method.distance_weight * distance_R.sum()
+        total: Tensor = loss_BS.sum() + method.distance_weight * distances
         return total
 
     def _count_tokens(self, inputs: Batch) -> int:

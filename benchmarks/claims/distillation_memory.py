@@ -75,7 +75,7 @@ def step_memory(method: str, way: str, words: tuple[int, int], size: Size) -> tu
     def tiles(states: Tensor, weight: Tensor, rows: int) -> Tensor:
         places = torch.arange(1, rows + 1)
         pairs = Pairs(HeadStates(teacher, theirs, None, head), places, places)
-        return pairs.distances(DISTANCES[method], states[None], weight, None, head)
+        return pairs.distances(DISTANCES[method], states[None], weight, None, head)[0]
 
     def naive(states: Tensor, weight: Tensor, rows: int) -> Tensor:
         p = states[:rows] @ weight.T

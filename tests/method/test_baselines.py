@@ -110,7 +110,7 @@ def distances(
     batch |= {"labels": torch.tensor([[-100] + [0] * (tokens - 1)]), "teacher_widths": [0]}
     pairs = Objective(method, Fixed(teacher)).pairs(batch)  # type: ignore[arg-type]
     states = head_of(student)
-    found = pairs.distances(method.distance, states.hidden_MD[None], *states[1:])
+    _, found = pairs.distances(method.distance, states.hidden_MD[None], *states[1:])
     return (method.distance_weight * found).tolist()
 
 

@@ -80,14 +80,15 @@ def test_distances_and_gradients_equal_those_of_full_logits(
     other_ids = torch.randint(1, 30, (2, 11), generator=generator)
     tokens = torch.tensor([1, 4, 5, 7, 10, 12, 16])  # places in the flat batch; 0 and 9 start rows
     theirs = torch.tensor([3, 1, 1, 10, 12, 21, 20])
-    weights = torch.randn(len(tokens), generator=generator)
 
     pairs = Pairs(states_of(teacher, other_ids), tokens, theirs)
-    losses, found = student(
+    losses, (total, found) = student(
         input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, distance)
     )
     assert found.dtype == torch.float32
-    own = gradients(student, (losses.sum() + (weights * found).sum()))
+    assert not found.requires_grad
+    torch.testing.assert_close(total, found.sum())
+    own = gradients(student, losses.sum() - 0.7 * total)
 
     logits = student(input_ids=ids, use_cache=False).logits
     with torch.no_grad():
@@ -101,7 +102,7 @@ def test_distances_and_gradients_equal_those_of_full_logits(
         ]
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    for key, gradient in gradients(student, plain + (weights * expected).sum()).items():
+    for key, gradient in gradients(student, plain - 0.7 * expected.sum()).items():
         error = float((own[key] - gradient).norm() / gradient.norm().clamp(min=1e-6))
         assert error < 1e-5, (key, error)
 
@@ -113,11 +114,11 @@ def test_distance_from_the_student_itself_is_exactly_zero(name: str, distance: A
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     tokens = torch.arange(1, 9)
     pairs = Pairs(states_of(model, ids), tokens, tokens)
-    _, found = model(
+    _, (total, found) = model(
         input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, distance)
     )
     assert (found == 0).all()
-    assert all((gradient == 0).all() for gradient in gradients(model, found.sum()).values())
+    assert all((gradient == 0).all() for gradient in gradients(model, total).values())
 
 
 def test_sorted_distance_ignores_the_order_of_teacher_words() -> None:
@@ -129,15 +130,15 @@ def test_sorted_distance_ignores_the_order_of_teacher_words() -> None:
     found = []
     for teacher_states in (states, permuted):
         pairs = Pairs(teacher_states, tokens, tokens)
-        _, value = student(
+        _, (total, value) = student(
             input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, "sorted_l1")
         )
-        found.append((value, gradients(student, value.sum())))
+        found.append((value, gradients(student, total)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
     pairs = Pairs(permuted, tokens, tokens)
     kl = student(
         input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, "reverse_kl")
-    )[1]
+    )[1][1]
     assert not torch.allclose(kl, found[0][0])  # which does look at the words
 
 
@@ -151,7 +152,7 @@ def test_kl_ignores_noise_words_of_the_teacher() -> None:
     for words in (STUDENT_WORDS + 16, STUDENT_WORDS):
         pairs = Pairs(states._replace(weight_VD=states.weight_VD[:words]), tokens, tokens)
         also = partial(pairs.distances, "reverse_kl")
-        values.append(student(input_ids=ids, labels=ids, token_losses=True, also=also)[1])
+        values.append(student(input_ids=ids, labels=ids, token_losses=True, also=also)[1][1])
     torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)  # products of other shapes
 
 
@@ -166,10 +167,10 @@ def test_distances_are_summed_in_the_widest_dtype(
     for kind in (torch.float32, dtype):
         states = states_of(teacher.to(kind), ids)
         pairs = Pairs(states, tokens, tokens)
-        _, found = student.to(kind)(
+        _, (total, found) = student.to(kind)(
             input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, "sorted_l1")
         )
-        results[kind] = found, gradients(student, found.sum())["lm_head.weight"].float()
+        results[kind] = found, gradients(student, total)["lm_head.weight"].float()
     tolerance = 1e-5 if dtype == torch.float64 else 0.1
     for a, b in zip(*results.values(), strict=True):
         assert float((a - b).norm() / a.norm()) < tolerance
@@ -186,17 +187,55 @@ def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
     for enabled in (False, True):
         pairs = Pairs(states_of(teacher, ids), tokens, tokens)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            _, found = student(
+            _, (total, found) = student(
                 input_ids=ids,
                 labels=ids,
                 token_losses=True,
                 also=partial(pairs.distances, distance),
             )
         assert found.dtype == torch.float32
-        gradient = torch.cat([g.flatten() for g in gradients(student, found.sum()).values()])
-        results.append((found.detach(), gradient))
+        gradient = torch.cat([g.flatten() for g in gradients(student, total).values()])
+        results.append((found, gradient))
     for exact, rounded in zip(*results, strict=True):
         assert 0 < float((exact - rounded).norm() / exact.norm()) < 0.05
+
+
+def one_position(logits: Tensor) -> HeadStates:
+    head = output_head.Head(1.0, None, logits.dtype)
+    return HeadStates(torch.ones(1, 1, dtype=logits.dtype), logits[:, None], None, head)
+
+
+def test_float16_gradients_survive_until_loss_scaling() -> None:
+    """Probabilities of e^-20, where float16 ends at 6e-8; its loss scaling comes backward only."""
+    found = []
+    for dtype in (torch.float32, torch.float16):
+        logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
+        student, pairs = (
+            one_position(logits),
+            Pairs(one_position(0 * logits.detach()), *[torch.ones(1).long()] * 2),
+        )
+        total, _ = pairs.distances("sorted_l1", student.hidden_MD[None], *student[1:])
+        (total * 2.0**16).backward()
+        assert logits.grad is not None
+        found.append(logits.grad[1:].float())
+    torch.testing.assert_close(*found, rtol=0.03, atol=0)
+
+
+def test_distances_are_differentiated_once_and_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, tokens = torch.randn(41).requires_grad_(), torch.ones(1).long()
+    student, pairs = one_position(logits), Pairs(one_position(torch.randn(57)), tokens, tokens)
+    tiles: list[object] = []
+    own = output_head.HeadGradients.add
+    monkeypatch.setattr(output_head.HeadGradients, "add", lambda *a: tiles.append(own(*a)))
+    for expected in (0, 1):
+        with torch.set_grad_enabled(bool(expected)):
+            total, _ = pairs.distances("sorted_l1", student.hidden_MD[None], *student[1:])
+        assert len(tiles) == expected
+    (first,) = torch.autograd.grad(total, logits, retain_graph=True)
+    (again,) = torch.autograd.grad(3 * total, logits)
+    assert len(tiles) == 1
+    assert first.abs().max() > 0
+    torch.testing.assert_close(again, 3 * first)
 
 
 def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
