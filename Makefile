@@ -4,6 +4,7 @@
 # make check        lint, types and all tests: what CI runs
 # make mutants      break the method one line at a time: its tests must notice
 # make stress       kill, damage and mislead, and count: docs/reliability.md
+# make bench        every claim about cost, beside its peers: docs/benchmarks.md, in 15 minutes
 # make lowest       unit tests and the first run on a GPU, tiny and on a CPU, with the lowest
 #                   versions that pyproject.toml allows (PYTHON=python3.10)
 # make newest       the same with the newest
@@ -19,7 +20,7 @@ INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
 # name>=1.2 becomes name==1.2
 LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
 
-.PHONY: demo test test-all test-unit lint types check check-fast mutants stress lowest newest docs stranger shape lock clean
+.PHONY: demo test test-all test-unit lint types check check-fast mutants stress bench lowest newest docs stranger shape lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -51,6 +52,10 @@ mutants: $(VENV)/installed-dev
 
 stress: $(VENV)/installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python tests/support/stress.py
+
+# A claim that does not hold is in the page, and fails the command.
+bench: $(VENV)/installed-bench
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --small --page docs/benchmarks.md
 
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
@@ -89,6 +94,10 @@ $(VENV)/installed: pyproject.toml $(CONSTRAINTS) | $(BIN)/python
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(INSTALL) ".[dev]"
+	touch $@
+
+$(VENV)/installed-bench: $(VENV)/installed
+	$(INSTALL) ".[bench]"
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed

@@ -2,6 +2,7 @@
 
     python -m benchmarks                        # all
     python -m benchmarks alignment --set documents=500
+    python -m benchmarks --small --page docs/benchmarks.md    # what `make bench` does
     python -m benchmarks --tiny                 # seconds; says nothing about the claims
     python -m benchmarks --list
 
@@ -15,10 +16,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from pathlib import Path
+from types import ModuleType
 
 from benchmarks import claims
 from benchmarks.harness import Skipped
-from vocagnolm.host.tables import markdown_table
+from benchmarks.page import Page, around
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,7 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Check the claims.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="claims; default: all")
     parser.add_argument("--list", action="store_true", help="name the claims and measure none")
-    parser.add_argument("--tiny", action="store_true", help="the smallest size: does it run?")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--small", action="store_true", help="in minutes, where a claim has it")
+    either.add_argument("--tiny", action="store_true", help="the smallest size: does it run?")
+    parser.add_argument("--page", type=Path, help="write the results between its marks, too")
     parser.add_argument(
         "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other sizes of one claim"
     )
@@ -39,29 +45,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         lines = [f"{name:{width}}  {each.CLAIM.says}" for name, each in known.items()]
         sys.stdout.write("\n".join(lines) + "\n")
         return 0
-    rows, skipped, failed = [], [], False
-    for name in arguments.names or known:
-        module = known[name]
-        claim = module.CLAIM
+    sizes: dict[str, object] = {}
+    where = "--page"
+    try:
+        if arguments.page:
+            around(arguments.page)  # not after minutes of work
+        for name in arguments.names or known:
+            where = f"--set of {name}"
+            sizes[name] = resize(_size(known[name], arguments), arguments.set)
+    except ValueError as error:
+        parser.error(f"{where}: {error}")
+    page = Page()
+    for name, size in sizes.items():
         try:
-            size = resize(module.TINY if arguments.tiny else module.FULL, arguments.set)
-        except ValueError as error:
-            parser.error(f"--set of {name}: {error}")
-        try:
-            measured = claims.measure(module, size)
+            measured = claims.measure(known[name], size)
         except Skipped as reason:
-            skipped.append(f"{name} skipped: {reason}")
+            page.skipped.append(f"{name} skipped: {reason}")
             continue
-        holds = claim.holds(measured.value) and not measured.broken
-        failed |= not holds
-        verdict = "yes" if holds else f"NO {measured.broken}".strip()
-        rows.append([name, claim.says, claim.limit, claim.show(measured.value), verdict])
+        page.add(name, known[name].CLAIM, measured)
         sys.stderr.writelines(f"{name}: {line}\n" for line in measured.details)
-    if rows:
-        header = ["name", "claim", "limit", "measured", "holds"]
-        sys.stdout.write(markdown_table([header, *rows]) + "\n")
-    sys.stdout.writelines(f"{line}\n" for line in skipped)
-    return int(failed)
+    if page.rows:
+        sys.stdout.write(page.table() + "\n")
+    sys.stdout.writelines(f"{line}\n" for line in page.skipped)
+    if arguments.page:
+        page.write(arguments.page)
+    return int(page.failed)
+
+
+def _size(module: ModuleType, arguments: argparse.Namespace) -> object:
+    if arguments.tiny:
+        return module.TINY
+    return getattr(module, "SMALL", module.FULL) if arguments.small else module.FULL
 
 
 def resize(size: object, given: Sequence[str]) -> object:

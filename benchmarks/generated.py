@@ -43,18 +43,20 @@ def train_student(texts: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>")
 
 
-def train_teacher(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with NFC and single digits, like Qwen's."""
+def train_teacher(
+    texts: list[str], words: int = 2000, single_digits: bool = True
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with NFC and single digits, like Qwen's, or with whole numbers."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Digits(individual_digits=single_digits),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=2000,
+        vocab_size=words,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

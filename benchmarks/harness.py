@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import multiprocessing
 import os
 import random
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -37,6 +41,7 @@ class Claim:
         at_least: the smallest one, where more is better.
         unit: printed behind the numbers; "%" prints a share as per cent.
         needs_gpu: it is about a GPU, and says nothing elsewhere.
+        missed: the reason, where it is known not to hold.
     """
 
     says: str
@@ -44,6 +49,7 @@ class Claim:
     at_least: float | None = None
     unit: str = ""
     needs_gpu: bool = False
+    missed: str = ""
 
     @property
     def limit(self) -> str:
@@ -109,10 +115,25 @@ class Way:
     @property
     def spread(self) -> str:
         """Median and quartiles, or the extremes of two turns or one."""
-        low, high = min(self.seconds), max(self.seconds)
-        if len(self.seconds) > 2:
-            low, _, high = statistics.quantiles(self.seconds, n=4)
-        return f"{self.median_s:8.3f} s{f'{low:.3f} to {high:.3f} s':>22}"
+        return quartiles(self.seconds, " s")
+
+    @property
+    def added(self) -> str:
+        """The median of what turns added to the memory."""
+        return f"{statistics.median(self.added_bytes) / 2**20:8,.0f} MiB"
+
+    def every(self, step: int, first: int) -> Way:
+        """The turns `first`, `first + step` and so on."""
+        turns = slice(first, None, step)
+        return Way(self.run, seconds=self.seconds[turns], added_bytes=self.added_bytes[turns])
+
+
+def quartiles(values: Sequence[float], unit: str = "") -> str:
+    """Median and quartiles, or the extremes of two values or one."""
+    low, high = min(values), max(values)
+    if len(values) > 2:
+        low, _, high = statistics.quantiles(values, n=4)
+    return f"{statistics.median(values):8.3f}{unit}{f'{low:.3f} to {high:.3f}{unit}':>22}"
 
 
 def take_turns(
@@ -138,6 +159,47 @@ def take_turns(
                 way.seconds.append(seconds)
                 if memory:
                     way.added_bytes.append(added_bytes)
+
+
+def take_turns_apart(
+    makers: Mapping[str, Callable[[], Way]], repetitions: int, warm_up: int = 1, seed: int = 0
+) -> dict[str, Way]:
+    """Let ways take turns, each made and run in a process of its own, so that memory is its own.
+
+    The processes are forked from this one, and have imported what it has.
+    """
+    one_thread()
+    rng, context = random.Random(seed), multiprocessing.get_context("fork")
+    found = {name: Way(lambda given: None) for name in makers}
+    pipes: dict[str, Connection] = {}
+    for name, make in makers.items():
+        pipes[name], theirs = context.Pipe()
+        context.Process(target=_serve_turns, args=(make, theirs), daemon=True).start()
+    for turn in range(warm_up + repetitions):
+        for name in rng.sample(list(makers), len(makers)):
+            pipes[name].send(turn)
+            taken = pipes[name].recv()
+            if isinstance(taken, str):
+                raise RuntimeError(f"{name}: {taken}")
+            if turn >= warm_up:
+                found[name].seconds.append(taken[0])
+                found[name].added_bytes.append(taken[1])
+    for pipe in pipes.values():
+        pipe.send(None)
+    return found
+
+
+def _serve_turns(make: Callable[[], Way], pipe: Connection) -> None:
+    try:
+        way, libc = make(), ctypes.CDLL(None)
+        for turn in iter(pipe.recv, None):
+            given = way.prepare(turn)
+            gc.collect()
+            if hasattr(libc, "malloc_trim"):
+                libc.malloc_trim(0)  # what is free already would hide what this turn takes
+            pipe.send(_turn(way, given, "cpu", memory=True))
+    except BaseException:  # noqa: BLE001 - whatever it is, the other side tells it
+        pipe.send(traceback.format_exc())
 
 
 def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, int]:

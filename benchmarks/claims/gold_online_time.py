@@ -1,0 +1,12 @@
+"""Compare the time of a training step with TRL's, on the same documents, models and tokens."""
+
+from functools import partial
+
+from benchmarks.harness import Claim
+from benchmarks.peers import Size, ratio
+
+CLAIM = Claim(
+    "an online step takes at most 0.15 of the time of one of TRL's GOLD", at_most=0.15, unit="x"
+)
+FULL, SMALL, TINY = Size(), Size.small(), Size.tiny()
+measure = partial(ratio, name="online")
