@@ -51,16 +51,19 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 
 
 def encode_raw(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str, *, literal: bool = True
 ) -> list[Encoding]:
-    """Tokenize texts, with spans as the tokenizer gives them, tested for order and limits."""
+    """Tokenize texts, with spans as the tokenizer gives them, tested for order and limits.
+
+    What is not `literal` may name special tokens, such as a rendered conversation.
+    """
     # The tokenizer itself fails on an empty list.
     if not texts:
         return []
     output = tokenizer(
         list(texts),
         add_special_tokens=False,
-        split_special_tokens=True,
+        split_special_tokens=literal,
         return_offsets_mapping=True,
         truncation=False,
         padding=False,
@@ -90,6 +93,14 @@ def encode_raw(
             )
         encodings.append(Encoding(ids, spans))
     return encodings
+
+
+def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
+    """Tokenize rendered conversations as `apply_chat_template` does; spans cover all of it."""
+    raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
+    return [
+        Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
+    ]
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:

@@ -34,6 +34,7 @@ ROOMS = {
     BASE: "",
     "host": "conventions",
     "training": "conventions host",
+    "chat": "",
     METHOD: "conventions host training",
     "models": "conventions host method",
     "store": "conventions host training method models",

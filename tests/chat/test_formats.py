@@ -1,0 +1,113 @@
+"""Columns of conversations, and the text that their contents make."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vocagnolm.chat.formats import (
+    Conversation,
+    check_unmixed,
+    conversation,
+    find_format,
+    read_rows,
+)
+
+ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+
+
+@given(st.lists(st.tuples(st.text("a \n", max_size=3), st.text("ua", min_size=1)), min_size=1))
+def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
+    messages = [{"role": role, "content": content} for content, role in pairs]
+    found = conversation(messages)
+    assert isinstance(found, Conversation)
+    assert found.messages == messages
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        (None, "expected a list of messages, found nothing"),
+        ([], "an empty list"),
+        ("hello", "found str"),
+        ([ASK, "2"], "message 1 is no message"),
+        ([ASK, {"role": "assistant", "content": None}], "message 1 has a content that is not text"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "not text but list"),
+        ([{**ASK, "role": None}], "message 0 has a role that is not text"),
+        ([ASK, {**SAY, "tool_calls": [1]}], "message 1 has tool_calls"),
+        ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),
+        ([{**ASK, "content": "\ud83d"}], "lone surrogate"),
+    ],
+)
+def test_faulty_messages_are_told_by_number(messages: object, reason: str) -> None:
+    assert reason in str(conversation(messages))
+
+
+def test_absent_fields_of_messages_are_no_fault() -> None:
+    # Arrow gives every message all fields that one of them has.
+    assert isinstance(conversation([{**ASK, "tool_calls": None}, SAY]), Conversation)
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "expected"),
+    [
+        (["text", "id"], None, "text"),
+        (["messages", "id"], None, "messages"),
+        (["messages", "prompt"], None, "messages"),
+        (["prompt", "completion"], None, "prompt_completion"),
+        (["messages", "text"], "text", "text"),
+        (["messages", "prompt", "completion"], "prompt_completion", "prompt_completion"),
+    ],
+)
+def test_format_is_found_by_the_columns(columns: list[str], given: str, expected: str) -> None:
+    assert find_format(columns, given, "text", "a.jsonl") == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "given", "told"),
+    [
+        (["messages", "text"], None, "--format text or --format messages"),
+        (["prompt"], None, "--text_column 'text' is not a column of a.jsonl"),
+        (["text"], "messages", "--format messages needs the columns messages in a.jsonl"),
+        (["messages"], "text", "--text_column 'text' is not a column"),
+    ],
+)
+def test_format_is_refused_when_columns_do_not_say(
+    columns: list[str], given: str, told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        find_format(columns, given, "text", "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "messages", "told"),
+    [
+        ([1, 1, 0], [0, 0, 1], "row 2 is a conversation"),
+        ([0, 0, 1], [1, 0, 0], "row 2 is a document"),
+        ([1, 1, 0], [1, 1, 0], ""),
+        ([0, 0, 0], [1, 0, 1], ""),
+    ],
+)
+def test_mixed_rows_are_told_by_number(text: list[bool], messages: list[bool], told: str) -> None:
+    columns = {"text": text, "messages": messages}
+    if not told:
+        return check_unmixed(columns, "text", "a.jsonl")
+    with pytest.raises(ValueError, match=told):
+        check_unmixed(columns, "text", "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1 + 1?", "completion": "2"},
+        {"prompt": [ASK], "completion": [SAY]},
+        {"prompt": [ASK], "completion": "2"},
+    ],
+)
+def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
+    found = read_rows([row, {"prompt": None, "completion": "2"}], "prompt_completion")
+    assert found["text"] == ["1 + 1?\n2", None]
+    assert found["roles"] == [("user", "assistant"), []]
+    assert found["fault"][0] is None
+    assert "message 0" in found["fault"][1]

@@ -1,0 +1,253 @@
+"""Tokens of rendered conversations against a reference that walks over characters."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from chat_templates import (
+    CONTENTS,
+    FORMS,
+    SHARED,
+    TEMPLATES,
+    TRIMS,
+    TURN_ENDS,
+    chat_tokenizer,
+    turns,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vocagnolm.alignment import align_spans, covered_shares, narrow_spans, widen_spans
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.reading import Reading, TrainOn, read_tokens
+from vocagnolm.chat.render import Rendered, Template, template_of
+from vocagnolm.spans import encode_rendered
+
+MULTI = ["1 + 1?", "2", " And 2 + 2 ?\n", "It is 4.\n\n", "", ""]
+pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared")
+NAMES = [*TEMPLATES]
+
+
+class Read(NamedTuple):
+    """A conversation as a model reads it, and the same by walking over the rendered text."""
+
+    reading: Reading
+    ids: list[int]
+    # Characters of the conversation of every token behind the first.
+    characters: list[set[int]]
+    # Rendered characters of the same tokens.
+    rendered_spans: list[tuple[int, int]]
+    text: str
+    # For each message, [begin of the content, end of the content, end of the turn) in the text.
+    places: list[tuple[int, int, int]]
+
+
+@cache
+def loaded(name: str) -> tuple[object, Template]:
+    tokenizer = chat_tokenizer(name)
+    template = template_of(tokenizer, "student")
+    assert template
+    return tokenizer, template
+
+
+def walk(name: str, asked: Conversation) -> tuple[str, dict[int, int], list[tuple[int, int, int]]]:
+    """Render by the Python form: the text, what each of its characters is, and the places."""
+    text, owned, places = "", {}, {}
+    pieces = FORMS[name](asked.roles)
+    for piece, following in zip(pieces, [*pieces[1:], ""], strict=True):
+        if isinstance(piece, str):
+            text += piece
+            continue
+        kept = [*range(*asked.places[piece])]
+        if name in TRIMS:
+            while kept and asked.text[kept[0]].isspace():
+                kept.pop(0)
+            while kept and asked.text[kept[-1]].isspace():
+                kept.pop()
+        begin = len(text)
+        owned |= {len(text) + at: character for at, character in enumerate(kept)}
+        text += "".join(asked.text[at] for at in kept)
+        close = str(following).startswith(TURN_ENDS[name]) * len(TURN_ENDS[name])
+        places[piece] = (begin, len(text), len(text) + close)
+    return text, owned, [places[number] for number in range(len(asked.roles))]
+
+
+@cache
+def read(name: str, asked: Conversation, train_on: TrainOn, *, student: bool) -> Read | str:
+    tokenizer, template = loaded(name)
+    rendered = template.render(asked)
+    if isinstance(rendered, str):
+        return rendered
+    (encoding,) = encode_rendered(tokenizer, [rendered.text])
+    names = tokenizer.convert_ids_to_tokens(encoding.ids.tolist())
+    special_N = np.array([token == TURN_ENDS[name] for token in names])
+    found = read_tokens(asked, rendered, encoding.spans, special_N if student else None, train_on)
+    if isinstance(found, str):
+        return found
+    text, owned, places = walk(name, asked)
+    assert rendered.text == text
+    first = int(found.begins)
+    spans = [(int(a), int(b)) for a, b in encoding.spans[first:]]
+    characters = [{owned[at] for at in range(a, b) if at in owned} for a, b in spans]
+    return Read(found, encoding.ids.tolist(), characters, spans, text, places)
+
+
+def check_labels(asked: Conversation, read: Read, train_on: TrainOn, *, student: bool) -> None:
+    """Labels are on the answers with their ends, or on all; a teacher's on contents alone."""
+    labelled = {n for a, b in read.reading.labelled.tolist() for n in range(a, b)}
+    expected = set()
+    for number, ((begin, end, close), role) in enumerate(
+        zip(read.places, asked.roles, strict=True)
+    ):
+        if train_on == "completions" and role != "assistant":
+            continue
+        stop = close if student else end
+        for token, (a, b) in enumerate(read.rendered_spans):
+            is_content = a < end and b > begin and begin < end
+            if is_content or end <= a < stop:
+                expected.add(token)
+        assert number in read.reading.stops or role != "assistant"
+    if student and train_on == "all":
+        expected = {*range(len(read.rendered_spans))}
+    assert labelled == expected
+
+
+def check_pair(ours: Read, theirs: Read) -> int:
+    """Ranges and shares are those of a comparison of all pairs of tokens; counts the mapped."""
+    spans, other = ours.reading.spans, theirs.reading.spans
+    for both in (spans, other):
+        assert np.array_equal(widen_spans(*narrow_spans(both)), both)
+    found = align_spans(spans, other)
+    shares = covered_shares(spans, other, found)
+    readers: dict[int, int] = {}
+    for character in chain(*ours.characters):
+        readers[character] = readers.get(character, 0) + 1
+    for token, characters in enumerate(ours.characters):
+        under = [n for n, them in enumerate(theirs.characters) if characters & them]
+        expected = (under[0], under[-1] + 1) if under else (-1, -1)
+        assert tuple(found[token]) == expected
+        assert under == [*range(*expected)] or not under
+        if not under:
+            continue
+        parts = [
+            sum(1 / readers[c] for c in characters & theirs.characters[n])
+            / len(theirs.characters[n])
+            for n in under
+        ]
+        middle = [shares[token, 1]] * (len(under) - 2)
+        given = [shares[token, 0], *middle, shares[token, 2]][: len(under)]
+        between = parts[1:-1]
+        if between:
+            parts[1:-1] = [float(np.mean(between))] * len(between)
+        assert given == pytest.approx(parts)
+    return int((found[:, 0] != -1).sum())
+
+
+@pytest.mark.parametrize("teacher", NAMES)
+@pytest.mark.parametrize("student", NAMES)
+def test_solutions_of_gsm8k_align_in_all_templates(student: str, teacher: str) -> None:
+    """100 % of the characters of contents, as nothing in them is trimmed."""
+    lines = (SHARED / "data" / "benchmarks" / "gsm8k" / "train.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[:24]]
+    for first in range(0, len(rows), 2):
+        contents = [row[name].strip() for row in rows[first : first + 2] for name in row]
+        asked = turns(*contents[: 2 + first % 4])
+        both = [read(name, asked, "completions", student=not at)
+                for at, name in enumerate((student, teacher))]  # fmt: skip
+        ours, theirs = both
+        assert isinstance(ours, Read)
+        assert isinstance(theirs, Read)
+        of_contents = sum(map(bool, ours.characters))
+        assert check_pair(ours, theirs) == of_contents
+        assert {*chain(*ours.characters)} == {
+            c for a, b in asked.places for c in range(a, b)
+        } == {*chain(*theirs.characters)}  # fmt: skip
+        check_labels(asked, ours, "completions", student=True)
+        check_labels(asked, theirs, "completions", student=False)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_labels_decode_to_answers_and_turn_ends(name: str) -> None:
+    asked = turns(*MULTI[:4])
+    found = read(name, asked, "completions", student=True)
+    assert isinstance(found, Read)
+    ids = found.ids[int(found.reading.begins) :]
+    said = [loaded(name)[0].decode(ids[a:b]).strip() for a, b in found.reading.labelled.tolist()]
+    end = TURN_ENDS[name]
+    answers = [asked.messages[1]["content"], asked.messages[3]["content"]]
+    kept = [answer.strip() if name in TRIMS else answer for answer in answers]
+    assert said == [f"{answer}{end}" for answer in kept]
+
+
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+@given(
+    pair=st.tuples(st.sampled_from(NAMES), st.sampled_from(NAMES)),
+    contents=st.lists(CONTENTS, min_size=2, max_size=5),
+    system=st.booleans(),
+)
+def test_fuzz_aligns_as_the_reference_does(
+    train_on: TrainOn, pair: tuple[str, str], contents: list[str], system: bool
+) -> None:
+    asked = turns(*contents, system=system)
+    found = [read(name, asked, train_on, student=not at) for at, name in enumerate(pair)]
+    for at, one in enumerate(found):
+        if isinstance(one, str):
+            assert one.startswith(("its chat template says", "one token is a part"))
+        else:
+            check_labels(asked, one, train_on, student=not at)
+    if isinstance(found[0], Read) and isinstance(found[1], Read):
+        check_pair(found[0], found[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(contents=st.lists(CONTENTS, min_size=1, max_size=3))
+def test_ids_are_those_of_apply_chat_template(name: str, contents: list[str]) -> None:
+    tokenizer, template = loaded(name)
+    asked = turns(*contents)
+    rendered = template.render(asked)
+    assert isinstance(rendered, Rendered)
+    (encoding,) = encode_rendered(tokenizer, [rendered.text])
+    expected = tokenizer.apply_chat_template(asked.messages, tokenize=True, return_dict=False)
+    assert encoding.ids.tolist() == expected
+
+
+def test_conversation_ends_behind_an_answer() -> None:
+    asked = turns(*MULTI[:4])
+    whole = read("qwen2.5", asked, "completions", student=True)
+    assert isinstance(whole, Read)
+    assert [*whole.reading.stops] == [1, 3]
+    short = whole.reading.until(1)
+    ids = whole.ids[1 : 1 + len(short.spans)]
+    assert loaded("qwen2.5")[0].decode(ids).endswith("assistant\n2<|im_end|>")
+    first, last = short.labelled
+    assert first.tolist() == whole.reading.labelled[0].tolist()
+    assert last[0] == last[1]
+    assert whole.reading.until(3).spans.shape < whole.reading.spans.shape
+
+
+def test_one_token_of_two_messages_is_refused() -> None:
+    glued = Template("{% for m in messages %}{{ m.content }}{% endfor %}", ())
+    asked = turns("un", "happily")
+    rendered = glued.render(asked)
+    assert isinstance(rendered, Rendered)
+    found = read_tokens(asked, rendered, np.array([[0, 4], [4, 9]]), None, "all")
+    assert found == "one token is a part of two messages"
+
+
+def test_start_token_is_put_before_a_content() -> None:
+    bare = Template("{% for m in messages %}{{ m.content }}<end>{% endfor %}", ())
+    asked = turns("a", "b")
+    rendered = bare.render(asked)
+    assert isinstance(rendered, Rendered)
+    spans = np.array([[0, 1], [1, 6], [6, 7], [7, 12]])
+    ends = np.array([False, True, False, True])
+    found = read_tokens(asked, rendered, spans, ends, "completions")
+    assert isinstance(found, Reading)
+    assert not found.begins
+    assert found.spans.tolist() == [[0, 1], [1, 1], [2, 3], [3, 3]]
+    assert found.labelled.tolist() == [[2, 4]]

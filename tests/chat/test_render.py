@@ -1,0 +1,137 @@
+"""Contents found in rendered text, and templates that cannot be followed."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from chat_templates import CONTENTS, FORMS, TEMPLATES, TRIMS, chat_tokenizer, turns
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vocagnolm.chat.render import Rendered, Template, template_of
+
+TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
+
+
+def template(source: str) -> Template:
+    return Template(source, TOKENS)
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "llama-3-8b", "deepseek-math-7b", "tinyllama"])
+@given(contents=st.lists(CONTENTS, min_size=1, max_size=5), system=st.booleans())
+def test_contents_lie_where_the_template_puts_them(
+    name: str, contents: list[str], system: bool
+) -> None:
+    asked = turns(*contents, system=system)
+    bos = {
+        "llama-3-8b": "<|begin_of_text|>",
+        "deepseek-math-7b": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+    }
+    eos = {"deepseek-math-7b": "<\uff5cend\u2581of\u2581sentence\uff5c>"}
+    tokens = (("bos_token", bos.get(name, "<s>")), ("eos_token", eos.get(name, "</s>")))
+    found = Template(TEMPLATES[name], tokens).render(asked)
+    assert isinstance(found, Rendered)
+    text, at = "", 0
+    for piece in FORMS[name](asked.roles):
+        if isinstance(piece, str):
+            text += piece
+            continue
+        start, end = asked.places[piece]
+        shown = asked.text[start:end]
+        if name in TRIMS:
+            start += len(shown) - len(shown.lstrip())
+            shown = shown.strip()
+        assert found.places[piece].tolist() == [len(text), len(text) + len(shown)]
+        assert found.origins[piece] == (start if shown else end)
+        text += shown
+        at += len(shown)
+    assert found.text == text
+    assert found.trimmed == sum(map(len, contents[: len(asked.roles)])) - at
+
+
+LOOP = "{% for m in messages %}"
+ONE = "<{{ m.content }}>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (f"{LOOP}<{{{{ m.content | replace('a', 'b') }}}}>{{% endfor %}}", "content of message 0"),
+        (f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}", "content of message 1 (assistant)"),
+        (f"{LOOP}{{{{ m.content | length }}}}{ONE}", "changes its own text with the content"),
+        (f"{LOOP}{{% if m.role == 'user' %}}<{{{{ m.content }}}}>{{% endif %}}{{% endfor %}}",
+         "leaves out message 1"),
+        (f"{LOOP}{{{{ m.content }}}}{ONE}", "repeats 2 times message 0"),
+        ("{% for m in messages | reverse %}" + ONE, "changes the order"),
+        ("{{ raise_exception('no way') }}", "its chat template says: no way"),
+        ("{{ messages + 1 }}", "its chat template says: can only concatenate"),
+    ],
+)  # fmt: skip
+def test_template_that_cannot_be_followed_is_told(source: str, reason: str) -> None:
+    found = template(source).render(turns("a", 'say "b"'))
+    assert reason in str(found)
+
+
+def test_one_bad_content_does_not_spoil_others() -> None:
+    quoting = template(f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}")
+    assert isinstance(quoting.render(turns('"', "b")), str)
+    assert isinstance(quoting.render(turns("a", "b")), Rendered)
+
+
+@pytest.mark.parametrize("source", [*TEMPLATES.values(), LOOP + ONE])
+def test_mistral_alone_refuses_a_system_prompt(source: str) -> None:
+    found = template(source).render(turns("s", "a", "b", system=True))
+    refused = "its chat template says: Roles must alternate user/assistant/..."
+    assert (found == refused) == (source == TEMPLATES["mistral-7b-v0.1"])
+
+
+def test_date_is_fixed_or_the_template_refused() -> None:
+    dated = "{% if date_string is defined %}{{ date_string }}{% endif %}" + LOOP + ONE
+    found = template(dated).render(turns("a", "b"))
+    assert isinstance(found, Rendered)
+    assert found.text == "26 Jul 2024<a><b>"
+    assert str(datetime.now().year) not in found.text
+    with pytest.raises(ValueError, match="writes today's date"):
+        template("{{ strftime_now('%Y') }}" + LOOP + ONE)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_text_is_that_of_the_tokenizer(name: str, shared_dir: Path) -> None:
+    tokenizer = chat_tokenizer(name)
+    own, asked = template_of(tokenizer, "student"), turns(" 1 + 1?\n", "2", "and \t", "")
+    assert own is not None
+    found = own.render(asked)
+    assert isinstance(found, Rendered)
+    assert found.text == tokenizer.apply_chat_template(asked.messages, tokenize=False)
+    assert Template.of_json(own.as_json()) == own
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("plain", "<s>User: q\n\nAssistant: a</s>"),
+        ("chatml", "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n"),
+        ("own.jinja", "<q><a>"),
+    ],
+)
+def test_given_template_is_built_in_or_a_file(
+    given: str, expected: str, tmp_path: Path, shared_dir: Path
+) -> None:
+    tokenizer = chat_tokenizer("tinyllama")
+    (tmp_path / "own.jinja").write_text(LOOP + ONE)
+    path = str(tmp_path / given) if given.endswith("jinja") else given
+    found = template_of(tokenizer, "student", path)
+    assert found is not None
+    rendered = found.render(turns("q", "a"))
+    assert isinstance(rendered, Rendered)
+    assert rendered.text == expected
+
+
+def test_missing_template_is_none_and_a_wrong_name_told(shared_dir: Path) -> None:
+    tokenizer = chat_tokenizer("tinyllama")
+    tokenizer.chat_template = None
+    assert template_of(tokenizer, "student") is None
+    with pytest.raises(ValueError, match="--teacher_chat_template plian: expected plain or chatml"):
+        template_of(tokenizer, "teacher", "plian")

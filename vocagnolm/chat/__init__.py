@@ -1,0 +1,1 @@
+"""Conversations: found in a data set, rendered by a model's chat template, tied to characters."""

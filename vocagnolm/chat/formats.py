@@ -1,0 +1,153 @@
+"""Conversations as data: the columns that hold them, and one text of what their messages say.
+
+The text of a conversation is its messages' contents, a line break between two of them. All models
+share it, wherever each one's template puts the contents.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, get_args
+
+Format = Literal["text", "messages", "prompt_completion"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+# Columns of a conversation beside its text: who speaks, where each content ends, and a reason why
+# the row is none.
+ROLES, ENDS, FAULT = "roles", "ends", "fault"
+_SEPARATOR = "\n"
+# Templates show them, and they are no content.
+_BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    r"""Messages as one text, in which that of `roles[i]` ends at the character `ends[i]`.
+
+    >>> found = conversation([{"role": "user", "content": "1 + 1?"},
+    ...                       {"role": "assistant", "content": "2"}])
+    >>> found
+    Conversation(text='1 + 1?\n2', roles=('user', 'assistant'), ends=(6, 8))
+    >>> found.places, found.messages[1]
+    ([(0, 6), (7, 8)], {'role': 'assistant', 'content': '2'})
+    """
+
+    text: str
+    roles: tuple[str, ...]
+    ends: tuple[int, ...]
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """The characters of every content, half-open."""
+        width = len(_SEPARATOR)
+        return [(before + width, end) for before, end in pairwise((-width, *self.ends))]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The messages, as templates take them."""
+        pairs = zip(self.roles, self.places, strict=True)
+        return [{"role": role, "content": self.text[a:b]} for role, (a, b) in pairs]
+
+
+def conversation(messages: object) -> Conversation | str:
+    """Join messages, or return the reason why they are no conversation."""
+    if not isinstance(messages, list) or not messages:
+        return f"expected a list of messages, found {_shown(messages)}"
+    contents, roles = [], []
+    for number, message in enumerate(messages):
+        if reason := _fault(message):
+            return f"message {number} {reason}"
+        contents.append(message["content"])
+        roles.append(message["role"])
+    ends, at = [], -len(_SEPARATOR)
+    for content in contents:
+        at += len(_SEPARATOR) + len(content)
+        ends.append(at)
+    return Conversation(_SEPARATOR.join(contents), tuple(roles), tuple(ends))
+
+
+def _fault(message: object) -> str:
+    if not isinstance(message, dict):
+        return f"is no message with a role and a content, but {_shown(message)}"
+    if given := [name for name in _BEYOND if message.get(name)]:
+        return f"has {given[0]}, which is not trained on"
+    for name in ("role", "content"):
+        if not isinstance(value := message.get(name), str):
+            return f"has a {name} that is not text but {_shown(value)}"
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            return f"has a lone surrogate in its {name}, which is not valid Unicode"
+    return ""
+
+
+def _shown(value: object) -> str:
+    return "an empty list" if value == [] else "nothing" if value is None else type(value).__name__
+
+
+def find_format(
+    columns: Collection[str], given: Format | None, text_column: str, shown: str
+) -> Format:
+    """Tell a data set's format by its columns; a ValueError where they leave a choice or none."""
+    has = {
+        "text": text_column in columns,
+        "messages": "messages" in columns,
+        "prompt_completion": {"prompt", "completion"} <= {*columns},
+    }
+    found = [name for name in FORMATS if has[name]]
+    if given is None and len(found) == 1:
+        return found[0]
+    if given and has[given]:
+        return given
+    names = f"its columns are {', '.join(columns)}"
+    if not given and found:
+        which = " or ".join(f"--format {name}" for name in found)
+        raise ValueError(f"{shown} has documents and conversations in each row: choose by {which}")
+    if given and given != "text":
+        needs = "messages" if given == "messages" else "prompt and completion"
+        raise ValueError(f"--format {given} needs the columns {needs} in {shown}; {names}")
+    raise ValueError(
+        f"--text_column {text_column!r} is not a column of {shown}, and neither are messages, nor "
+        f"prompt and completion; {names}"
+    )
+
+
+def check_unmixed(columns: Mapping[str, Sequence[bool]], text_column: str, shown: str) -> None:
+    """Refuse rows that are documents among rows that are conversations, by what each row holds."""
+    kinds = {
+        "a document": columns.get(text_column),
+        "a conversation": columns.get("messages") or columns.get("prompt"),
+    }
+    if None in kinds.values():
+        return
+    first = None
+    for row, has in enumerate(zip(*kinds.values(), strict=True)):
+        kind = next((kind for kind, held in zip(kinds, has, strict=True) if held), None)
+        if sum(has) != 1:
+            continue
+        first = first or kind
+        if kind != first:
+            raise ValueError(
+                f"{shown}: row {row} is {kind}, and those before are not: give documents and "
+                "conversations in files of their own"
+            )
+
+
+def read_rows(rows: Sequence[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
+    """Make the columns of conversations; a row that is none has its fault instead of a text."""
+    columns: dict[str, list[Any]] = {"text": [], ROLES: [], ENDS: [], FAULT: []}
+    for row in rows:
+        found = conversation(_messages(row, format))
+        is_one = isinstance(found, Conversation)
+        values = (found.text, found.roles, found.ends, None) if is_one else (None, [], [], found)
+        for column, value in zip(columns.values(), values, strict=True):
+            column.append(value)
+    return columns
+
+
+def _messages(row: Mapping[str, Any], format: Format) -> object:
+    if format == "messages":
+        return row["messages"]
+    both: list[Any] = []
+    # Two strings are a question and its answer.
+    for name, role in (("prompt", "user"), ("completion", "assistant")):
+        turns = row[name]
+        both += [{"role": role, "content": turns}] if isinstance(turns, str) else turns or [None]
+    return both

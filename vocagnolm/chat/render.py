@@ -1,0 +1,184 @@
+"""Render a conversation by a chat template, and say where each content lies in the rendered text.
+
+Contents are not searched for, as a content may look like any text. The template renders marks in
+their place once, which leaves its own pieces:
+
+    marks       <|user|> MARK0 </s> <|assistant|> MARK1 </s>
+    pieces      "<|user|> ", " </s> <|assistant|> ", " </s>"
+    contents    <|user|> 1 + 1? </s> <|assistant|> 2 </s>      must be piece, content, piece, ...
+
+White space that a template trims off a content is known by that around the marks. Whatever else a
+template does to a content cannot be followed: such a conversation is not read.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, pairwise, zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.chat.formats import Conversation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# For models without a template of their own.
+_BUILT_IN = {
+    "plain": (
+        "{{ bos_token }}{% for message in messages %}"
+        "{{ message['role'] | capitalize }}: {{ message['content'] }}"
+        "{{ eos_token if message['role'] == 'assistant' else '\n\n' }}{% endfor %}"
+    ),
+    "chatml": (
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+        "{{ message['content'] }}<|im_end|>{{ '\n' }}{% endfor %}"
+    ),
+}
+# Private characters, and white space that templates trim and do not write.
+_MARK, _LEFT, _RIGHT = "\ue000{}\ue001", "\u2003\u2002", "\u2002\u2003"
+_IS_MARK = re.compile("\ue000(\\d+)\ue001")
+# Templates of the Llama family write today's date, unless they are given one: this is their own.
+_DATE = "26 Jul 2024"
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation in a template.
+
+    Content i lies in [places[i, 0], places[i, 1]) of the text, but for `trimmed` characters; its
+    first character there is `origins[i]` of the conversation's text.
+    """
+
+    text: str
+    places: npt.NDArray[np.int64]
+    origins: npt.NDArray[np.int64]
+    trimmed: int
+
+
+@dataclass(frozen=True)
+class Template:
+    """A chat template, and the special tokens that it may name."""
+
+    source: str
+    tokens: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        if "strftime_now" in self.source and "date_string" not in self.source:
+            raise ValueError(
+                "the chat template writes today's date, so that a text would be another one "
+                "tomorrow: give a template with a fixed date"
+            )
+
+    def as_json(self) -> dict[str, object]:
+        """Return what `Template.of_json` reads."""
+        return {"chat_template": self.source, "template_tokens": dict(self.tokens)}
+
+    @classmethod
+    def of_json(cls, content: Mapping[str, object]) -> "Template":
+        """Read a template from what describes it, such as a manifest."""
+        tokens = content["template_tokens"]
+        assert isinstance(tokens, dict)
+        return cls(str(content["chat_template"]), tuple(tokens.items()))
+
+    def render(self, conversation: Conversation) -> Rendered | str:
+        """Render a conversation, or return the reason why it cannot be followed."""
+        try:
+            text = self._apply(conversation.messages)
+            pieces = _pieces(self, conversation.roles)
+        except ValueError as error:
+            return str(error)
+        shown, origins = [], []
+        for (start, end), (left, right) in zip(conversation.places, pieces.trims, strict=True):
+            content = conversation.text[start:end]
+            kept = content.lstrip() if left else content
+            origins.append(end - len(kept))
+            shown.append(kept.rstrip() if right else kept)
+        parts = [*chain(*zip_longest(pieces.texts, shown, fillvalue=""))]
+        if "".join(parts) != text:
+            return _change(parts, text, conversation)
+        edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(shown)]
+        lost = sum(b - a for a, b in conversation.places) - sum(map(len, shown))
+        return Rendered(text, places, np.array(origins, np.int64), lost)
+
+    def _apply(self, messages: list[dict[str, str]]) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        given = {"date_string": _DATE, **dict(self.tokens)}
+        try:
+            (text,), _ = render_jinja_template([messages], chat_template=self.source, **given)
+        # A template can raise anything, most often about the order of roles.
+        except Exception as error:
+            said = " ".join(str(error).split())
+            raise ValueError(f"its chat template says: {said}") from error
+        return str(text)
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The text of a template before, between and behind contents, and its trims of each content."""
+
+    texts: tuple[str, ...]
+    # (on the left, on the right).
+    trims: tuple[tuple[bool, bool], ...]
+
+
+@lru_cache(maxsize=4096)
+def _pieces(template: Template, roles: tuple[str, ...]) -> _Pieces:
+    """Render marks instead of contents: a well-behaved template looks at the roles alone.
+
+    A ValueError where not every content is shown once, and in order.
+    """
+    marks = [_LEFT + _MARK.format(number) + _RIGHT for number in range(len(roles))]
+    both = zip(roles, marks, strict=True)
+    text = template._apply([{"role": role, "content": mark} for role, mark in both])
+    texts, numbers = [*_IS_MARK.split(text)[::2]], [*map(int, _IS_MARK.findall(text))]
+    for number, role in enumerate(roles):
+        if (count := numbers.count(number)) != 1:
+            how = "leaves out" if count == 0 else f"repeats {count} times"
+            raise ValueError(f"its chat template {how} message {number} ({role})")
+    if numbers != sorted(numbers):
+        raise ValueError("its chat template changes the order of the messages")
+    trims = [(not a.endswith(_LEFT), not b.startswith(_RIGHT)) for a, b in pairwise(texts)]
+    bare = [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts]
+    return _Pieces(tuple(bare), tuple(trims))
+
+
+def _change(parts: list[str], text: str, conversation: Conversation) -> str:
+    """Name the message where a rendered text departs from what was expected."""
+    number = at = 0
+    while number < len(parts) - 1 and text.startswith(parts[number], at):
+        at += len(parts[number])
+        number += 1
+    message = min(number // 2, len(conversation.roles) - 1)
+    where = f"message {message} ({conversation.roles[message]})"
+    if number % 2:
+        return f"its chat template changes the content of {where}"
+    return f"its chat template changes its own text with the content at {where}"
+
+
+def template_of(
+    tokenizer: "PreTrainedTokenizerBase", role: str, given: str | None = None
+) -> Template | None:
+    """Return a tokenizer's template, or the one of a file or a built-in name; None without any."""
+    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    pairs = tuple(tokens.items())
+    if given is None:
+        # Some have several, by name.
+        source = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        return Template(source, pairs) if source else None
+    if given in _BUILT_IN:
+        return Template(_BUILT_IN[given], pairs)
+    try:
+        return Template(Path(given).read_bytes().decode(), pairs)
+    except (OSError, UnicodeDecodeError) as error:
+        known = " or ".join(_BUILT_IN)
+        raise ValueError(
+            f"--{role}_chat_template {given}: expected {known}, or a file of a Jinja template in "
+            f"UTF-8, found: {error}"
+        ) from error
