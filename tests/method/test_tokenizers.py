@@ -11,6 +11,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import transformers
+from packaging.version import Version
 from tokenizer_stubs import StubTokenizer, assert_spans_hold
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
@@ -236,7 +238,12 @@ def test_path_without_tokenizer_is_rejected(tmp_path: Path, content: str | None)
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in STAGED]
 )
 def test_load_tokenizer_accepts_when_the_tokenizer_is_staged(shared_dir: Path, name: str) -> None:
-    tokenizer = load_tokenizer(str(shared_dir / "tokenizers" / name), "teacher")
+    directory = str(shared_dir / "tokenizers" / name)
+    if name == "deepseek-math-7b" and Version(transformers.__version__) < Version("5.22"):
+        # Rebuilt from its class with other ids.
+        assert '"tokenizer_class": "PreTrainedTokenizerFast"' in load_error(directory, "teacher")
+        return
+    tokenizer = load_tokenizer(directory, "teacher")
     assert start_id(tokenizer, "teacher") == STAGED[name]
     assert_spans_hold(encode(tokenizer, PROBE).spans, PROBE)
 
