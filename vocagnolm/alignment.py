@@ -33,10 +33,11 @@ def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
                 f"{name} spans must be in the order of the text, found {spans[wrong].tolist()} at"
                 f" token {wrong}: encode without special tokens, whose spans are (0, 0)"
             )
-    return _search(student_spans, teacher_spans)
+    return find_ranges(student_spans, teacher_spans)
 
 
-def _search(student_spans: Spans, teacher_spans: Spans) -> Spans:
+def find_ranges(student_spans: Spans, teacher_spans: Spans) -> Spans:
+    """Find what `align_spans` does, in spans that are known to be in order."""
     # text       a + b = c !
     # student    0 0 0 1 1 2        starts 0 3 5, ends 3 5 6
     # teacher    0 1 1 1 2          first that ends after a start: 0 1 3
@@ -120,12 +121,27 @@ def narrow_spans(spans: Spans) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.in
     >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))  # of [2, 3) two bytes
     (array([2, 1, 0, 0], dtype=uint8), array([  2,  -1,   0,   3,   0, 996], dtype=int32))
     """
-    begin, step = (spans - np.append(0, spans[:-1, 1])[:, None]).T
+    steps, jumps, _ = narrow_rows(spans, np.array([0, len(spans)]))
+    return steps, jumps
+
+
+def narrow_rows(
+    spans: Spans, edges: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Write the spans of several rows, laid end to end, as `narrow_spans` does each of them.
+
+    `edges` are those of the rows. Returns steps, jumps, and the edges of the rows in the jumps.
+    """
+    before = np.append(0, spans[:, 1])
+    before[edges] = 0
+    begin, step = (spans - before[:-1, None]).T
     odd = np.flatnonzero((begin != 0) | (step > np.iinfo(np.uint8).max))
-    jumps = np.stack((odd, begin[odd], step[odd]), axis=1)
+    ends = odd.searchsorted(edges)
+    first = np.repeat(edges[:-1], np.diff(ends))
+    jumps = np.stack((odd - first, begin[odd], step[odd]), axis=1)
     steps = step.astype(np.uint8)
     steps[odd] = 0
-    return steps, jumps.ravel().astype(np.int32)
+    return steps, jumps.ravel().astype(np.int32), 3 * ends
 
 
 def widen_spans(steps: npt.ArrayLike, jumps: npt.ArrayLike) -> Spans:
@@ -164,7 +180,7 @@ def align_segment(row: Mapping[str, Any]) -> tuple[Spans, npt.NDArray[np.float32
         if not len(theirs):
             found = align_positions(len(spans), count - 1)
         else:
-            found = _search(spans, part)
+            found = find_ranges(spans, part)
             share[text] = covered_shares(spans, part, found)
         mine[text] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
     return ranges, shares

@@ -12,8 +12,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import chain, pairwise, product
+from dataclasses import dataclass
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import Timeout
 
-from vocagnolm.alignment import align_positions, align_spans, narrow_spans
-from vocagnolm.conventions import UNMAPPED
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.host.cache import verified_cache
-from vocagnolm.spans import Encoding, encode_batch
-from vocagnolm.tokenizers import Guide, Piece, Reader, Teachers, TeacherTokens
+from vocagnolm.segmentation import Segmentation, cut_documents, lay_out
+from vocagnolm.tokenizers import Guide, Reader, Teachers
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 6
+_FORMAT = 7
 # Documents that are aligned, cached and checked together: minutes of work.
 _PART = 100_000
-# Why a document is skipped that a guide does not know.
-MISSING = "not in the teacher-loss store, or another text there"
-# Aim below the limit: parts of one text are not equally dense in tokens.
-_FILL = 0.95
-_SEPARATORS = ("\n\n", "\n", " ")
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
@@ -180,46 +173,57 @@ def _align_batch(
 
     Their numbers are counted from `start`.
     """
-    skipped: dict[int, str] = {}
-    pieces: list[Piece] = []
-    for index, text in zip((start + i for i in indices), values(batch[TEXT]), strict=True):
-        if reason := unusable(text):
-            skipped[index] = reason
-        elif found := guide.pieces(index, text):
-            pieces += found
-        else:
-            skipped[index] = MISSING
-    rows: list[dict[str, Any]] = []
-    # Whatever does not fit is cut, and read again, until every piece fits; no tokenizer says where.
-    while pieces:
-        too_long: list[Piece] = []
-        for piece, encodings in zip(pieces, _encode(pieces, student, guide), strict=True):
-            if isinstance(encodings, str):
-                skipped[piece.document] = encodings
-            elif (share := _share(*encodings, student, guide)) <= 1.0:
-                rows.append(_align_piece(piece, *encodings, student, guide.by_position))
-            elif len(piece.text) > 1:
-                too_long += _cut(piece, math.ceil(share / _FILL))
-            else:
-                skipped[piece.document] = f"character {piece.start} alone exceeds a context"
-        pieces = too_long
-    rows = [row for row in rows if row["document"] not in skipped]
-    rows += [{"document": index, "start": 0, "skipped": why} for index, why in skipped.items()]
-    rows.sort(key=lambda row: (row["document"], row["start"]))
-    return pa.Table.from_arrays(
-        [_column([row.get(field.name) for row in rows], field.type) for field in schema],
-        schema=schema,
-    )
+    found = dict(zip((start + i for i in indices), values(batch[TEXT]), strict=True))
+    skipped = {index: why for index, text in found.items() if (why := unusable(text))}
+    texts = {index: text for index, text in found.items() if index not in skipped}
+    rows = _align(texts, skipped, student, guide, schema)
+    if not skipped:
+        return rows
+    nothing = {field.name: [] for field in schema if pa.types.is_list(field.type)}
+    reasons = [{**nothing, "document": i, "start": 0, "skipped": why} for i, why in skipped.items()]
+    both = pa.concat_tables([rows, pa.Table.from_pylist(reasons, schema)])
+    return both.sort_by([("document", "ascending"), ("start", "ascending")])
 
 
-def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Make a column of numbers, or of arrays, which are laid end to end once."""
+def _align(
+    texts: Mapping[int, str],
+    skipped: dict[int, str],
+    student: Reader,
+    guide: Guide,
+    schema: pa.Schema,
+) -> pa.Table:
+    """Make the rows of texts by their numbers; add those that cannot be aligned to `skipped`."""
+    try:
+        ours, read = student.read([*texts.values()]), guide.read([*texts.values()])
+    except ValueError as error:
+        # One document of many is at fault: read alone, it alone is skipped.
+        if len(texts) > 1:
+            alone = ({number: text} for number, text in texts.items())
+            return pa.concat_tables(_align(one, skipped, student, guide, schema) for one in alone)
+        skipped.update(dict.fromkeys(texts, str(error)))
+        return schema.empty_table()
+    # A teacher's limit counts the start token.
+    limits = [student.text_limit, *(limit - 1 for limit in guide.limits())]
+    cuts, reasons = cut_documents([*texts.values()], [ours, *read.teachers], limits, read.cuts)
+    numbers = np.array([*texts], np.int64)
+    skipped.update((int(numbers[text]), why) for text, why in reasons.items())
+    lengths = np.fromiter(map(len, texts.values()), np.int64, len(texts))
+    segments = Segmentation.of(lengths, cuts, reasons)
+    columns = lay_out(segments, ours, read.teachers, guide.by_position)
+    columns["document"] = numbers[segments.documents]
+    arrays = [
+        _column(columns.get(field.name), field.type, len(segments.starts)) for field in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _column(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    """Make a column of numbers, or of arrays laid end to end; of nothing without values."""
     if not pa.types.is_list(kind):
-        return pa.array(values, kind)
-    arrays = [np.asarray(() if value is None else value) for value in values]
-    ends = np.cumsum([0, *map(len, arrays)], dtype=np.int32)
-    flat = np.concatenate(arrays).astype(kind.value_type.to_pandas_dtype())
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat), type=kind)
+        return pa.nulls(rows, kind) if values is None else pa.array(values, kind)
+    edges, flat = (np.zeros(rows + 1), np.empty(0)) if values is None else values
+    content = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
+    return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), content, type=kind)
 
 
 def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
@@ -232,96 +236,3 @@ def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
     numbers = dict.fromkeys(_NUMBERS, datasets.Value("int32"))
     return datasets.Features({**arrays, **numbers, "skipped": datasets.Value("string")})
-
-
-def _encode(
-    pieces: Sequence[Piece], student: Reader, guide: Guide
-) -> list[tuple[Encoding, list[TeacherTokens]] | str]:
-    """Return all encodings of every piece, or the reason why a piece cannot be aligned."""
-    try:
-        ours = encode_batch(student.tokenizer, [piece.text for piece in pieces])
-        theirs = guide.read(pieces)
-    except ValueError as error:
-        # One piece of many is at fault: read alone, it alone is skipped.
-        if len(pieces) > 1:
-            return [_encode([piece], student, guide)[0] for piece in pieces]
-        return [str(error)]
-    empty = "a tokenizer finds no token in it"
-    return [
-        (one, reads) if len(one.ids) and all(len(read.spans) for read in reads) else empty
-        for one, reads in zip(ours, theirs, strict=True)
-    ]
-
-
-def _share(
-    encoding: Encoding, reads: Sequence[TeacherTokens], student: Reader, guide: Guide
-) -> float:
-    """Return the share of the tightest context that a piece takes; over 1 it does not fit."""
-    # A teacher's limit counts the start token.
-    limits = (limit - 1 for limit in guide.limits())
-    theirs = (len(read.spans) / limit for read, limit in zip(reads, limits, strict=True))
-    return max([len(encoding.ids) / student.text_limit, *theirs])
-
-
-def _cut(piece: Piece, parts: int) -> list[Piece]:
-    """Cut a piece into about equal parts, by characters, where a paragraph, line or word ends.
-
-    The separator stays with the text before it; an indented line still begins with white space.
-    """
-    budget = max(1, min(math.ceil(len(piece.text) / parts), len(piece.text) - 1))
-    cuts = [0]
-    while len(piece.text) - cuts[-1] > budget:
-        # Look for the best separator in the last eighth of the budget:
-        #
-        #   cuts[-1] .............................. floor ....... stop
-        #   |<------------------------- budget ------------------->|
-        stop = cuts[-1] + budget
-        floor = stop - budget // 8
-        found = (piece.text.rfind(mark, floor, stop) + len(mark) for mark in _SEPARATORS)
-        cuts.append(next((cut for cut in found if floor < cut <= stop), stop))
-    pairs = pairwise([*cuts, len(piece.text)])
-    pieces = [replace(piece, start=piece.start + a, text=piece.text[a:b]) for a, b in pairs]
-    return [*(replace(part, is_last=False) for part in pieces[:-1]), pieces[-1]]
-
-
-def _align_piece(
-    piece: Piece,
-    encoding: Encoding,
-    reads: Sequence[TeacherTokens],
-    student: Reader,
-    by_position: bool,
-) -> dict[str, Any]:
-    """Make one row: the encodings with their special tokens, and every student token's ranges."""
-    end = [student.end] if piece.is_last and student.end is not None else []
-    counts = [1 + len(read.spans) for read in reads]
-    unmapped = np.full(len(encoding.ids), not reads)
-    for read in reads:
-        if by_position:
-            ranges = align_positions(len(encoding.ids), len(read.spans))
-        else:
-            ranges = align_spans(encoding.spans, read.spans)
-        unmapped |= ranges[:, 0] == UNMAPPED
-    student_steps, student_jumps = narrow_spans(encoding.spans)
-    # The teachers' tokens follow one another in the row, each behind its own start token, which has
-    # no span:
-    #
-    #   B a b c | B d e         counts [4, 3]
-    #     0 1 2     3 4         steps
-    spans = [np.zeros((0, 2), np.int64), *(read.spans for read in reads if not by_position)]
-    teacher_steps, teacher_jumps = narrow_spans(np.concatenate(spans))
-    return {
-        "document": piece.document,
-        "start": piece.start,
-        "end": piece.end,
-        "student_ids": np.concatenate([[student.start], encoding.ids, end]),
-        "teacher_ids": [token for read in reads for token in read.ids],
-        "teacher_losses": [loss for read in reads for loss in read.losses],
-        "student_steps": student_steps,
-        "student_jumps": student_jumps,
-        "teacher_steps": teacher_steps,
-        "teacher_jumps": teacher_jumps,
-        "student_tokens": 1 + len(encoding.ids) + len(end),
-        "teacher_tokens": sum(counts),
-        "teacher_counts": counts,
-        "unmapped_text_tokens": int(np.count_nonzero(unmapped)),
-    }

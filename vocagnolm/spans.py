@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from vocagnolm.token_bytes import SPELLINGS, TokenBytes
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Spans = npt.NDArray[np.int64]
+NO_SPANS: Spans = np.empty((0, 2), np.int64)
+
+# White space of all kinds and lengths, and characters of one to four bytes.
+_PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数学 \n\n \t  Q.E.D.  "
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,21 +36,100 @@ class Encoding:
     spans: Spans
 
 
+@dataclass(frozen=True, eq=False)
+class Encodings:
+    """N tokens of T texts, laid end to end: text t has those from edges[t] up to edges[t + 1].
+
+    Spans are counted from the start of a token's own text.
+    """
+
+    ids: npt.NDArray[np.int32]
+    spans: Spans
+    edges: npt.NDArray[np.int64]
+
+    def __getitem__(self, text: int) -> Encoding:
+        part = slice(self.edges[text], self.edges[text + 1])
+        return Encoding(self.ids[part], self.spans[part])
+
+
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
     """Tokenize one text; see `encode_batch`."""
-    _check_text(text, "text")
-    return encode_batch(tokenizer, [text])[0]
+    _utf8(text, "text")
+    return encode_texts(tokenizer, [text])[0]
 
 
 def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
+    """Tokenize texts as `encode_texts` does, and give each its own tokens."""
+    together = encode_texts(tokenizer, texts)
+    return [together[number] for number in range(len(texts))]
+
+
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Encodings:
     """Tokenize texts with one call of the tokenizer; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
     text, and a truncation or padding saved with the tokenizer is ignored. A ValueError where a text
     is no `str` or holds a lone surrogate, or the tokenizer gives no usable offsets.
+
+    Where the bytes of a text's tokens, laid end to end, are the text, they say where each token is.
+    The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
+    unknown characters), as that takes as long again as the rest.
     """
-    for index, text in enumerate(texts):
-        _check_text(text, f"texts[{index}]")
+    contents = [_utf8(text, f"texts[{index}]") for index, text in enumerate(texts)]
+    has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
+    table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
+    if table is None:
+        return _join(_by_offsets(tokenizer, texts))
+    found, others = _by_bytes(tokenizer, table, texts, contents)
+    for text, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
+        found[text].spans[:] = one.spans
+    return found
+
+
+def _by_bytes(
+    tokenizer: PreTrainedTokenizerBase,
+    table: TokenBytes,
+    texts: Sequence[str],
+    contents: Sequence[bytes],
+) -> tuple[Encodings, list[int]]:
+    """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
+    lists = [one.ids if text else [] for one, text in zip(batch, texts, strict=True)]
+    edges = np.cumsum([0, *map(len, lists)])
+    ids = np.fromiter(chain.from_iterable(lists), np.int32, edges[-1])
+    spans, others = table.find(ids, edges, texts, contents)
+    return Encodings(ids, spans, edges), others
+
+
+@lru_cache(maxsize=8)
+def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | None:
+    """Return the bytes of a tokenizer's tokens; None if its offsets follow another rule.
+
+    Some trim white space. `size` tells a vocabulary to which tokens were added.
+    """
+    # Llama's tokenizers do not spell a text that begins with a space.
+    probes = (_PROBE, " " + _PROBE)
+    expected = _by_offsets(tokenizer, probes)
+    for spell in SPELLINGS:
+        table = TokenBytes(tokenizer, spell)
+        found, others = _by_bytes(tokenizer, table, probes, [text.encode() for text in probes])
+        same = [np.array_equal(found[t].spans, one.spans) for t, one in enumerate(expected)]
+        if 0 not in others and all(is_same or t in others for t, is_same in enumerate(same)):
+            return table
+    return None
+
+
+def _join(encodings: Sequence[Encoding]) -> Encodings:
+    ids = [np.empty(0, np.int32), *(one.ids for one in encodings)]
+    spans = [NO_SPANS, *(one.spans for one in encodings)]
+    return Encodings(np.concatenate(ids), np.concatenate(spans), np.cumsum([*map(len, ids)]))
+
+
+def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer))
     return [
         Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
@@ -163,11 +249,11 @@ def no_offsets(name: str) -> ValueError:
     )
 
 
-def _check_text(text: object, name: str) -> None:
+def _utf8(text: object, name: str) -> bytes:
     if not isinstance(text, str):
         raise ValueError(f"{name} must be a str, found {type(text).__name__}")
     try:
-        text.encode()
+        return text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{name} has a lone surrogate (U+{ord(text[error.start]):04X}) at character"

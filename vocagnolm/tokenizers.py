@@ -8,11 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from vocagnolm.spans import Spans, encode, encode_batch, encode_raw, no_offsets, tokenizer_name
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.spans import (
+    NO_SPANS,
+    Spans,
+    encode,
+    encode_raw,
+    encode_texts,
+    no_offsets,
+    tokenizer_name,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,6 +105,29 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """N tokens of one model in T documents, laid end to end.
+
+    Document t has those from edges[t] up to edges[t + 1]; spans are in characters of the document.
+    `values` are ids or, of a teacher that is not at hand, losses in nats; `start` is that of the
+    token before each segment (NaN for a loss), `end` of the one behind the last one, if any.
+    """
+
+    values: npt.NDArray[Any]
+    spans: Spans
+    edges: npt.NDArray[np.int64]
+    start: float = math.nan
+    end: int | None = None
+
+    @classmethod
+    def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans]) -> Tokens:
+        """Lay out the losses and the spans of each document."""
+        edges = np.cumsum([0, *map(len, spans)])
+        flat = np.concatenate([np.empty(0, np.float32), *values], dtype=np.float32)
+        return cls(flat, np.concatenate([NO_SPANS, *spans]), edges)
+
+
 @dataclass(frozen=True)
 class Reader:
     """A model's way to read a segment: the tokens around the text, and their limit.
@@ -109,6 +144,11 @@ class Reader:
     def text_limit(self) -> int:
         """The most text tokens of a segment."""
         return self.limit - 1 - (self.end is not None)
+
+    def read(self, texts: Sequence[str]) -> Tokens:
+        """Encode texts."""
+        found = encode_texts(self.tokenizer, texts)
+        return Tokens(found.ids, found.spans, found.edges, self.start, self.end)
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""
@@ -130,31 +170,15 @@ def teacher_reader(tokenizer: PreTrainedTokenizerBase, context: int) -> Reader:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A run of characters of a document, before it is known to fit."""
-
-    document: int
-    start: int
-    text: str
-    is_last: bool
-
-    @property
-    def end(self) -> int:
-        """The character behind it."""
-        return self.start + len(self.text)
-
-
-@dataclass(frozen=True)
 class TeacherTokens:
-    """N tokens of a teacher in a piece: ids if it is co-resident, losses if they are stored.
+    """The tokens of every teacher in some documents.
 
-    Spans are in characters of the piece. Of N + 1 ids, or losses in nats, the first is that of the
-    start token, NaN for its loss.
+    `cuts` has the places where a document must be cut, None for one that is not known; without
+    `cuts` all are known, and read as a whole.
     """
 
-    spans: Spans
-    ids: Sequence[int] = ()
-    losses: Sequence[float] = ()
+    teachers: Sequence[Tokens]
+    cuts: Mapping[int, Sequence[int] | None] = field(default_factory=dict)
 
 
 class Guide(Protocol):
@@ -179,11 +203,8 @@ class Guide(Protocol):
         """Name each teacher that is not loaded as a model, and the source of its losses."""
         return []
 
-    def pieces(self, document: int, text: str) -> Sequence[Piece]:
-        """Return a document in the pieces that must not be joined; none where it is unknown."""
-
-    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
-        """Return the tokens of every teacher in every piece."""
+    def read(self, texts: Sequence[str]) -> TeacherTokens:
+        """Return the tokens of every teacher in every document."""
 
 
 @dataclass(frozen=True)
@@ -202,18 +223,9 @@ class Teachers(Guide):
         readers = "|".join(reader.fingerprint() for reader in self.readers)
         return f"{readers}|by position" if self.by_position else readers
 
-    def pieces(self, document: int, text: str) -> Sequence[Piece]:
-        """Return the document as one piece."""
-        return [Piece(document, 0, text, is_last=True)]
-
-    def read(self, pieces: Sequence[Piece]) -> list[list[TeacherTokens]]:
-        """Encode every piece with every teacher's tokenizer."""
-        texts = [piece.text for piece in pieces]
-        reads: list[list[TeacherTokens]] = [[] for _ in pieces]
-        for reader in self.readers:
-            for mine, one in zip(reads, encode_batch(reader.tokenizer, texts), strict=True):
-                mine.append(TeacherTokens(one.spans, ids=[reader.start, *one.ids.tolist()]))
-        return reads
+    def read(self, texts: Sequence[str]) -> TeacherTokens:
+        """Encode every document with every teacher's tokenizer."""
+        return TeacherTokens([reader.read(texts) for reader in self.readers])
 
 
 def _check_against_files(

@@ -9,12 +9,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, pack
-from vocagnolm.spans import encode
 from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -328,8 +328,8 @@ def test_ranges_point_at_the_students_text(
         at = teacher_at = 0
         for segment in segments:
             row = aligned.rows[segment]
-            text = corpus_texts[row["document"]][row["start"] : row["end"]]
-            ours, theirs = encode(student, text), encode(teacher, text)
+            place = corpus_texts[row["document"]], row["start"], row["end"]
+            ours, theirs = tokens_between(student, *place), tokens_between(teacher, *place)
             for token, (start, end) in enumerate(ours.spans.tolist(), at + 1):
                 assert batch["input_ids"][0][token] == ours.ids[token - at - 1]
                 first, last = batch["teacher_ranges"][0][token]

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from score_world import write_corpus
+from tokenizer_stubs import tokens_between
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
@@ -26,11 +27,12 @@ from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.data
 import vocagnolm.host.cache
+import vocagnolm.tokenizers
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.spans import encode
+from vocagnolm.spans import encode, encode_texts
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
 
 PAIRS = [
@@ -73,8 +75,8 @@ def by_document(segments: Segments) -> dict[int, list[Row]]:
 def slow_row(
     text: str, document: int, start: int, end: int, student: Reader, teacher: Reader
 ) -> Row:
-    """One row from the text slice alone; ranges by looking at every pair of tokens."""
-    ours, theirs = (encode(reader.tokenizer, text[start:end]) for reader in (student, teacher))
+    """One row from the whole text's tokens; ranges by looking at every pair of them."""
+    ours, theirs = (tokens_between(r.tokenizer, text, start, end) for r in (student, teacher))
     ids, ranges, shares = [student.start], [(-1, -1)], [[1.0] * 3]
     sharing = Counter(c for a, b in ours.spans.tolist() for c in range(a, b))
     for token, (a, b) in zip(ours.ids, ours.spans, strict=True):
@@ -285,10 +287,7 @@ def test_align_corpus_cuts_at_white_space(
     student, teacher = readers(tokenizers_by_family)
     rows = list(align_corpus(in_memory([text]), student, teacher).rows)
     assert len(rows) > 5
-    for row in rows[1:]:
-        before, after = text[row["start"] - 1], text[row["start"]]
-        assert before == " "
-        assert after != " "
+    assert all(" " in text[row["start"] - 1 : row["start"] + 1] for row in rows[1:])
 
 
 def test_align_corpus_reads_special_tokens_as_text(
@@ -349,9 +348,9 @@ def test_align_corpus_skips_only_the_culprit(
     def picky(tokenizer: Any, texts: list[str]) -> Any:
         if any("odd" in text for text in texts):
             raise ValueError("offsets are not in order")
-        return [encode(tokenizer, text) for text in texts]
+        return encode_texts(tokenizer, texts)
 
-    monkeypatch.setattr(vocagnolm.data, "encode_batch", picky)
+    monkeypatch.setattr(vocagnolm.tokenizers, "encode_texts", picky)
     segments = align_corpus(in_memory(["a", "odd", "b"]), *readers(tokenizers_by_family))
     assert segments.skipped == [(1, "offsets are not in order")]
     assert segments.rows["document"][:] == [0, 2]
@@ -409,13 +408,13 @@ def test_two_processes_align_the_same(
 
 def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     encoded: list[int] = []
-    original = vocagnolm.data.encode_batch
+    original = vocagnolm.data._align
 
-    def counting(tokenizer: Any, texts: list[str]) -> Any:
+    def counting(texts: dict[int, str], *rest: Any) -> Any:
         encoded.append(len(texts))
-        return original(tokenizer, texts)
+        return original(texts, *rest)
 
-    monkeypatch.setattr(vocagnolm.data, "encode_batch", counting)
+    monkeypatch.setattr(vocagnolm.data, "_align", counting)
     return encoded
 
 
@@ -615,7 +614,6 @@ def test_finished_parts_survive_a_kill(
 ) -> None:
     pair = readers(tokenizers_by_family)
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
-    encode_texts = vocagnolm.data.encode_batch
 
     def killed(tokenizer: Any, texts: list[str]) -> Any:
         if "Page 19 of it." in texts:  # of the last part
@@ -623,7 +621,7 @@ def test_finished_parts_survive_a_kill(
         return encode_texts(tokenizer, texts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vocagnolm.data, "encode_batch", killed)
+        patch.setattr(vocagnolm.tokenizers, "encode_texts", killed)
         with pytest.raises(KeyboardInterrupt):
             align_corpus(pages, *pair)
     encoded = count_encoded(monkeypatch)

@@ -13,14 +13,15 @@ import datasets
 import numpy as np
 import pytest
 from stored_world import in_memory, random_store, segment_store, write_store
+from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import MISSING, align_corpus
+from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.spans import encode
-from vocagnolm.store.reader import StoredDocument, StoredReader, StoredTokens
+from vocagnolm.segmentation import MISSING
+from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store, StoredSegment
 from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 
@@ -93,7 +94,7 @@ def slow_stored_row(text: str, row: Row, student: Reader, store: Store) -> Row:
         for (first, last), loss in zip(segment.spans, segment.losses.tolist(), strict=True)
         if first < row["end"] and last > row["start"]
     ]
-    ours = encode(student.tokenizer, text[row["start"] : row["end"]])
+    ours = tokens_between(student.tokenizer, text, row["start"], row["end"])
     ranges = []
     for first, last in ours.spans.tolist():
         covering = [n for n, (a, b, _) in enumerate(tokens, 1) if a < last and b > first]
@@ -128,9 +129,9 @@ def test_long_stored_documents_are_cut_by_the_student(
     student = student_of(tokenizers_by_family, pair[0], 24)
     store = random_store(tmp_path / "store", texts, tokenizers_by_family[pair[1]])
     rows = rows_of(texts, student, StoredReader([store]))
-    alone = rows_of(texts, student, None)
-    places = ("document", "start", "end", "student_ids")
-    assert columns(rows, places) == columns(alone, places)
+    for row, after in pairwise(rows):
+        is_last = row["document"] < after["document"]
+        assert row["end"] == (len(texts[row["document"]]) if is_last else after["start"])
     assert len(rows) > 5 * len(texts)
     assert_equals_slow(texts, rows, student, store)
 
@@ -188,27 +189,6 @@ def test_several_stored_segments_of_a_document_are_kept(
     assert_equals_slow(PAGES, rows, other, store)
 
 
-# One run of characters
-
-
-def test_between_gives_tokens_that_are_cut_or_empty() -> None:
-    spans = np.array([[0, 0], [0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9], [9, 9]])
-    tokens = StoredTokens(spans, np.arange(8, dtype=np.float32))
-    document = StoredDocument((0,), (tokens, tokens))
-    expected = {
-        (0, 9): ([1, 2, 3, 4, 5, 6], [[0, 3], [3, 3], [3, 7], [6, 7], [7, 7], [7, 9]]),
-        (0, 3): ([1], [[0, 3]]),
-        (3, 9): ([3, 4, 5, 6], [[0, 4], [3, 4], [4, 4], [4, 6]]),  # what is empty at a cut is gone
-        (1, 2): ([1], [[0, 1]]),
-        (2, 5): ([1, 2, 3], [[0, 1], [1, 1], [1, 3]]),
-        (5, 8): ([3, 4, 5, 6], [[0, 2], [1, 2], [2, 2], [2, 3]]),
-    }
-    for (start, end), (losses, found) in expected.items():
-        for part in document.between(start, end):
-            assert part.losses.tolist() == losses
-            assert part.spans.tolist() == found
-
-
 # Several stores
 
 
@@ -256,8 +236,8 @@ def test_document_with_changed_text_is_not_found(
 ) -> None:
     store = random_store(tmp_path / "store", ["one two"], tokenizers_by_family["byte_level"])
     reader = StoredReader([store])
-    assert reader.open("one two") is not None
-    assert [reader.open(text) for text in ("one two ", "One two", "one", "")] == [None] * 4
+    texts = ["one two", "one two ", "One two", "one", ""]
+    assert reader.read(texts).cuts == dict.fromkeys(range(1, 5))
 
 
 def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
@@ -266,7 +246,7 @@ def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
         segment = StoredSegment(0, 2, spans, np.array([1, bad], np.float32))
         reader = StoredReader([write_store(tmp_path / name, [("ab", segment)])])
         with pytest.raises(ValueError, match=rf"{name} has losses that are not finite.*'ab'"):
-            reader.open("ab")
+            reader.read(["ab"])
 
 
 # Other processes, and the cache
@@ -277,14 +257,15 @@ def test_reader_is_small_for_another_process(
 ) -> None:
     store = random_store(tmp_path / "store", PAGES, tokenizers_by_family["byte_level"])
     reader = StoredReader([store, store])
-    assert reader.open(LONG) is not None  # mapped
+    assert not reader.read([LONG]).cuts  # mapped
     sent = pickle.dumps(reader)
     assert len(sent) < 1000
     assert len(sent) < sum(path.stat().st_size for path in store.directory.iterdir()) / 10
     again = pickle.loads(sent)
     assert again.fingerprint() == reader.fingerprint()
-    for ours, theirs in zip(again.open(LONG).teachers, reader.open(LONG).teachers, strict=True):
-        assert np.array_equal(ours.losses, theirs.losses)
+    pairs = zip(again.read([LONG]).teachers, reader.read([LONG]).teachers, strict=True)
+    for ours, theirs in pairs:
+        assert np.array_equal(ours.values, theirs.values)
         assert np.array_equal(ours.spans, theirs.spans)
 
 

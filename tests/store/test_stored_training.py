@@ -18,6 +18,7 @@ import torch
 from references import full_losses
 from safetensors.torch import load_file
 from stored_world import in_memory, random_store, segment_store, write_store
+from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
@@ -34,7 +35,6 @@ from vocagnolm.run import documents
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.training_arguments import RunArguments
-from vocagnolm.spans import encode
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
@@ -220,7 +220,7 @@ def slow_teacher(
     for segment in blocks.segments(number):
         row = rows[int(segment)]
         text, start, end = world.texts[row["document"]], row["start"], row["end"]
-        spans = encode(world.tokenizers[0], text[start:end]).spans + start
+        spans = tokens_between(world.tokenizers[0], text, start, end).spans + start
         sharing = Counter(c for span in spans.tolist() for c in range(*span))
         for position, (a, b) in enumerate(spans.tolist(), at + 1):
             losses = []

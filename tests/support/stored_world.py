@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+from tokenizer_stubs import tokens_between
 
 from vocagnolm.data import Segments
 from vocagnolm.spans import encode
@@ -70,7 +71,7 @@ def segment_store(
     stored = []
     for row, found in zip(rows, losses, strict=True):
         text, start, end = texts[row["document"]], row["start"], row["end"]
-        spans = encode(reader.tokenizer, text[start:end]).spans + start
+        spans = tokens_between(reader.tokenizer, text, start, end).spans + start
         stored.append((text, StoredSegment(start, end, spans, found)))
     return write_store(directory, stored, context=reader.limit, **options)
 

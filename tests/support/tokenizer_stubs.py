@@ -1,4 +1,4 @@
-"""A tokenizer with given offsets, and the promise of spans."""
+"""A tokenizer with given offsets, the promise of spans, and the tokens of a segment."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vocagnolm.spans import Spans
+from vocagnolm.spans import Encoding, Spans, encode
 
 
 def assert_spans_hold(spans: Spans, text: str) -> None:
@@ -18,6 +18,13 @@ def assert_spans_hold(spans: Spans, text: str) -> None:
         for character in range(start, end):
             owners[character] += 1  # KeyError outside the text
     assert not len(spans) or all(owners.values())
+
+
+def tokens_between(tokenizer: Any, text: str, start: int, end: int) -> Encoding:
+    """The tokens of the text that have a character in a segment, with their spans there."""
+    whole = encode(tokenizer, text)
+    kept = [number for number, (a, b) in enumerate(whole.spans.tolist()) if a < end and b > start]
+    return Encoding(whole.ids[kept], whole.spans[kept].clip(start, end) - start)
 
 
 class StubTokenizer:

@@ -13,6 +13,7 @@ import datasets
 import pytest
 import torch
 from stored_world import random_store
+from tokenizer_stubs import tokens_between
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
@@ -98,7 +99,9 @@ def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reade
         for view in views:
             documents.append(view.document)
             assert view.text == texts[view.document][view.start : view.start + len(view.text)]
-            theirs = encode(readers[1].tokenizer, view.text).spans.tolist()
+            text, start = texts[view.document], view.start
+            found = tokens_between(readers[1].tokenizer, text, start, start + len(view.text))
+            theirs = found.spans.tolist()
             for position, token in enumerate(view.tokens, at):
                 behind = [
                     (view.text[a:b], a, b, teacher_at + 1 + number)

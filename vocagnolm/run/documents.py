@@ -7,13 +7,14 @@ from pathlib import Path
 import datasets
 
 from vocagnolm.corpus import load_corpus, load_sample
-from vocagnolm.data import MISSING, Segments, align_corpus
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.host.command import corpus_options
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
+from vocagnolm.segmentation import MISSING
 
 # Documents that a plan is made from, unless a corpus has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000

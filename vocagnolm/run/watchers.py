@@ -74,7 +74,7 @@ def load_recorder(
         write_json(directory / PLAN_FILE, description)
     read = documents.corpus, documents.segments.rows, documents.blocks
     described = {**description, "versions": versions(PACKAGES)}
-    return LossRecorder(directory, *read, pair.guide.readers[0], model.store_dtype, described)
+    return LossRecorder(directory, *read, model.store_dtype, described)
 
 
 def load_guidance_table(

@@ -7,18 +7,17 @@ run that is killed loses only those that it computes again.
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import datasets
-import numpy as np
 from accelerate import PartialState
 from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
+from vocagnolm.alignment import widen_spans
 from vocagnolm.corpus import TEXT
 from vocagnolm.packing import Blocks
-from vocagnolm.spans import encode_batch
 from vocagnolm.store import codec, store
-from vocagnolm.tokenizers import Reader
 from vocagnolm.training.guard import Recorder
 
 # Losses in memory, padding counted.
@@ -30,8 +29,8 @@ PROCESSES = 10_000
 class LossRecorder(Recorder):
     """Collects losses and writes them; see `VocAgnoTrainer(recorder=...)`.
 
-    The blocks are packed from the segments, and those cut from the corpus, for the teacher's
-    reader; the description goes into the manifest.
+    The blocks are packed from the segments, and those cut from the corpus; the description goes
+    into the manifest.
     """
 
     def __init__(
@@ -40,13 +39,14 @@ class LossRecorder(Recorder):
         corpus: datasets.Dataset,
         segments: datasets.Dataset,
         blocks: Blocks,
-        reader: Reader,
         loss_dtype: codec.LossDtype,
         description: Mapping[str, object],
     ):
         self._directory, self._corpus, self._blocks = directory, corpus, blocks
-        self._segments = segments.select_columns(["document", "start", "end", "teacher_tokens"])
-        self._reader, self._loss_dtype, self._description = reader, loss_dtype, description
+        self._segments = segments.select_columns(
+            ["document", "start", "end", "teacher_tokens", "teacher_steps", "teacher_jumps"]
+        )
+        self._loss_dtype, self._description = loss_dtype, description
         self._recorded: list[tuple[Tensor, Tensor]] = []
         self._written: set[int] = set()
 
@@ -105,16 +105,9 @@ class LossRecorder(Recorder):
                     at = end
 
     def _stored(
-        self, segment: Mapping[str, int], losses: store.LossArray
+        self, segment: Mapping[str, Any], losses: store.LossArray
     ) -> tuple[bytes, store.StoredSegment]:
         text = self._corpus[segment["document"]][TEXT]
         start, end = segment["start"], segment["end"]
-        (encoding,) = encode_batch(self._reader.tokenizer, [text[start:end]])
-        if len(encoding.ids) != len(losses):
-            raise ValueError(
-                f"the teacher reads {len(encoding.ids)} tokens in [{start}, {end}) of document "
-                f"{segment['document']}, of which {len(losses)} losses were recorded: clear the "
-                "cache of datasets, and run the same command again"
-            )
-        spans = encoding.spans.astype(np.int64) + start
+        spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
         return store.document_key(text), store.StoredSegment(start, end, spans, losses)
