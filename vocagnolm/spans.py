@@ -129,8 +129,10 @@ def _join(encodings: Sequence[Encoding]) -> Encodings:
     return Encodings(np.concatenate(ids), np.concatenate(spans), np.cumsum([*map(len, ids)]))
 
 
-def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer))
+def _by_offsets(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], literal: bool = True
+) -> list[Encoding]:
+    raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=literal)
     return [
         Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
     ]
@@ -183,10 +185,7 @@ def encode_raw(
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Tokenize rendered conversations as `apply_chat_template` does; spans cover all of it."""
-    raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
-    return [
-        Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
-    ]
+    return _by_offsets(tokenizer, texts, literal=False)
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:
