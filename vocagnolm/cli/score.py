@@ -2,6 +2,7 @@
 
     vocagnolm score --teacher T --dataset D --output_dir S
     accelerate launch -m vocagnolm.cli score --teacher T --dataset D --output_dir S
+    vocagnolm score --server URL --served_model NAME --teacher T ...    # T's tokenizer, no weights
     vocagnolm score --verify S         # compare every byte with the checksums
     vocagnolm score --verify S --dataset D    # and look for every document
     vocagnolm score --repair --teacher T --dataset D --output_dir S    # score again what is bad
@@ -9,7 +10,7 @@
 
 Killed at any moment, the same command continues at the shards that are not written. Any number of
 processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3
-losses that are not finite, 130 interrupted.
+losses that are not finite, 130 interrupted. A server's key is read from VOCAGNOLM_API_KEY.
 """
 
 import argparse
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _NAME = "vocagnolm score"
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
+_OF_WEIGHTS = ("batch_tokens", "dtype", "quantization", "engine", "attn_implementation")
 _OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column")
 
 
@@ -76,6 +78,10 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--engine", choices=("hf", "vllm"), default="hf")
     add("--attn_implementation", help="As in transformers. hf only.")
     add("--trust_remote_code", action="store_true")
+    add("--server", metavar="URL", help="Of a server that has the teacher.")
+    add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
+    add("--dialect", choices=("vllm", "sglang", "openai"), help="Of the server; default: found.")
+    add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     add("--repair", action="store_true", help="Verify --output_dir first, and score what is bad.")
     add("--push_to_hub", metavar="NAME", help="Of the store that --verify has found good.")
@@ -85,15 +91,26 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
         read = {"verify", "push_to_hub", *(_OF_DATASETS if arguments.dataset else ())}
         refuse_idle(given, given - read, "with --verify")
         return arguments
+    _check_scoring(arguments, given)
+    return arguments
+
+
+def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
     for name in ("teacher", "dataset", "output_dir"):
         if name not in given:
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
     refuse_idle(given, {"push_to_hub"}, "without --verify")
+    if not arguments.server:
+        refuse_idle(given, ("served_model", "dialect", "concurrency"), "without --server")
+    elif not arguments.served_model:
+        raise ValueError("--served_model is required with --server: the teacher's name there")
+    else:
+        refuse_idle(given, _OF_WEIGHTS, "with --server")
     if arguments.engine == "vllm":
         of_hf = ("attn_implementation", "quantization", "batch_tokens")
         refuse_idle(given, of_hf, "with --engine vllm")
-    check_at_least(arguments, 1, "shard_documents", "batch_tokens", "min_context", "context")
-    return arguments
+    sizes = ("shard_documents", "batch_tokens", "min_context", "context", "concurrency")
+    check_at_least(arguments, 1, *sizes)
 
 
 def _json_object(text: str) -> dict[str, object]:

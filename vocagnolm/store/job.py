@@ -6,7 +6,7 @@ A corpus, a reader of the teacher and a scorer enter; a finished store leaves.
 import hashlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -23,9 +23,9 @@ from vocagnolm.host.files import read_json, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
-from vocagnolm.spans import Encoding, encode_batch
+from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.store import codec, store
-from vocagnolm.store.windows import Scorer, Window, windows
+from vocagnolm.store.windows import Scorer, Unscored, Window, windows
 from vocagnolm.tokenizers import Reader
 
 logger = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
 # Between two lines about the progress.
 _LOG_S = 30.0
+_NO_TOKENS = np.empty((0, 2), np.int64), np.empty(0, np.float32)
+# As many documents as this fail together for one reason, which lies in the settings.
+_HOPELESS = 8
 
 
 @dataclass(frozen=True)
@@ -123,27 +126,48 @@ def _left(job: ScoringJob) -> list[int]:
 def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     """Score the documents of a shard, write it, and return the number of tokens.
 
+    A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
     A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
     """
-    texts, reader = job.documents(shard), job.reader
-    encodings = _encode(reader.tokenizer, texts)
+    texts = job.documents(shard)
+    segments, refused = [], []
+    for text, one in zip(texts, _score(job, texts, scorer), strict=True):
+        spans, losses = _NO_TOKENS
+        if isinstance(one, Unscored):
+            refused.append(one.reason)
+            logger.warning("kept without losses: %r ..., %s", text[:60], one.reason)
+        else:
+            spans, losses = one
+        _check_finite(losses, text, job.loss_dtype)
+        segments.append(
+            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
+        )
+    if len(refused) == len(texts) >= _HOPELESS:
+        raise ValueError(f"no document of shard {shard} could be scored: {refused[0]}")
+    store.write_shard(
+        job.directory, shard, segments, job.loss_dtype, job.source(shard), is_shared=True
+    )
+    return sum(len(segment.losses) for _, segment in segments)
+
+
+def _score(
+    job: ScoringJob, texts: Sequence[str], scorer: Scorer
+) -> Iterator[tuple[Spans, store.LossArray] | Unscored]:
+    """Return spans and losses of the teacher's tokens in each text."""
+    reader, encodings = job.reader, _encode(job.reader.tokenizer, texts)
     asked: list[Window] = []
     for number, one in enumerate(encodings):
         asked += windows(number, one.ids.tolist(), reader.start, reader.limit, job.min_context)
     # The windows of a document score its tokens in order, each of them once.
-    losses: list[list[store.LossArray]] = [[np.empty(0, np.float32)] for _ in texts]
+    found: list[list[store.LossArray]] = [[np.empty(0, np.float32)] for _ in texts]
+    failed: dict[int, Unscored] = {}
     for window, row in zip(asked, scorer.losses(asked), strict=True):
-        losses[window.document].append(row)
-    segments = []
-    for text, encoding, rows in zip(texts, encodings, losses, strict=True):
-        whole = np.concatenate(rows)
-        _check_finite(whole, text, job.loss_dtype)
-        segment = store.StoredSegment(0, len(text), encoding.spans, whole)
-        segments.append((store.document_key(text), segment))
-    store.write_shard(
-        job.directory, shard, segments, job.loss_dtype, job.source(shard), is_shared=True
-    )
-    return sum(len(encoding.ids) for encoding in encodings)
+        if isinstance(row, Unscored):
+            failed[window.document] = row
+        else:
+            found[window.document].append(row)
+    for number, (encoding, rows) in enumerate(zip(encodings, found, strict=True)):
+        yield failed.get(number) or (encoding.spans, np.concatenate(rows))
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
@@ -152,7 +176,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[En
         return encode_batch(tokenizer, texts)
     except ValueError:
         if len(texts) == 1:
-            return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
+            return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
     # One of them cannot be read: find it.
     return [encoding for text in texts for encoding in _encode(tokenizer, [text])]
 
@@ -203,8 +227,9 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
     before = _begun_with(directory)
     if before is None:
         return
-    # The corpus is known by its texts, and a teacher with a revision by that: names do not matter.
-    names = {"dataset"}
+    # The corpus is known by its texts, and a teacher with a revision by that: names do not matter,
+    # nor where a server is.
+    names = {"dataset", "server"}
     if plan.get("teacher_revision") not in (None, "unknown"):
         names.add("teacher")
     compared = {name: value for name, value in plan.items() if name not in names}

@@ -18,6 +18,8 @@ from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.store import codec, store
 from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
+from vocagnolm.store.served import ServedScorer, find_form
+from vocagnolm.store.server import Server
 from vocagnolm.store.windows import HFScorer, Scorer
 from vocagnolm.tokenizers import Reader, teacher_reader, tokenizer_sha256
 
@@ -47,6 +49,10 @@ class Scoring:
     dtype: str = "auto"
     quantization: dict[str, object] | None = None
     engine: Literal["hf", "vllm"] = "hf"
+    server: str | None = None
+    served_model: str | None = None
+    dialect: str | None = None
+    concurrency: int = 16
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     repair: bool = False
@@ -69,28 +75,36 @@ def score(options: Scoring) -> None:
         corpus = load_corpus(options.dataset, **corpus_options(options))
         sizes = (min_context, options.shard_documents)
         job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
-        plan = _plan(options, config, job, dtype)
+        served = _find_server(options, reader) if options.server else None
+        plan = _plan(options, config, job, dtype) | (served.about if served else {})
     # The first process looks for all, as it also repairs.
     with in_agreement():
         is_finished = [state.is_main_process and _prepare(job, plan, options.repair)]
     if all(broadcast_object_list(is_finished)):
         return
     with in_agreement():
-        scorer = _load_scorer(options, reader, dtype, state)
+        scorer = served or _load_scorer(options, reader, dtype, state)
     with in_agreement():
         if state.is_main_process:
             begin(job.directory, plan)
+    if served and state.is_main_process:
+        left = [shard for shard in range(job.shards) if not job.is_written(shard)]
+        documents = len(corpus) * len(left) // (job.shards * state.num_processes)
+        served.expect(documents, [text for shard in left[:1] for text in job.documents(shard)])
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
-        say(f"{job.directory}: {store.manifest_of(job.directory)['tokens']:,} tokens")
+        opened = store.Store(job.directory)
+        lost = opened.without_tokens()
+        more = f", documents without losses: {lost:,}" if lost else ""
+        say(f"{job.directory}: {opened.manifest['tokens']:,} tokens{more}")
 
 
 def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
     """Load the teacher's tokenizer, with the context that the options leave it."""
     tokenizer = options.source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     limit = context_length(config)
-    if options.engine == "vllm":
-        # It generates one token behind every window.
+    if options.engine == "vllm" or options.server:
+        # They generate one token behind every window.
         limit -= 1
     context = options.context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
@@ -152,6 +166,15 @@ def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
     store.tidy(directory)
     say(f"{directory} is finished: nothing to do")
     return True
+
+
+def _find_server(options: Scoring, reader: Reader) -> ServedScorer:
+    """Find how to ask the server."""
+    assert options.server is not None
+    assert options.served_model is not None
+    server = Server(options.server, options.concurrency)
+    form = find_form(server, options.served_model, reader, options.dialect)
+    return ServedScorer(server, options.served_model, reader, form)
 
 
 def _load_scorer(options: Scoring, reader: Reader, dtype: str, state: PartialState) -> Scorer:

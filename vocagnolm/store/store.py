@@ -339,6 +339,12 @@ class Store:
                 at = segment.end
         return whole if at == len(text) and whole else None
 
+    def without_tokens(self) -> int:
+        """Count the segments that hold no token, as a tokenizer or a server could not read them."""
+        self._batches = self._batches or self._map()
+        counts = [pc.list_value_length(batch.column("losses")) for batch in self._batches]
+        return sum(len(count) - int(np.count_nonzero(count)) for count in counts)
+
     def _map(self) -> list[pa.RecordBatch]:
         """Open the shards and sort the keys: 24 bytes of memory per segment.
 

@@ -31,10 +31,17 @@ class Window:
     scored: int
 
 
-class Scorer(Protocol):
-    """A model that scores windows."""
+@dataclass(frozen=True)
+class Unscored:
+    """Losses that could not be had, and the reason."""
 
-    def losses(self, windows: Sequence[Window]) -> list[LossArray]:
+    reason: str
+
+
+class Scorer(Protocol):
+    """A model that scores windows, here or behind a server."""
+
+    def losses(self, windows: Sequence[Window]) -> Sequence[LossArray | Unscored]:
         """Return the losses of the scored tokens of each window, in nats."""
         ...
 

@@ -1,0 +1,278 @@
+"""`vocagnolm score --server`: the same store from a teacher behind HTTP, whatever it does."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from score_world import arguments, contents, refusal, write_corpus
+from served_teacher import FAULTS, MODEL, ServedTeacher, at_random, served
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+
+from vocagnolm import cli
+from vocagnolm.host.command import Exit
+from vocagnolm.store import server as polite
+from vocagnolm.store.store import Store
+from vocagnolm.tokenizers import start_id
+
+
+@pytest.fixture
+def server(
+    teacher: Path, teacher_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServedTeacher]:
+    """The teacher behind a server; nobody waits for it."""
+    monkeypatch.setattr(polite, "WAITS_S", (0.0,) * 8)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with served(model, teacher_tokenizer, start_id(teacher_tokenizer, "teacher")) as found:
+        yield found
+
+
+def served_arguments(
+    server: ServedTeacher, teacher: Path, corpus: Path, path: Path, *more: str
+) -> list[str]:
+    argv = arguments(teacher, corpus, path, "--server", server.url, "--served_model", MODEL, *more)
+    # Weights are not here.
+    at = argv.index("--batch_tokens")
+    return argv[:at] + argv[at + 2 :]
+
+
+# Its kinds, and the dialect that is found.
+KINDS = {
+    "vllm": ({"dialects": ("vllm", "openai")}, "vllm, ids"),
+    "sglang": ({"dialects": ("sglang",)}, "sglang, ids"),
+    "openai": ({"dialects": ("openai",)}, "openai, ids"),
+    "text": ({"dialects": ("openai",), "takes_ids": False}, "openai, text"),
+    "adds start": (
+        {"dialects": ("openai",), "takes_ids": False, "adds_start": True},
+        "openai, text",
+    ),
+    "hides start": (
+        {"dialects": ("openai",), "takes_ids": False, "hides_start": True},
+        "openai, text",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_served_store_is_the_local_one(
+    server: ServedTeacher,
+    scored: Path,
+    teacher: Path,
+    corpus: Path,
+    texts: list[str],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    abilities, dialect = KINDS[kind]
+    vars(server).update(abilities)
+    assert cli.main(served_arguments(server, teacher, corpus, tmp_path)) == 0
+    mine, local = Store(tmp_path), Store(scored)
+    about = mine.manifest
+    assert (about["engine"], about["dialect"]) == ("served", dialect)
+    assert about["served_model"] == MODEL
+    unscored = 0
+    for text in texts:
+        (found,), (expected,) = mine.segments(text) or [], local.segments(text) or []
+        if kind == "hides start" and not len(found.losses):
+            unscored += 1
+            continue
+        assert np.array_equal(found.spans, expected.spans)
+        np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
+    assert unscored <= 2
+    assert server.busiest <= 16
+
+
+# What it refuses
+
+REFUSED = {
+    "--server localhost:8000": "is no address: give http://HOST:PORT",
+    "--server http://me:secret@localhost:8000": "give it as VOCAGNOLM_API_KEY instead",
+    "--concurrency 0": "--concurrency must be at least 1",
+    "--batch_tokens 5": "--batch_tokens has no effect with --server",
+    "--engine vllm": "--engine has no effect with --server",
+    "--dialect tgi": "invalid choice: 'tgi'",
+    "--dialect sglang": "sglang: --server http://",
+    "--served_model other": "no such model: other",
+    "--context 128": "exceeds the teacher's context of 127",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_served_score_refuses_in_one_line(
+    server: ServedTeacher,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: str,
+) -> None:
+    server.dialects = ("openai",)
+    argv = served_arguments(server, teacher, corpus, tmp_path / "S", *options.split())
+    complained = refusal(argv, capsys)
+    assert REFUSED[options] in complained
+    assert "secret" not in complained
+    assert not (tmp_path / "S").exists()
+
+
+def test_server_without_losses_is_refused(
+    server: ServedTeacher,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.dialects = ()
+    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    assert "gives no losses of a prompt (vllm: " in complained
+    assert "serve the teacher with vLLM (prompt_logprobs), SGLang" in complained
+
+
+def test_redirect_never_carries_the_key(
+    server: ServedTeacher,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VOCAGNOLM_API_KEY", "sk-hidden")
+    argv = served_arguments(server, teacher, corpus, tmp_path / "S", "--dialect", "openai")
+    server.plan = lambda number: "elsewhere" if number == 5 else None
+    complained = refusal(argv, capsys)
+    assert "sends to http://elsewhere.invalid/, which is not followed" in complained
+    server.plan = lambda number: None
+    assert cli.main(argv) == 0
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer sk-hidden"}
+    written = b"".join(path.read_bytes() for path in (tmp_path / "S").iterdir())
+    told = "".join([complained, caplog.text, *capsys.readouterr()])
+    assert b"hidden" not in written
+    assert "hidden" not in told
+    assert "second" in told
+
+
+def test_server_that_is_gone_is_said(
+    server: ServedTeacher,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.plan = lambda number: "kill" if number > 5 else None
+    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    assert "has failed 9 times, at last with " in complained
+    assert "give the same command again to continue" in complained
+    server.plan = lambda number: None
+    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "S")) == 0
+
+
+def test_concurrency_bounds_the_requests(
+    server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    argv = served_arguments(server, teacher, corpus, tmp_path / "S", "--concurrency", "2")
+    assert cli.main(argv) == 0
+    assert server.busiest == 2
+
+
+def test_interrupt_keeps_finished_shards(
+    server: ServedTeacher, teacher: Path, corpus: Path, scored: Path, tmp_path: Path
+) -> None:
+    argv = served_arguments(server, teacher, corpus, tmp_path)
+
+    def interrupt(number: int) -> None:
+        if number == 20:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    server.plan = interrupt
+    assert cli.main(argv) == Exit.INTERRUPTED
+    kept = {path.name for path in tmp_path.glob("shard-*.arrow")}
+    assert 0 < len(kept) < len(list(scored.glob("shard-*.arrow")))
+    before = len(server.bodies)
+    assert cli.main(argv) == 0
+    prompts = [tuple(body["prompt"]) for body in server.bodies]
+    assert set(prompts[:before]) - set(prompts[before:])  # asked for once
+    Store(tmp_path).check()
+
+
+@pytest.mark.slow
+def test_thousand_documents_survive_a_fifth_of_faults(
+    server: ServedTeacher, teacher: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    texts = [f"{number} {rng.randrange(10**6)} apples" for number in range(1000)]
+    corpus = write_corpus(tmp_path / "many.jsonl", texts)
+    for path in ("good", "bad"):
+        argv = served_arguments(server, teacher, corpus, tmp_path / path)
+        argv[argv.index("--shard_documents") + 1] = "100"
+        assert cli.main(argv) == 0
+        server.plan = at_random(0.2, seed=1)
+    assert sum(server.failed[fault] for fault in FAULTS) > 200
+    assert contents(tmp_path / "bad") == contents(tmp_path / "good")
+    opened = Store(tmp_path / "bad")
+    assert (opened.manifest["documents"], opened.without_tokens()) == (1000, 0)
+    cli_local = arguments(teacher, corpus, tmp_path / "local")
+    assert cli.main(cli_local) == 0
+    local = Store(tmp_path / "local")
+    for text in texts:
+        (mine,), (expected,) = opened.segments(text) or [], local.segments(text) or []
+        assert np.array_equal(mine.spans, expected.spans)
+        np.testing.assert_allclose(mine.losses, expected.losses, rtol=2e-3, atol=1e-4)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_change_no_byte_of_a_store(
+    server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path, fault: str
+) -> None:
+    few = write_corpus(tmp_path / "few.jsonl", ["one text", "another one", "and a third", "x"])
+    for path in ("good", "bad"):
+        assert cli.main(served_arguments(server, teacher, few, tmp_path / path)) == 0
+        server.plan = lambda number: None if number % 3 else fault
+    assert server.failed[fault] >= 2
+    assert contents(tmp_path / "bad") == contents(tmp_path / "good")
+
+
+def test_document_without_an_answer_is_listed(
+    server: ServedTeacher,
+    teacher: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    corpus = write_corpus(tmp_path / "few.jsonl", ["first", "the wrong one", "last"])
+    server.lies_about = "the wrong one"
+    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "S")) == 0
+    (line,) = [line for line in caplog.messages if "kept without losses" in line]
+    assert "'the wrong one' ..., the server does not answer with its losses" in line
+    opened = Store(tmp_path / "S")
+    counts = [len((opened.segments(text) or [])[0].losses) for text in ("first", "the wrong one")]
+    assert counts[0] > 0 == counts[1]
+    assert "tokens, documents without losses: 1\n" in capsys.readouterr().out
+
+
+def test_retry_after_is_waited_for(
+    server: ServedTeacher, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(polite.asyncio, "sleep", note)
+    monkeypatch.setattr(polite, "WAITS_S", (1.0, 2.0, 4.0))
+    server.retry_after = "3"
+    server.plan = lambda number: "busy" if number in (2, 3, 4) else None
+    corpus = write_corpus(tmp_path / "one.jsonl", ["a text"])
+    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "S")) == 0
+    assert waited[:2] == [3.0, 3.0]
+    assert 3 <= waited[2] <= 4
+    monkeypatch.setattr(polite.time, "time", lambda: 1_000_000_000.0)
+    assert polite._retry_after_s("Sun, 09 Sep 2001 01:46:47 GMT") == 7.0
+    assert polite._retry_after_s("soon") == 0.0

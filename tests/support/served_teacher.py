@@ -1,0 +1,234 @@
+"""A small model behind a server that speaks every dialect, and fails on demand.
+
+It answers with losses of one forward pass per prompt, so equal prompts have equal answers.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+MODEL = "a-teacher"
+FAULTS = ("kill", "busy", "error", "half", "html", "nan", "short", "lie")
+# Of a request that has its number: the fault to answer with, None for none.
+Plan = Callable[[int], "str | None"]
+
+
+class ServedTeacher(ThreadingHTTPServer):
+    """A server, with what it is asked for in `bodies` and `headers`.
+
+    Attributes:
+        dialects: those that it knows.
+        takes_ids: whether a prompt may be ids.
+        start: its start token; it puts one before a text if `adds_start`.
+        hides_start: leave the start token out, and the loss of the first one, as llama-cpp-python.
+    """
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: int):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.model, self.tokenizer, self.start = model, tokenizer, start
+        self.dialects: Sequence[str] = ("vllm", "sglang", "openai")
+        self.takes_ids, self.adds_start, self.hides_start = True, False, False
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.failed: Counter[str] = Counter()
+        self.busiest = 0
+        self.lies_about: str | None = None
+        self.retry_after = "0.01"
+        self.plan: Plan = lambda number: None
+        self.text = self.tokenizer.decode
+        self._lock, self._now = threading.Lock(), 0
+        self._known: dict[tuple[int, ...], list[float | None]] = {}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client may leave."""
+
+    @contextmanager
+    def one(self, body: dict[str, Any], headers: dict[str, str]) -> Iterator[str | None]:
+        """Take a request; yields the fault that it meets."""
+        with self._lock:
+            self._now += 1
+            self.busiest = max(self.busiest, self._now)
+            self.bodies.append(body)
+            self.headers.append(headers)
+            fault = self.plan(len(self.bodies))
+            self.failed[fault or "none"] += 1
+        try:
+            yield fault
+        finally:
+            with self._lock:
+                self._now -= 1
+
+    def ids(self, prompt: str | list[int]) -> list[int]:
+        """Read a prompt; the text of the start token at its beginning is that token."""
+        if not isinstance(prompt, str):
+            return prompt
+        typed = str(self.tokenizer.decode([self.start]))
+        starts = [self.start] * (self.adds_start + prompt.startswith(typed))
+        return [
+            *starts,
+            *self.tokenizer.encode(prompt.removeprefix(typed), add_special_tokens=False),
+        ]
+
+    @torch.no_grad()
+    def logprobs(self, ids: list[int]) -> list[float | None]:
+        """The log-probability of every token but the first."""
+        with self._lock:
+            if tuple(ids) not in self._known:
+                ids_T = torch.tensor(ids)
+                logits_TV = self.model(ids_T[None]).logits[0].float().log_softmax(-1)
+                found = logits_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
+                self._known[tuple(ids)] = [None, *found.tolist()]
+            return list(self._known[tuple(ids)])
+
+    @torch.no_grad()
+    def followers(self) -> dict[str, float]:
+        """Every token that may follow the start token, by its text."""
+        logits_V = self.model(torch.tensor([[self.start]])).logits[0, -1].float().log_softmax(-1)
+        return {self.token(token): value for token, value in enumerate(logits_V.tolist())}
+
+    def token(self, token: int) -> str:
+        start = self.text([self.start])
+        return str(self.text([self.start, token])[len(start) :])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: ServedTeacher
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.one(body, dict(self.headers)) as fault:
+            if fault == "kill":
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+            elif fault == "busy":
+                self._say(429, {"error": "busy"}, **{"Retry-After": self.server.retry_after})
+            elif fault == "error":
+                self._say(500, {"error": "out of order"})
+            elif fault == "html":
+                self._say(200, "<html>a proxy</html>")
+            elif fault == "elsewhere":
+                self._say(307, {}, Location="http://elsewhere.invalid/")
+            else:
+                self._answer(body, fault)
+
+    def _answer(self, body: dict[str, Any], fault: str | None) -> None:
+        server = self.server
+        prompt = body.get("prompt", body.get("input_ids", body.get("text")))
+        kind = "sglang" if self.path == "/generate" else "openai"
+        if "prompt_logprobs" in body and "vllm" in server.dialects:
+            kind = "vllm"
+        if kind == "sglang" and kind not in server.dialects:
+            return self._say(404, {"error": "no such path"})
+        if body.get("model", MODEL) != MODEL:
+            return self._say(404, {"error": f"no such model: {body['model']}"})
+        if not (isinstance(prompt, str) or server.takes_ids):
+            return self._say(422, {"error": "a prompt is a text"})
+        ids = server.ids(prompt)
+        if len(ids) >= server.model.config.max_position_embeddings:
+            return self._say(400, {"error": "longer than the context"})
+        if server.lies_about and server.text(ids).endswith(server.lies_about):
+            fault = "lie"
+        content = {"vllm": self._vllm, "sglang": self._sglang, "openai": self._openai}[kind](
+            body, ids, _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
+        )
+        return self._say(200, content, half=fault == "half")
+
+    def _vllm(
+        self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
+    ) -> dict[str, Any]:
+        rows = [
+            None if at == 0 else {str(token): {"logprob": value, "rank": 1, "decoded_token": text}}
+            for at, (token, value, text) in enumerate(
+                zip(told, values, map(self.server.token, told), strict=False)
+            )
+        ]
+        return {"choices": [{"index": 0, "text": "x", "prompt_logprobs": rows}]}
+
+    def _sglang(
+        self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
+    ) -> dict[str, Any]:
+        texts = map(self.server.token, told) if body["return_text_in_logprobs"] else [None] * 10_000
+        rows = [list(row) for row in zip(values, told, texts, strict=False)]
+        return {"text": "x", "meta_info": {"input_token_logprobs": rows}}
+
+    def _openai(
+        self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
+    ) -> dict[str, Any]:
+        server = self.server
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
+        choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
+        if "openai" in server.dialects and body.get("echo"):
+            texts = [*map(server.token, told), "x"]
+            values = [*values, -1.0]
+            if server.hides_start:
+                texts, values = texts[1:], [None, *values[2:]]
+                texts = [text.replace("\ufffd", "") for text in texts]
+            choice["logprobs"] = {"tokens": texts, "token_logprobs": values}
+        elif "openai" in server.dialects and body.get("logprobs") and ids == [server.start]:
+            choice["logprobs"] = {"top_logprobs": [server.followers()]}
+        return {"choices": [choice], "usage": usage}
+
+    def _say(self, status: int, content: object, half: bool = False, **headers: str) -> None:
+        data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data[: len(data) // 2] if half else data)
+        if half:
+            self.wfile.flush()
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+
+def _spoilt(ids: list[int], fault: str | None) -> list[int]:
+    """The tokens to tell: with a lie, another last one."""
+    return [*ids[:-1], (ids[-1] + 7) % 300] if fault == "lie" else ids
+
+
+def _worse(values: list[float | None], fault: str | None) -> list[float | None]:
+    if fault == "nan":
+        values[len(values) // 2] = float("nan")
+    return values[:-1] if fault == "short" else values
+
+
+def at_random(share: float, seed: int) -> Plan:
+    """Fail so often, in every way."""
+    rng = random.Random(seed)
+    return lambda number: rng.choice(FAULTS) if rng.random() < share else None
+
+
+@contextmanager
+def served(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: int
+) -> Iterator[ServedTeacher]:
+    """Serve a model until the end of the block."""
+    server = ServedTeacher(model, tokenizer, start)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

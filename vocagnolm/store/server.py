@@ -1,0 +1,137 @@
+"""A server that is asked politely: again after growing waits, by a few requests at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from vocagnolm.host.files import JsonObject
+
+if TYPE_CHECKING:
+    import httpx
+
+API_KEY = "VOCAGNOLM_API_KEY"
+# Before a request is sent again; together five minutes, which a server may take to start.
+WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
+_CONNECT_S, _ANSWER_S = 10.0, 600.0
+# Requests that are wrong in themselves, such as too long ones; and those that come too often.
+_REFUSALS, _BUSY = (400, 413, 422), (408, 425, 429)
+
+
+class RefusedRequestError(ValueError):
+    """A request that the server does not answer, however often it is asked."""
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """An answer that is none, but may be when asked for again, after so many seconds at least."""
+
+    reason: str
+    wait_s: float = 0.0
+    is_reached: bool = True
+
+
+class Server:
+    """An address, and as many requests at once as it is meant to have.
+
+    Its key is read from the environment and sent to this host only: redirects are refused.
+    """
+
+    def __init__(self, url: str, concurrency: int):
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"--server {url} is no address: give http://HOST:PORT")
+        if parts.username or parts.password or parts.query:
+            raise ValueError(f"--server has a key in its address: give it as {API_KEY} instead")
+        try:
+            import httpx
+        except ImportError as error:
+            raise ValueError("--server needs httpx: pip install 'vocagnolm[served]'") from error
+        self._httpx = httpx
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.host, self.concurrency = parts.netloc, concurrency
+        self.waits_s, self.asked_again = WAITS_S, 0
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[httpx.AsyncClient]:
+        """Keep connections open meanwhile, for `ask`."""
+        key = os.environ.get(API_KEY)
+        async with self._httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=self._httpx.Timeout(_ANSWER_S, connect=_CONNECT_S, pool=None),
+            limits=self._httpx.Limits(max_connections=self.concurrency),
+        ) as client:
+            yield client
+
+    async def ask(
+        self, client: httpx.AsyncClient, path: str, body: JsonObject, times: int | None = None
+    ) -> JsonObject:
+        """Return the answer to a request; an OSError if all attempts fail.
+
+        A RefusedRequestError where the server finds it wrong, another ValueError where it sends
+        elsewhere, or does not know the path, the model or the key.
+        """
+        found = await self._answer(client, path, body)
+        waits_s = self.waits_s[:times]
+        for wait_s in waits_s:
+            if not isinstance(found, _Fault):
+                return found
+            self.asked_again += 1
+            # Not all at once, as those that failed at once would.
+            await asyncio.sleep(max(found.wait_s, wait_s * random.uniform(0.5, 1.0)))
+            found = await self._answer(client, path, body)
+        if not isinstance(found, _Fault):
+            return found
+        kind = OSError if found.is_reached else ConnectionError
+        raise kind(
+            f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "
+            f"{found.reason}: look at it, and give the same command again to continue"
+        )
+
+    async def _answer(
+        self, client: httpx.AsyncClient, path: str, body: JsonObject
+    ) -> JsonObject | _Fault:
+        try:
+            response = await client.post(self.url + path, json=body)
+        except self._httpx.TransportError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise ValueError(f"--server {self.url}: {error}") from error
+            return _Fault(f"{type(error).__name__} {error}", is_reached=False)
+        status = response.status_code
+        said = " ".join(f"{status} {response.reason_phrase} {response.text[:200]}".split())
+        if response.is_success:
+            try:
+                answer = response.json()
+            except ValueError:
+                answer = None
+            if isinstance(answer, dict):
+                return answer
+            return _Fault(f"an answer that is cut, or no JSON: {said}")
+        if status >= 500 or status in _BUSY:
+            return _Fault(said, _retry_after_s(response.headers.get("retry-after", "")))
+        if response.is_redirect:
+            elsewhere = response.headers.get("location")
+            raise ValueError(f"--server {self.url} sends to {elsewhere}, which is not followed")
+        if status in _REFUSALS:
+            raise RefusedRequestError(said)
+        raise ValueError(f"--server {self.url}{path} answers {said}")
+
+
+def _retry_after_s(header: str) -> float:
+    """Read a header of seconds, or of a date; 0 for none."""
+    try:
+        return float(header)
+    except ValueError:
+        pass
+    try:
+        return parsedate_to_datetime(header).timestamp() - time.time()
+    except ValueError:
+        return 0.0
