@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except Skipped as reason:
             page.skipped.append(f"{name} skipped: {reason}")
             continue
-        page.add(name, known[name].CLAIM, measured)
-        sys.stderr.writelines(f"{name}: {line}\n" for line in measured.details)
+        details = page.add(name, known[name].CLAIM, measured)
+        sys.stderr.writelines(f"{name}: {line}\n" for line in details)
     if page.rows:
         sys.stdout.write(page.table() + "\n")
     sys.stdout.writelines(f"{line}\n" for line in page.skipped)

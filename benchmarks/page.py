@@ -34,16 +34,18 @@ class Page:
     _begun: float = field(default_factory=time.monotonic)
     _load: float = field(default_factory=lambda: os.getloadavg()[0])
 
-    def add(self, name: str, claim: Claim, measured: Measured) -> None:
-        """Add a claim."""
+    def add(self, name: str, claim: Claim, measured: Measured) -> tuple[str, ...]:
+        """Add a claim, and return what of its details is new."""
         holds = claim.holds(measured.value) and not measured.broken
         self.failed |= not holds
         verdict = "yes" if holds else f"NO {measured.broken}".strip()
         self.rows.append([name, claim.says, claim.limit, claim.show(measured.value), verdict])
-        # Several claims of one measurement have its details once.
-        self._details.setdefault(measured.details, []).append(name)
         if claim.missed and not holds:
             self._missed.append(f"- `{name}`: {claim.missed}")
+        # Several claims of one measurement have its details once.
+        is_new = measured.details not in self._details
+        self._details.setdefault(measured.details, []).append(name)
+        return measured.details if is_new else ()
 
     def table(self) -> str:
         """One row for each claim."""
@@ -59,7 +61,8 @@ class Page:
             f"{gib:.0f} GiB; load {self._load:.1f} at the beginning and "
             f"{os.getloadavg()[0]:.1f} at the end; {packages}."
         )
-        parts = [head, self.table(), *self._missed, *(f"- {line}" for line in self.skipped)]
+        notes = [*self._missed, *(f"- {line}" for line in self.skipped)]
+        parts = [head, self.table(), "\n".join(notes)]
         for details, names in self._details.items():
             if details:
                 titles = ", ".join(f"`{name}`" for name in names)

@@ -1,7 +1,7 @@
-"""One file a claim: `CLAIM`, the sizes `FULL` and `TINY`, and `measure(size)`.
+"""One file a claim: `CLAIM`, the sizes `FULL`, `SMALL` and `TINY`, and `measure(size)`.
 
-The docstring says what is measured and how. `FULL` is the size that the claim is about; at the
-size of `TINY` it only shows that the file runs.
+The docstring says what is measured and how. `FULL` is the size that the claim is about; `SMALL`,
+where it takes minutes, is that of `make bench`; at the size of `TINY` it only shows that it runs.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ CLAIM = Claim(
 DOCUMENTS = 4
 SPLITS = (1, 2, 4)
 FULL = Size(lengths="80 120 200 240", max_length=256, hidden=64, layers=2, turns=1)
+SMALL = Size(lengths="40 60 80 100", max_length=128, hidden=64, layers=2, turns=1)
 TINY = replace(Size.tiny(), lengths="20 25 30 35")
 
 

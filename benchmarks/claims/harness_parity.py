@@ -27,7 +27,7 @@ class Size:
     workers: int = 0
 
 
-FULL, TINY = Size(), Size(every=200, workers=1)
+FULL, SMALL, TINY = Size(), Size(every=10), Size(every=200, workers=1)
 
 
 def measure(size: Size) -> Measured:

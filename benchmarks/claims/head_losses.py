@@ -4,10 +4,13 @@ One loss for every token of random hidden states, and the gradients of their sum
 weight; time of one thread and the most that a turn adds to the memory, each way in a process of its
 own. Error: of the gradient at the states against float64, relative to its norm.
 
-Ways: full logits and `cross_entropy`; `linear_cross_entropy` of PyTorch in chunks, where this one
-has it; TRL's `ChunkedLogProbFunction`; Liger's fused loss, where there is a GPU. PyTorch's chunks
-and Liger make the gradient in the forward pass, for a sum whose weights are known before: they
-cannot select tokens by their losses.
+Ours makes the logits of a token again for its gradient, and only where its loss is used: with all
+used, as in CPT, that is a fourth product of matrices beside three; the claim is about the 40 % of
+largest loss, as guided training has them. Others: full logits and `cross_entropy`;
+`linear_cross_entropy` of PyTorch in chunks of 64 rows, where this one has it (its default is one
+row here, and takes nine times as long); TRL's `ChunkedLogProbFunction`; Liger's fused loss, where
+there is a GPU. PyTorch and Liger make the gradient in the forward pass, of a sum whose weights are
+known before it: they cannot select tokens by their losses.
 """
 
 from __future__ import annotations
@@ -28,9 +31,11 @@ from vocagnolm.output_head import Head
 from vocagnolm.token_loss import _TokenLoss
 
 CLAIM = Claim(
-    "losses of a 152,000-word head take at most the time of full logits", at_most=1.0, unit="x"
+    "losses of a 152,000-word head, 40 % used, take at most the time of full logits",
+    at_most=1.0,
+    unit="x",
 )
-OURS, FULL_LOGITS = "ours", "full logits"
+OURS, SELECTED, FULL_LOGITS = "ours", "ours, 40 % used", "full logits"
 
 
 @dataclass(frozen=True)
@@ -43,22 +48,25 @@ class Size:
     turns: int = 7
 
 
-FULL, TINY = Size(), Size(tokens=64, vocabulary=2000, hidden=32, turns=1)
+FULL, SMALL = Size(), Size(tokens=512, turns=3)
+TINY = Size(tokens=64, vocabulary=2000, hidden=32, turns=1)
 
 
 def measure(size: Size) -> Measured:
     """Return the time of ours as a share of that of full logits."""
-    names = [name for name in LOSSES if name in (OURS, FULL_LOGITS) or available(name)]
+    names = [name for name in LOSSES if available(name)]
     ways = take_turns_apart({n: partial(make_way, n, size) for n in names}, size.turns)
     expected = gradient(FULL_LOGITS, size, torch.float64)
+    few = gradient(SELECTED, size, torch.float64)
     details, logits_bytes = [], size.tokens * size.vocabulary * 4
     for name, way in ways.items():
-        error = (gradient(name, size, torch.float32) - expected).norm() / expected.norm()
+        right = few if name == SELECTED else expected
+        error = (gradient(name, size, torch.float32) - right).norm() / right.norm()
         share = statistics.median(way.added_bytes) / logits_bytes
         details.append(
             f"{name:18}{way.spread}{way.added}, {share:6.1%} of logits; error {error:.1e}"
         )
-    return Measured(ways[OURS].median_s / ways[FULL_LOGITS].median_s, tuple(details))
+    return Measured(ways[SELECTED].median_s / ways[FULL_LOGITS].median_s, tuple(details))
 
 
 def inputs(size: Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,11 +96,11 @@ def gradient(name: str, size: Size, dtype: torch.dtype) -> Tensor:
     return states.grad.double()
 
 
-def ours(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """The sum of our token losses."""
+def ours(states: Tensor, weight: Tensor, targets: Tensor, share: float = 1.0) -> Tensor:
+    """The sum of the largest of our token losses."""
     head = Head(1.0, None, states.dtype)
     losses: Tensor = _TokenLoss.apply(states, weight, None, targets, head, None)  # type: ignore[no-untyped-call]
-    return losses.sum()
+    return losses.topk(round(share * len(losses))).values.sum()
 
 
 def full_logits(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -103,13 +111,14 @@ def full_logits(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def pytorch(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """PyTorch's fused loss."""
     loss: Any = F.linear_cross_entropy  # type: ignore[attr-defined]
-    options = torch.nn.LinearCrossEntropyOptions()  # type: ignore[attr-defined]
+    make: Any = torch.nn.LinearCrossEntropyOptions  # type: ignore[attr-defined]
+    options = make(batch_chunk_size=64, chunking_method=None)
     found: Tensor = loss(states, weight, targets, reduction="sum", options=options)
     return found
 
 
 def available(name: str) -> bool:
-    """Try a way of others on nothing to speak of."""
+    """Try a way on nothing to speak of."""
     try:
         gradient(name, TINY, torch.float32)
     except (ImportError, AttributeError):
@@ -138,6 +147,7 @@ def liger(states: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 
 LOSSES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     OURS: ours,
+    SELECTED: partial(ours, share=0.4),
     FULL_LOGITS: full_logits,
     "PyTorch's chunks": pytorch,
     "TRL's chunks": trl,

@@ -29,7 +29,8 @@ class Size:
     peers: peers.Size = field(default_factory=lambda: peers.Size.trained(lengths="200"))
 
 
-FULL, TINY = Size(), Size("32 64", 1, replace(peers.Size.tiny(), lengths="20"))
+FULL, SMALL = Size(), Size("128 256 512")
+TINY = Size("32 64", 1, replace(peers.Size.tiny(), lengths="20"))
 
 
 def measure(size: Size) -> Measured:
