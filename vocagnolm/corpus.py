@@ -8,6 +8,7 @@ import glob
 import logging
 import lzma
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,24 @@ def load_corpus(
         return _load_local(path, split, text_column, option)
     corpus = _load(dataset, _HUB.format(option, dataset), split, name=config_name)
     return _only_text(corpus, text_column, dataset)
+
+
+def load_corpora(sources: Sequence[tuple[str, Mapping[str, Any]]]) -> datasets.Dataset:
+    """Load several corpora with the options of each, one behind the other."""
+    loaded = [load_corpus(name, **options) for name, options in sources]
+    return joined(loaded, [name for name, _ in sources])
+
+
+def joined(corpora: Sequence[datasets.Dataset], names: Sequence[str]) -> datasets.Dataset:
+    """Put corpora one behind the other, if their columns have one type."""
+    try:
+        return datasets.concatenate_datasets(list(corpora))
+    except ValueError as error:
+        kinds = zip(names, corpora, strict=True)
+        shown = ", ".join(f"{corpus.features[TEXT]} in {name}" for name, corpus in kinds)
+        raise ValueError(
+            f"--dataset: the texts have several types ({shown}): make them alike"
+        ) from error
 
 
 def load_sample(

@@ -126,10 +126,16 @@ class Blocks(Dataset[Block]):
     """Blocks of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads only its own rows.
 
     A block holds `max_length` student tokens, and `teacher_max_length` of the, or each, teacher.
+    Rows of several corpora, one behind the other, are packed apart: `parts` are those of each by
+    its name, and the attribute `parts` the blocks of each.
     """
 
     def __init__(
-        self, segments: "datasets.Dataset", max_length: int, teacher_max_length: int | Sequence[int]
+        self,
+        segments: "datasets.Dataset",
+        max_length: int,
+        teacher_max_length: int | Sequence[int],
+        parts: Mapping[str, int] | None = None,
     ):
         # Comes with `datasets`, without which a trainer can be given blocks of another kind.
         import pyarrow.compute as pc
@@ -138,7 +144,13 @@ class Blocks(Dataset[Block]):
         counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
         teachers = len(counts) // max(len(segments), 1)
         by_teacher = np.asarray(counts, np.int64).reshape(len(segments), teachers)
-        packed = pack(tokens, by_teacher, max_length, teacher_max_length)
+        packed: list[list[int]] = []
+        self.parts, first = {}, 0
+        for name, size in (parts or {"": len(segments)}).items():
+            part = slice(first, first + size)
+            found = pack(tokens[part], by_teacher[part], max_length, teacher_max_length)
+            packed += [[first + segment for segment in block] for block in found]
+            self.parts[name], first = len(found), first + size
         self.max_length = max_length
         self._teacher_max_length = teacher_max_length
         self.student_tokens = int(tokens.sum())

@@ -70,7 +70,7 @@ class VocAgnoTrainer(ResumableTrainer):
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = Method(method) if isinstance(method, str) else method
         method.check_teacher(models)
-        super().__init__(**given | {"compute_metrics": _mean_token_loss})
+        super().__init__(**given | {"compute_metrics": self._mean_token_losses})
         self.model: PreTrainedModel
         self._check_student(models)
         self._check_collator(method)
@@ -278,7 +278,19 @@ class VocAgnoTrainer(ResumableTrainer):
             loss_BS = self._student_losses(model, cast(Batch, inputs))
         return None, loss_BS.sum(-1), (inputs["labels"] != IGNORED_LABEL).sum(-1)
 
-
-def _mean_token_loss(rows: EvalPrediction) -> dict[str, float]:
-    sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
-    return {"loss": float(sums.sum(dtype=np.float64) / max(counts.sum(), 1))}
+    def _mean_token_losses(self, rows: EvalPrediction) -> dict[str, float]:
+        """Plain loss per token of all rows, and of those of each corpus if there are several."""
+        loader = self.callback_handler.eval_dataloader
+        assert loader is not None
+        blocks = loader.dataset
+        parts = getattr(blocks, "parts", None) or {"": len(blocks)}
+        sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
+        ranges = {"loss": slice(None)}
+        if len(parts) > 1:
+            ends = np.cumsum(list(parts.values())).tolist()
+            for name, end in zip(parts, ends, strict=True):
+                ranges[f"{name}_loss"] = slice(end - parts[name], end)
+        return {
+            name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
+            for name, part in ranges.items()
+        }

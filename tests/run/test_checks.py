@@ -174,7 +174,8 @@ def fakes(**given: Any) -> tuple[Any, Any, Any]:
     segments: Any = SimpleNamespace(rows=rows, total=tokens.get)
     corpus = MagicMock(cache_files=[{"filename": "cache/corpus.arrow"}])
     corpus.__len__.return_value = 10
-    return job, pair, documents.Documents(corpus, segments, [0] * 10, every.total)  # type: ignore[arg-type]
+    read = documents.Corpus("pages", corpus, segments, every.total)
+    return job, pair, documents.Documents([read], [0] * 10)  # type: ignore[arg-type]
 
 
 def test_time_follows_from_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

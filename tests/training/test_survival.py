@@ -57,7 +57,12 @@ class Place:
             "output_dir": out,
             **changes,
         }
-        return [f"--{name}={value}" for name, value in options.items()]
+        flags = [f"--{name}={value}" for name, value in options.items() if type(value) is not list]
+        lists = [(name, value) for name, value in options.items() if type(value) is list]
+        return [
+            *flags,
+            *(word for name, value in lists for word in (f"--{name}", *map(str, value))),
+        ]
 
     def run(self, out: Path, changes: dict[str, Any] | None = None, **request: Any) -> int:
         """One process; its exit status."""
@@ -84,8 +89,9 @@ def place(
         shutil.copytree(tokenizer_dirs[family], root / role)
         dropout = {"attention_dropout": 0.1} if role == "student" else {}  # needs random states
         tiny_llama(700, seed=seed, **dropout).save_pretrained(root / role)
-    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:40])
-    (root / "pages.jsonl").write_text("".join(lines))
+    for name, texts in (("pages", training_texts[:40]), ("few", training_texts[40:50])):
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        (root / f"{name}.jsonl").write_text("".join(lines))
     runs = Runs(root / "cache")
     yield Place(root, runs)
     runs.stop()
@@ -243,6 +249,22 @@ def test_run_ends_alike_when_stopped_at_epoch_end(step: int, place: Place) -> No
     assert find_checkpoint(out) == str(out / f"checkpoint-{2 + step}")
     assert place.run(out, changes) == 0, log(out)
     assert_same_run(out, whole)
+
+
+@pytest.mark.slow
+def test_mixture_ends_alike_when_stopped_in_its_second_epoch(place: Place) -> None:
+    corpora = [place.root / "pages.jsonl", place.root / "few.jsonl"]
+    mixed = {"dataset": corpora, "dataset_weights": [0.3, 0.7]}
+    whole, out = place.root / "mixed", place.root / "mixed-stopped"
+    assert place.run_two(whole, **mixed) == [0, 0], log(whole)
+    passes = re.search(r"mixture .*few 70.0%, read ([\d.]+) times", log(whole))
+    assert passes
+    assert 2 < float(passes[1]) < 3
+    at = steps_at(events(whole.with_name("mixed-1")))[4]
+    assert place.run_two(out, {}, {"signal": "SIGTERM", "at": [at]}, **mixed) == [75, 75]
+    assert place.run_two(out, **mixed) == [0, 0], log(out)
+    assert_same_run(out, whole)
+    assert {"eval_pages_loss", "eval_few_loss"} <= history(out)[-2].keys()
 
 
 def test_process_leaves_at_a_signal_before_training(place: Place) -> None:

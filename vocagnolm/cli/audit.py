@@ -14,7 +14,7 @@ from pathlib import Path
 from vocagnolm.analysis.audit import CHUNKS, AuditSettings, Named, audit, write_audit
 from vocagnolm.analysis.audit_report import audit_markdown
 from vocagnolm.corpus import load_corpus, load_sample
-from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_command, say
+from vocagnolm.host.command import Parser, check_at_least, corpora_of, run_command, say
 from vocagnolm.host.files import JsonObject, check_writable
 from vocagnolm.tokenizers import load_tokenizer
 
@@ -73,7 +73,7 @@ def _content(arguments: argparse.Namespace) -> JsonObject:
         Named(name, load_tokenizer(name, "teacher", trust_remote_code=trust))
         for name in arguments.teacher
     ]
-    options = corpus_options(arguments)
+    ((_, options),) = corpora_of(arguments)
     # A sample is read without downloading the rest.
     if arguments.documents is None:
         corpus = load_corpus(arguments.dataset, **options)

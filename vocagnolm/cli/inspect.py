@@ -147,7 +147,8 @@ def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", 
         # The documents before a single one are read, and left out.
         number = arguments.document
         count = (arguments.documents or 1) if number is None else number + 1
-        corpus, _ = load_sample(arguments.dataset, count, **command.corpus_options(arguments))
+        ((name, options),) = command.corpora_of(arguments)
+        corpus, _ = load_sample(name, count, **options)
         if number is None:
             return corpus, 0
         if number >= len(corpus):

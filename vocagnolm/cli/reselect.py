@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
-from vocagnolm.host.command import Parser, check_at_least, corpus_options, run_command, say
+from vocagnolm.host.command import Parser, check_at_least, corpora_of, run_command, say
 
 if TYPE_CHECKING:
     from vocagnolm.store.reselect import Selections
@@ -45,7 +45,7 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--student", required=True, help="Whose tokens: a hub name or a directory.")
     add("--student_losses", type=Path, required=True, help="A store of the student's own losses.")
     add("--teacher_losses", type=Path, nargs="+", required=True, help="Stores of teachers.")
-    parser.add_dataset(required=True)
+    parser.add_dataset(required=True, several=True)
     add("--max_length", type=int, default=2048, help="Student tokens of a block.")
     add("--top_k", type=float, nargs="+", default=[0.4], help="Shares of the tokens, Eq. 4.")
     add("--aggregation", nargs="+", choices=AGGREGATIONS, default=["max"], help="Eq. 2.")
@@ -58,7 +58,7 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     """Choose tokens under all combinations; returns them with the table to show."""
-    from vocagnolm.corpus import load_corpus
+    from vocagnolm.corpus import load_corpora
     from vocagnolm.objective import Method
     from vocagnolm.store.reselect import Candidate, align_stores, reselect, selection_table
     from vocagnolm.store.store import Store
@@ -76,7 +76,7 @@ def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     ]
     tokenizer = load_tokenizer(arguments.student, "student")
     stores = [Store(path) for path in (arguments.student_losses, *arguments.teacher_losses)]
-    corpus = load_corpus(arguments.dataset, **corpus_options(arguments))
+    corpus = load_corpora(corpora_of(arguments))
     blocks, collator = align_stores(stores, tokenizer, corpus, arguments.max_length)
     selections = reselect(blocks, collator, candidates, len(tokenizer))
     return selections, selection_table(selections, tokenizer)

@@ -25,7 +25,7 @@ from vocagnolm.host.command import (
     Exit,
     Parser,
     check_at_least,
-    corpus_options,
+    corpora_of,
     refuse_idle,
     run_command,
     say,
@@ -66,7 +66,7 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")
     add("--teacher_tokenizer", help="Its tokenizer, if it is not with its weights.")
-    parser.add_dataset()
+    parser.add_dataset(several=True)
     add("--output_dir", type=Path, help="The store.")
     add("--context", type=int, help="Most tokens that the teacher reads at once; default: all.")
     add("--min_context", type=int, help="Before any token of a longer document; default: 512.")
@@ -133,7 +133,7 @@ def options_of(arguments: argparse.Namespace) -> "Scoring":
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Tell the faults of a store, and return the exit status."""
-    from vocagnolm.corpus import load_corpus
+    from vocagnolm.corpus import load_corpora
     from vocagnolm.store.job import find_missing
 
     directory: Path = arguments.verify
@@ -147,14 +147,14 @@ def _verify(arguments: argparse.Namespace) -> int:
         return Exit.FAULTS
     missing = []
     if arguments.dataset:
-        corpus = load_corpus(arguments.dataset, **corpus_options(arguments))
+        corpus = load_corpora(corpora_of(arguments))
         missing = find_missing(opened, corpus)
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         say(
-            f"{len(missing):,} documents of {arguments.dataset} are not in {directory}, or have "
-            f"another text there (numbers from 0: {shown}): score this corpus into another "
-            "directory, or train without them with --missing_losses skip"
+            f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
+            f"{directory}, or have another text there (numbers from 0: {shown}): score this corpus "
+            "into another directory, or train without them with --missing_losses skip"
         )
         return Exit.FAULTS
     say(f"{directory}: {shards} shards, {opened.manifest['tokens']:,} tokens, all good")

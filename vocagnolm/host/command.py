@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     import torch
 
 _T = TypeVar("_T")
+# Arguments of `load_corpus` and the options that they come from.
+_CORPUS_OPTIONS = {
+    "split": "dataset_split",
+    "text_column": "text_column",
+    "config_name": "dataset_config",
+}
 # Head start of the first process in telling an error that all have met.
 _MAIN_FIRST_S = 1
 
@@ -76,9 +83,11 @@ class Parser(OneLineErrors):
         """Return the names of the options that differ from their defaults."""
         return {name for name, value in vars(arguments).items() if value != self.get_default(name)}
 
-    def add_dataset(self, *, required: bool = False, source: bool = True) -> None:
-        """Add the options of a corpus; without `source`, all but `--dataset` itself."""
-        add = self.add_argument
+    def add_dataset(
+        self, *, required: bool = False, source: bool = True, several: bool = False
+    ) -> None:
+        """Add the options of a corpus, or of several; without `source`, all but `--dataset`."""
+        add = partial(self.add_argument, nargs="+" if several else None)
         if source:
             shown = "As for train.py: files, a directory, or a hub name."
             add("--dataset", required=required, help=shown)
@@ -93,11 +102,36 @@ class Parser(OneLineErrors):
         self.add_argument("--dtype", choices=choices, default="auto", help=shown)
 
 
-def corpus_options(arguments: object) -> dict[str, Any]:
-    """Return the options of `Parser.add_dataset` as `load_corpus` and `load_sample` take them."""
+def corpora_of(arguments: object) -> list[tuple[str, dict[str, Any]]]:
+    """Return each corpus of `Parser.add_dataset` and its options, as `load_corpus` takes them.
+
+    An option has one value for all corpora, or one for each.
+    """
     found = vars(arguments)
-    split, config_name = found["dataset_split"], found["dataset_config"]
-    return {"split": split, "text_column": found["text_column"], "config_name": config_name}
+    names = listed(found["dataset"])
+    options: dict[str, list[Any]] = {}
+    for keyword, option_name in _CORPUS_OPTIONS.items():
+        values = listed(found[option_name])
+        if len(values) not in (1, len(names)):
+            raise ValueError(
+                f"--{option_name} needs one value, or one for each of {len(names)} corpora, got "
+                f"{len(values)}"
+            )
+        options[keyword] = values if len(values) > 1 else values * len(names)
+    return [
+        (name, {keyword: values[number] for keyword, values in options.items()})
+        for number, name in enumerate(names)
+    ]
+
+
+def one_or_all(values: list[str]) -> str | list[str]:
+    """Return a single value itself, as what is older than several of them says it."""
+    return values if len(values) > 1 else values[0]
+
+
+def listed(value: Any) -> list[Any]:
+    """Return a list as it is, and anything else as a list of one."""
+    return value if isinstance(value, list) else [value]
 
 
 def resolve_dtype(choice: str, device: torch.device) -> str:
@@ -108,6 +142,9 @@ def resolve_dtype(choice: str, device: torch.device) -> str:
 
 def option(default: _T, help: str) -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`."""
+    if isinstance(default, list):
+        copied: _T = field(default_factory=default.copy, metadata={"help": help})
+        return copied
     return field(default=default, metadata={"help": help})
 
 

@@ -1,10 +1,11 @@
 """Arguments of the models, the corpus and the guidance, which `vocagnolm.run.parse` reads."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from vocagnolm.host.command import option, raise_first
+from vocagnolm.host.command import corpora_of, option, raise_first
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
@@ -59,13 +60,16 @@ class ModelArguments(AdapterArguments):
 class DataArguments:
     """The corpus and how it is cut."""
 
-    dataset: str = option(
-        "open-web-math/open-web-math",
-        "A .jsonl, .json, .parquet or .txt file, a directory, or a hub name.",
+    dataset: list[str] = option(
+        ["open-web-math/open-web-math"],
+        "A .jsonl, .json, .parquet or .txt file, a directory, or a hub name; or several.",
     )
-    dataset_config: str | None = option(None, "Hub configuration.")
-    dataset_split: str = option("train", "Split of a hub dataset.")
-    text_column: str = option("text", "Column that holds the text.")
+    dataset_weights: list[float] | None = option(
+        None, "Share of each corpus in every global batch; by default all blocks are read once."
+    )
+    dataset_config: list[str] | None = option(None, "Hub configuration, one for all or each.")
+    dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
+    text_column: list[str] = option(["text"], "Column that holds the text, one for all or each.")
     max_length: int = option(2048, "Student tokens of a block.")
     eval_fraction: float = option(0.0, "Share of the documents held out for evaluation, [0, 1).")
     eval_dataset: str | None = option(
@@ -88,10 +92,25 @@ class DataArguments:
         # Not a number is not in [0, 1) either.
         if not 0.0 <= self.eval_fraction < 1.0:
             yield f"--eval_fraction must be in [0, 1), got {self.eval_fraction}"
+        yield from self._faults_of_corpora()
         if self.eval_dataset and self.eval_fraction:
             yield "--eval_dataset and --eval_fraction exclude each other: give one"
         if self.num_proc is not None and self.num_proc < 1:
             yield f"--num_proc must be at least 1, got {self.num_proc}"
+
+    def _faults_of_corpora(self) -> Iterator[str]:
+        count, weights = len(self.dataset), self.dataset_weights
+        if twice := [name for name in self.dataset if self.dataset.count(name) > 1]:
+            yield f"--dataset names {twice[0]} twice: name it once, and give --dataset_weights"
+        if weights is not None and len(weights) != count:
+            yield f"--dataset_weights needs one for each of {count} corpora, got {len(weights)}"
+        for weight in weights or ():
+            if not 0.0 < weight < math.inf:
+                yield f"--dataset_weights must be positive, got {weight}"
+        if self.eval_dataset and len(self.text_column) > 1:
+            yield "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
+        # Said before anything is read.
+        corpora_of(self)
 
     def processes(self, documents: int) -> int | None:
         """Return the number of processes that share the work on a corpus; None: this one alone."""

@@ -1,123 +1,224 @@
 """From the corpus of a job to the blocks that it trains and evaluates on."""
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
-from vocagnolm.corpus import load_corpus, load_sample
+from vocagnolm.corpus import joined, load_corpus, load_sample
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.host.command import corpus_options
+from vocagnolm.host.command import corpora_of
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
 from vocagnolm.segmentation import MISSING
+from vocagnolm.training.mixture import Mixture
 
-# Documents that a plan is made from, unless a corpus has few enough to read them all.
+# Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
 
 
 @dataclass(frozen=True)
-class Documents:
-    """Documents of a job, read, aligned and packed; in a sample only the first ones."""
+class Corpus:
+    """Documents of one corpus, read and aligned; in a sample only the first ones."""
 
+    # As typed.
+    name: str
     # With the documents that are held out.
-    corpus: datasets.Dataset
-    # To train on: aligned, and packed.
+    texts: datasets.Dataset
+    # To train on.
     segments: Segments
-    blocks: Blocks
     # Documents of the whole dataset; None if the hub does not say.
     total: int | None
-    # To evaluate on, if there is something.
+    # To evaluate on, if a share is held out.
     held_out: Segments | None = None
-    eval_blocks: Blocks | None = None
 
     @property
     def is_whole(self) -> bool:
         """False if only the first documents of the dataset were read."""
-        return self.total == len(self.corpus)
+        return self.total == len(self.texts)
 
     @property
     def scale(self) -> float:
         """How many times as large the dataset is as what was read of it, 1 if nobody knows."""
-        return (self.total or len(self.corpus)) / len(self.corpus)
+        return (self.total or len(self.texts)) / len(self.texts)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Documents of a job, read, aligned and packed, one corpus behind the other."""
+
+    corpora: Sequence[Corpus]
+    # Packed corpus by corpus.
+    blocks: Blocks
+    # To evaluate on, if there is something.
+    held_out: Segments | None = None
+    eval_blocks: Blocks | None = None
+    # Shares of the corpora in every global batch, if they were given.
+    weights: Sequence[float] | None = None
+
+    @cached_property
+    def corpus(self) -> datasets.Dataset:
+        """All documents, as the segments number them."""
+        return joined([each.texts for each in self.corpora], [each.name for each in self.corpora])
+
+    @cached_property
+    def segments(self) -> Segments:
+        """Segments of all corpora to train on."""
+        return _in_a_row(self.corpora, [each.segments for each in self.corpora])
+
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The blocks in the shares of `--dataset_weights`, if they were given."""
+        if self.weights is None:
+            return None
+        return Mixture(self.blocks, list(self.blocks.parts.values()), self.weights)
+
+    @property
+    def is_whole(self) -> bool:
+        """False if only the first documents of a dataset were read."""
+        return all(each.is_whole for each in self.corpora)
+
+    @property
+    def total(self) -> int | None:
+        """Documents of all datasets; None if the hub does not say."""
+        totals = [each.total for each in self.corpora]
+        return None if None in totals else sum(filter(None, totals))
+
+    @property
+    def scale(self) -> float:
+        """How many times as many tokens the datasets have as what was read of them."""
+        tokens = [each.segments.total("student_tokens") for each in self.corpora]
+        return float(np.average([each.scale for each in self.corpora], weights=tokens))
+
+    def steps(self, per_step: int) -> int:
+        """Return the steps of an epoch, extrapolated from a sample."""
+        if self.mixture:
+            return self.mixture.steps(per_step, [each.scale for each in self.corpora])
+        return int(len(self.blocks) * self.scale) // per_step
 
     def settings(self, pair: Pair) -> dict[str, object]:
         """Return what the corpus adds to the settings of a run: progress is counted in blocks."""
-        read = {"corpus_digest": self.segments.digest(), "blocks": len(self.blocks)}
+        digests = [each.segments.digest() for each in self.corpora]
+        digest = digests[0] if len(digests) == 1 else digests
+        read: dict[str, object] = {"corpus_digest": digest, "blocks": len(self.blocks)}
         if pair.is_stored and pair.guide:
             return read | {"teacher_losses_sha256": pair.guide.fingerprint()}
         return read
 
     def write_skipped(self, output_dir: str | Path) -> None:
-        """List the documents that were left out, with the reasons."""
-        self.segments.write_skipped(Path(output_dir) / "skipped.jsonl")
+        """List the documents that were left out, with the reasons; a file for each corpus."""
+        for each, name in zip(self.corpora, self.blocks.parts, strict=True):
+            end = f"_{name}" if name else ""
+            each.segments.write_skipped(Path(output_dir) / f"skipped{end}.jsonl")
         if self.held_out is not None:
             self.held_out.write_skipped(Path(output_dir) / "eval_skipped.jsonl")
 
 
 def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
-    """Align and pack the corpus; the first process of a machine works, the others read its cache.
+    """Align and pack the corpora; the first process of a machine works, the others read its cache.
 
-    A `sample` is of the first documents, unless the corpus is small, or may be too small.
+    A `sample` is of the first documents, unless a corpus is small, or may be too small.
 
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
-    # First: a wrong name is told before the corpus is aligned.
-    evaluated = _read_evaluated(job.data)
-    corpus, segments, total = _align(job, pair, sample=sample)
-    segments, held_out = _hold_out(job, pair, segments, evaluated)
-    length, rows = job.data.max_length, pair.teacher_rows
-    blocks = Blocks(segments.rows, length, rows)
-    eval_blocks = None if held_out is None else Blocks(held_out.rows, length, rows)
-    found = Documents(corpus, segments, blocks, total, held_out, eval_blocks)
+    data, length, rows = job.data, job.data.max_length, pair.teacher_rows
+    # First: a wrong name is told before a corpus is aligned.
+    evaluated = _read_evaluated(data)
+    corpora = _align(job, pair, sample=sample)
+    if data.eval_fraction:
+        corpora = [_hold_out(job, corpus) for corpus in corpora]
+    trained = [each.segments for each in corpora]
+    held_out = [each.held_out for each in corpora if each.held_out is not None]
+    found = Documents(
+        corpora,
+        _pack(corpora, trained, length, rows),
+        None if not held_out else _in_a_row(corpora, held_out),
+        None if not held_out else _pack(corpora, held_out, length, rows),
+        data.dataset_weights,
+    )
+    if evaluated is not None:
+        aligned = _align_evaluated(job, pair, evaluated)
+        found = replace(found, held_out=aligned, eval_blocks=Blocks(aligned.rows, length, rows))
     # A smaller corpus would make no optimizer step at all.
     per_step = job.run.global_batch_tokens // length
-    if found.is_whole and len(blocks) < per_step:
-        raise ValueError(
-            f"--dataset {job.data.dataset} makes {len(blocks):,} blocks of {length} tokens, "
-            f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
-            f"{len(blocks) * length}"
-        )
-    if sample and total and not found.is_whole and len(blocks) * found.scale < 2 * per_step:
+    steps = found.steps(per_step)
+    if found.is_whole and not steps:
+        raise ValueError(_too_small(data, found, per_step))
+    if sample and found.total and not found.is_whole and steps < 2:
         return load_documents(job, pair)
     return found
 
 
-def _align(job: Job, pair: Pair, *, sample: bool) -> tuple[datasets.Dataset, Segments, int | None]:
-    """Read and align the corpus or its first documents, with the number of all documents."""
-    data = job.data
+def _too_small(data: DataArguments, documents: Documents, per_step: int) -> str:
+    """Say why there is no optimizer step."""
+    blocks, length = documents.blocks, data.max_length
+    if documents.mixture:
+        sizes = ", ".join(f"{count:,} of {name}" for name, count in blocks.parts.items())
+        return (
+            f"--dataset_weights: one optimizer step has {per_step:,} blocks of {length} tokens, "
+            f"more than a corpus gives at its weight ({sizes}): lower that weight or "
+            "--global_batch_tokens"
+        )
+    return (
+        f"--dataset {' '.join(data.dataset)} makes {len(blocks):,} blocks of {length} tokens, one "
+        f"optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
+        f"{len(blocks) * length}"
+    )
+
+
+def _align(job: Job, pair: Pair, *, sample: bool) -> list[Corpus]:
+    """Read and align every corpus, or its first documents, each with a cache of its own."""
+    sources, corpora = corpora_of(job.data), []
     with first_of_machine_first():
-        corpus, total = _read(job, sample=sample)
-        processes = data.processes(len(corpus))
-        segments = align_corpus(corpus, pair.student_reader, pair.guide, num_proc=processes)
-    missing = sum(reason == MISSING for _, reason in segments.skipped)
+        # All of them first: a wrong name is told before any is aligned.
+        read = [_read(job, *source, sample=sample) for source in sources]
+        for (name, _), (texts, total) in zip(sources, read, strict=True):
+            processes = job.data.processes(len(texts))
+            segments = align_corpus(texts, pair.student_reader, pair.guide, num_proc=processes)
+            corpora.append(Corpus(name, texts, segments, total))
+    for corpus in corpora:
+        _check_usable(corpus, job.data)
+    return corpora
+
+
+def _check_usable(corpus: Corpus, data: DataArguments) -> None:
+    """Reject a corpus of which nothing is left, or a store does not know enough."""
+    name, read, skipped = corpus.name, len(corpus.texts), corpus.segments.skipped
+    missing = sum(reason == MISSING for _, reason in skipped)
     if missing and data.missing_losses == "error":
         raise ValueError(
-            f"--teacher_losses lacks {missing:,} of {len(corpus):,} documents of --dataset "
-            f"{data.dataset}, or has another text of them: score this corpus, or leave them out "
-            "with --missing_losses skip"
+            f"--teacher_losses lacks {missing:,} of {read:,} documents of --dataset {name}, or has "
+            "another text of them: score this corpus, or leave them out with --missing_losses skip"
         )
-    if not len(segments.rows):
+    if not len(corpus.segments.rows):
         raise ValueError(
-            f"--dataset {data.dataset} has no usable document: {len(corpus):,} read, "
-            f"{len(segments.skipped):,} skipped ({skip_reasons(segments)})"
+            f"--dataset {name} has no usable document: {read:,} read, {len(skipped):,} skipped "
+            f"({skip_reasons(corpus.segments)})"
         )
-    return corpus, segments, total
 
 
-def _read(job: Job, *, sample: bool) -> tuple[datasets.Dataset, int | None]:
-    data, options = job.data, corpus_options(job.data)
+def _read(
+    job: Job, name: str, options: Mapping[str, Any], *, sample: bool
+) -> tuple[datasets.Dataset, int | None]:
+    """Read a corpus or its first documents, with the number of all."""
     if sample and job.run.dry_run:
         # Of a corpus of the hub, without the rest.
-        corpus, total = load_sample(data.dataset, _SAMPLE_DOCUMENTS, **options)
+        corpus, total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
         if total is None or total > _SMALL_DOCUMENTS:
             return corpus, total
-    corpus = load_corpus(data.dataset, **options)
+    corpus = load_corpus(name, **options)
     total = len(corpus)
     if sample and total > _SMALL_DOCUMENTS:
         corpus = corpus.select(range(_SAMPLE_DOCUMENTS))
@@ -128,35 +229,73 @@ def _read_evaluated(data: DataArguments) -> datasets.Dataset | None:
     if not data.eval_dataset:
         return None
     with first_of_machine_first():
-        named = {"text_column": data.text_column, "option": "--eval_dataset"}
+        named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
         return load_corpus(data.eval_dataset, **named)
 
 
-def _hold_out(
-    job: Job, pair: Pair, segments: Segments, evaluated: datasets.Dataset | None
-) -> tuple[Segments, Segments | None]:
-    """Return the segments to train on, and those to evaluate on, if any."""
-    data, run = job.data, job.run
-    if evaluated is not None:
-        # A store knows other documents only, and evaluation needs no teacher.
-        guide = None if pair.is_stored else pair.guide
-        with first_of_machine_first():
-            processes = data.processes(len(evaluated))
-            held_out = align_corpus(evaluated, pair.student_reader, guide, num_proc=processes)
-        if not len(held_out.rows):
-            raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
-        return segments, held_out
-    if not data.eval_fraction:
-        return segments, None
+def _align_evaluated(job: Job, pair: Pair, evaluated: datasets.Dataset) -> Segments:
+    # A store knows other documents only, and evaluation needs no teacher.
+    guide = None if pair.is_stored else pair.guide
+    with first_of_machine_first():
+        processes = job.data.processes(len(evaluated))
+        held_out = align_corpus(evaluated, pair.student_reader, guide, num_proc=processes)
+    if not len(held_out.rows):
+        raise ValueError(f"--eval_dataset {job.data.eval_dataset} has no usable document")
+    return held_out
+
+
+def _hold_out(job: Job, corpus: Corpus) -> Corpus:
+    """Hold a share of the documents out."""
+    fraction, run = job.data.eval_fraction, job.run
     # The seed of the data, as Trainer reads it.
     seed = run.seed if run.data_seed is None else run.data_seed
-    rest, held_out = segments.split(data.eval_fraction, seed)
+    rest, held_out = corpus.segments.split(fraction, seed)
     if not len(rest.rows):
         raise ValueError(
-            f"--eval_fraction {data.eval_fraction} leaves no document of {data.dataset} to train "
-            "on: lower it, or evaluate on other documents with --eval_dataset"
+            f"--eval_fraction {fraction} leaves no document of {corpus.name} to train on: lower "
+            "it, or evaluate on other documents with --eval_dataset"
         )
-    return rest, held_out
+    rest = Segments(rest.rows, corpus.segments.skipped)
+    return replace(corpus, segments=rest, held_out=held_out)
+
+
+def _pack(
+    corpora: Sequence[Corpus], parts: Sequence[Segments], length: int, teacher_rows: list[int]
+) -> Blocks:
+    """Pack the segments of every corpus by themselves; blocks of several are known by names."""
+    rows = [len(part.rows) for part in parts]
+    names = _short_names([corpus.name for corpus in corpora])
+    named = dict(zip(names, rows, strict=True)) if len(rows) > 1 else None
+    return Blocks(_in_a_row(corpora, parts).rows, length, teacher_rows, named)
+
+
+def _in_a_row(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> Segments:
+    """Join segments of the corpora; documents are numbered on, from corpus to corpus."""
+    if len(parts) == 1:
+        return parts[0]
+    rows, skipped, first = [], [], 0
+    for corpus, part in zip(corpora, parts, strict=True):
+        table = part.rows.data
+        column = pc.add(table.column("document"), pa.scalar(first, pa.int32()))
+        table = table.set_column(table.column_names.index("document"), "document", column)
+        about = {"info": part.rows.info, "fingerprint": part.rows._fingerprint}
+        rows.append(datasets.Dataset(table, indices_table=part.rows._indices, **about))
+        skipped += [(first + document, why) for document, why in part.skipped]
+        first += len(corpus.texts)
+    return Segments(datasets.concatenate_datasets(rows), skipped)
+
+
+def _short_names(names: Sequence[str]) -> list[str]:
+    """Name corpora in logs, where two may not be alike.
+
+    >>> _short_names(["data/web.jsonl.gz", "org/finemath-4plus", "old/web.jsonl"])
+    ['web', 'finemath_4plus', 'web_3']
+    """
+    short: list[str] = []
+    for number, name in enumerate(names, 1):
+        stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
+        short.append(f"{stem}_{number}" if stem in short else stem)
+    return short
 
 
 def skip_reasons(segments: Segments) -> str:

@@ -65,8 +65,7 @@ def steps_of(job: Job, documents: Documents) -> int | None:
     if documents.total is None:
         return None
     # Of a corpus that was read in part, the rest is taken to be like it.
-    blocks = int(len(documents.blocks) * documents.scale)
-    return int(np.ceil(run.num_train_epochs * (blocks // per_step)))
+    return int(np.ceil(run.num_train_epochs * documents.steps(per_step)))
 
 
 def disk_uses(job: Job, pair: Pair, documents: Documents) -> list[DiskUse]:
@@ -103,7 +102,7 @@ def _use(what: str, directory: Path, needed: float, written: str = "*") -> DiskU
 
 
 def _cache_of(documents: Documents) -> Path:
-    files = documents.corpus.cache_files
+    files = documents.corpora[0].texts.cache_files
     return Path(files[0]["filename"]).parent if files else Path(datasets.config.HF_DATASETS_CACHE)
 
 
@@ -142,7 +141,7 @@ def _preparation_s(job: Job, documents: Documents) -> float:
 
 
 def _workers(job: Job, documents: Documents) -> int:
-    return job.data.processes(documents.total or len(documents.corpus)) or 1
+    return job.data.processes(documents.total or len(documents.corpora[0].texts)) or 1
 
 
 def _rate(job: Job, pair: Pair, documents: Documents) -> tuple[float | None, str]:

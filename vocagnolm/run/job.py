@@ -1,9 +1,12 @@
 """A resolved job: what the command line means, and what defines the run."""
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+from vocagnolm.host.command import one_or_all
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.store.store import manifest_of
@@ -13,6 +16,9 @@ _RUN_IDENTITY = """
     global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate
     lr_scheduler_type lr_scheduler_kwargs warmup_steps optim adam_beta1 adam_beta2 adam_epsilon
     weight_decay max_grad_norm optim_args neftune_noise_alpha
+"""
+_LISTS = """
+    teacher teacher_revision teacher_tokenizer dataset dataset_config dataset_split text_column
 """
 _WITHOUT_EFFECT_ON_NUMBERS = """
     num_proc trust_remote_code eval_dataset save_store store_dtype guidance_table_steps
@@ -42,13 +48,8 @@ class Job:
         values = asdict(model) | asdict(self.data) | asdict(method)
         for name in _WITHOUT_EFFECT_ON_NUMBERS.split():
             values.pop(name, None)
-        for name in ("student", "dataset"):
-            values[name] = _one_name(values[name])
-        # A single teacher is no list, as in runs that are older than several teachers.
-        for name in ("teacher", "teacher_revision", "teacher_tokenizer"):
-            if values[name]:
-                given = [_one_name(value) for value in values[name]]
-                values[name] = given if len(given) > 1 else given[0]
+        values["student"] = _one_name(values["student"])
+        values |= _without_single_lists(values)
         if model.teacher_losses:
             values["teacher_losses"] = [
                 {"store": str(Path(path).resolve()), "teacher": manifest_of(Path(path))["teacher"]}
@@ -63,8 +64,17 @@ class Job:
 
 def default_settings() -> dict[str, object]:
     """Return the defaults of options, for those that did not exist when a run was started."""
-    parts = (ModelArguments, DataArguments, GuidanceArguments)
-    return {option.name: option.default for part in parts for option in fields(part)}
+    values = vars(ModelArguments()) | vars(DataArguments()) | vars(GuidanceArguments())
+    return values | _without_single_lists(values)
+
+
+def _without_single_lists(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what has several values, a single one as in runs that are older than several."""
+    found = {}
+    for name in _LISTS.split():
+        if given := [_one_name(value) for value in values[name] or ()]:
+            found[name] = one_or_all(given)
+    return found
 
 
 def _one_name(name: str) -> str:

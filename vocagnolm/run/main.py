@@ -24,7 +24,13 @@ from vocagnolm.run.job import Job, default_settings
 from vocagnolm.run.model_card import model_card, push
 from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
-from vocagnolm.run.plan import describe_documents, describe_run, fitted, show_example
+from vocagnolm.run.plan import (
+    describe_documents,
+    describe_mixture,
+    describe_run,
+    fitted,
+    show_example,
+)
 from vocagnolm.run.recipe import named_in_errors
 from vocagnolm.run.tracking import describe_tracking
 from vocagnolm.run.watchers import describe_store, load_guidance_table, load_recorder
@@ -101,7 +107,8 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
         return None
     if not documents.is_whole:
         documents = load_documents(job, pair)
-        say(fitted("\n".join(describe_documents(documents, pair))))
+        lines = describe_documents(documents, pair) + describe_mixture(job, documents)
+        say(fitted("\n".join(lines)))
     # Known only now: a checkpoint's place in the corpus is the number of a block.
     settings = job.settings | documents.settings(pair)
     check_settings(run.output_dir, settings, defaults, checkpoint)
@@ -163,7 +170,7 @@ def _make_trainer(
         recorder=recorder,
         max_bad_steps=run.max_bad_steps,
         device_peak_tflops=run.device_peak_tflops,
-        train_dataset=documents.blocks,
+        train_dataset=documents.mixture or documents.blocks,
         eval_dataset=documents.eval_blocks,
         data_collator=PackedCollator(data.max_length, crosses, pair.teacher_rows, chunks=chunks),
         processing_class=pair.student_reader.tokenizer,

@@ -9,6 +9,7 @@ from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 from transformers import TrainerState
 
 from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
+from vocagnolm.host.command import listed, one_or_all
 from vocagnolm.host.files import json_or_empty
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.trackers import TRACKER_FILE
@@ -39,13 +40,15 @@ def model_card(
     directory: Path, settings: Mapping[str, Any], state: TrainerState, repository: str | None = None
 ) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
+    corpora = listed(settings["dataset"])
+    on_hub = list(filter(None, map(hub_name, corpora)))
     data = ModelCardData(
         library_name="peft" if settings["use_peft"] else "transformers",
         pipeline_tag="text-generation",
         license=_licence(settings["student"]),
         tags=list(dict.fromkeys([*TAGS, "continual-pretraining", settings["method"]])),
         base_model=hub_name(settings["student"]),
-        datasets=hub_name(settings["dataset"]),
+        datasets=one_or_all(on_hub) if on_hub else None,
     )
     name = repository.split("/")[-1] if repository else directory.name
     software = versions(f"python {_PACKAGES}")
@@ -55,7 +58,7 @@ def model_card(
         name=name,
         student=public_name(settings["student"]),
         title=_TITLES[settings["method"]],
-        dataset=public_name(settings["dataset"]),
+        dataset=" and ".join(map(public_name, corpora)),
         guided=_guided_by(settings),
         tracked=json_or_empty(directory / TRACKER_FILE).get("url"),
         losses=_losses(state.log_history, settings["global_batch_tokens"]),
@@ -111,6 +114,5 @@ def _guided_by(settings: Mapping[str, Any]) -> str:
     if stores := settings["teacher_losses"]:
         names = [store["teacher"] for store in stores]
         return f", guided by stored losses of {' and '.join(map(public_name, names))}"
-    teacher = settings["teacher"] or []
-    names = [teacher] if isinstance(teacher, str) else teacher
+    names = listed(settings["teacher"] or [])
     return f", guided by {' and '.join(map(public_name, names))}" if names else ""

@@ -197,6 +197,8 @@ def _shown(default: object) -> str:
     """Write a default as it is typed; "" for none."""
     if default is None or default == "":
         return ""
+    if isinstance(default, list):
+        return " ".join(map(str, default))
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 

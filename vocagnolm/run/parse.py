@@ -106,6 +106,7 @@ def _check_idle(job: Job) -> None:
         (not model.teacher, "save_store", "without --teacher"),
         (not model.save_store, "store_dtype", "without --save_store"),
         (not model.teacher_losses, "missing_losses", "without --teacher_losses"),
+        (len(job.data.dataset) < 2, "dataset_weights", "with one --dataset"),
     ):
         if is_idle:
             refuse_idle(given, names.split(), condition)

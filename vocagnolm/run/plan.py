@@ -12,7 +12,7 @@ from vocagnolm.corpus import TEXT
 from vocagnolm.data import Segments
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.run import memory
-from vocagnolm.run.documents import Documents, skip_reasons
+from vocagnolm.run.documents import Corpus, Documents, skip_reasons
 from vocagnolm.run.estimates import describe_time, disk_uses, steps_of
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
@@ -57,6 +57,7 @@ def describe_run(job: Job, pair: Pair, documents: Documents, done: int = 0) -> s
     lines += [
         f"batch      {run.batch_arithmetic(job.data.max_length)}",
         f"steps      {_steps(job, documents)}, learning rate {run.learning_rate:g}",
+        *describe_mixture(job, documents),
         describe_memory(device_memory(job, pair)),
         f"output     {run.output_dir}",
         *(f"disk       about {use}" for use in disk_uses(job, pair, documents)),
@@ -69,13 +70,13 @@ def describe_documents(documents: Documents, pair: Pair) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
     segments, blocks = documents.segments, documents.blocks
     student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
-    count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
-    lines = [
-        f"corpus     {_first_of(documents)}{count:,} documents, {len(segments.rows):,} segments, "
-        f"{student:,} student tokens",
-        f"blocks     {len(blocks):,} of {blocks.max_length} tokens, "
-        f"{blocks.fill_fraction:.1%} full",
-    ]
+    lines = [_describe_corpus(each, named=len(blocks.parts) > 1) for each in documents.corpora]
+    each_of = ", ".join(f"{count:,} of {name}" for name, count in blocks.parts.items() if name)
+    lines.append(
+        f"blocks     {len(blocks):,} of {blocks.max_length} tokens, {blocks.fill_fraction:.1%} full"
+    )
+    if each_of:
+        lines[-1] += f": {each_of}"
     if pair.guide is not None:
         lines.append(
             f"alignment  {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
@@ -85,8 +86,34 @@ def describe_documents(documents: Documents, pair: Pair) -> list[str]:
     return lines + (_describe_skipped(documents.held_out, "held out") if documents.held_out else [])
 
 
-def _first_of(documents: Documents) -> str:
-    return "" if documents.is_whole else "of the first ones, "
+def _describe_corpus(corpus: Corpus, *, named: bool) -> str:
+    segments = corpus.segments
+    count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
+    name = f"{corpus.name}: " if named else ""
+    first_of = "" if corpus.is_whole else "of the first ones, "
+    return (
+        f"corpus     {name}{first_of}{count:,} documents, {len(segments.rows):,} segments, "
+        f"{segments.total('student_tokens'):,} student tokens"
+    )
+
+
+def describe_mixture(job: Job, documents: Documents) -> list[str]:
+    """Tell how often each of several corpora is going to be read, and in which shares."""
+    steps, parts = steps_of(job, documents), documents.blocks.parts
+    if len(parts) == 1:
+        return []
+    seen = (steps or 0) * (job.run.global_batch_tokens // job.data.max_length)
+    scales = [each.scale for each in documents.corpora]
+    sizes = [count * scale for count, scale in zip(parts.values(), scales, strict=True)]
+    if mixture := documents.mixture:
+        shares, order = [float(share) for share in mixture.shares], "of every global batch"
+    else:
+        shares, order = [size / sum(sizes) for size in sizes], "of all blocks, in one order"
+    told = []
+    for name, share, size in zip(parts, shares, sizes, strict=True):
+        times = f", read {seen * share / size:.3g} times" if steps else ""
+        told.append(f"{name} {share:.1%}{times}")
+    return [f"mixture    {'; '.join(told)}: shares {order}"]
 
 
 def _describe_skipped(segments: Segments, label: str) -> list[str]:
@@ -101,7 +128,7 @@ def _steps(job: Job, documents: Documents) -> str:
         return "known when the whole corpus is read"
     if documents.is_whole or job.run.max_steps > 0:
         return f"{steps:,}"
-    read, total = len(documents.corpus), documents.total
+    read, total = sum(len(each.texts) for each in documents.corpora), documents.total
     return f"about {steps:,} (extrapolated from {read:,} of {total:,} documents)"
 
 
@@ -147,8 +174,9 @@ def show_example(pair: Pair, documents: Documents) -> str:
     """Show the first segment's first tokens, aligned; nothing without a co-resident teacher."""
     if not (pair.guide and pair.guide.readers):
         return ""
-    row = documents.segments.rows[0]
-    text = documents.corpus[row["document"]][TEXT][row["start"] : row["end"]]
+    corpus = documents.corpora[0]
+    row = corpus.segments.rows[0]
+    text = corpus.texts[row["document"]][TEXT][row["start"] : row["end"]]
     readers = pair.student_reader, pair.guide.readers[0]
     ours, theirs = (encode(reader.tokenizer, text).spans for reader in readers)
     lines = [f"{'student token':24} teacher tokens"]

@@ -10,6 +10,7 @@ import numpy as np
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
 
+from vocagnolm.data import Segments
 from vocagnolm.host.command import is_main
 from vocagnolm.host.processes import cores, in_agreement
 from vocagnolm.host.trackers import Tracking, offline_reason
@@ -56,7 +57,7 @@ def describe_tracking(job: Job, pair: Pair, documents: Documents) -> Tracking:
             **documents.settings(pair),
             "recipe": job.recipe,
             "models": models,
-            "corpus": _corpus(documents),
+            "corpus": _corpora(documents),
             "code": versions(_CODE) | {"commit": _commit()},
             "hardware": _hardware(run),
         },
@@ -95,8 +96,22 @@ def _models(job: Job, pair: Pair) -> dict[str, dict[str, object]]:
     return found
 
 
-def _corpus(documents: Documents) -> dict[str, object]:
-    segments, blocks = documents.segments, documents.blocks
+def _corpora(documents: Documents) -> dict[str, object]:
+    """Count what is read, and of several corpora the parts too, by their names in the logs."""
+    blocks, held_out = documents.blocks, documents.held_out
+    about = {
+        **_counts(documents.segments, len(blocks), held_out),
+        "fill_fraction": blocks.fill_fraction,
+    }
+    if len(blocks.parts) > 1:
+        pairs = zip(blocks.parts.items(), documents.corpora, strict=True)
+        about["parts"] = {
+            name: _counts(each.segments, count, each.held_out) for (name, count), each in pairs
+        }
+    return about
+
+
+def _counts(segments: Segments, blocks: int, held_out: Segments | None) -> dict[str, object]:
     used = np.unique(segments.rows.with_format("numpy")["document"][:])
     return {
         "digest": segments.digest(),
@@ -105,9 +120,8 @@ def _corpus(documents: Documents) -> dict[str, object]:
         "segments": len(segments.rows),
         "student_tokens": segments.total("student_tokens"),
         "teacher_tokens": segments.total("teacher_tokens"),
-        "blocks": len(blocks),
-        "fill_fraction": blocks.fill_fraction,
-        "held_out_segments": 0 if documents.held_out is None else len(documents.held_out.rows),
+        "blocks": blocks,
+        "held_out_segments": 0 if held_out is None else len(held_out.rows),
     }
 
 

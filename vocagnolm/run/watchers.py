@@ -46,7 +46,7 @@ def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | N
         "dtype": pair.teacher_dtype,
         "quantization": pair.teacher_quantization,
         "loss_dtype": model.store_dtype,
-        "dataset": job.data.dataset,
+        "dataset": job.settings["dataset"],
         "dataset_documents": documents.total,
     }
     check_plan(directory, description)

@@ -6,6 +6,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
 
 from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
+from vocagnolm.host.command import listed
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS
 from vocagnolm.store.store import manifest_of
 
@@ -27,19 +28,19 @@ def push_store(directory: Path, repository: str) -> str:
 def store_card(directory: Path, repository: str) -> str:
     """Describe a finished store."""
     about = {name: value for name, value in manifest_of(directory).items() if name != SHARDS}
-    teacher, dataset = str(about["teacher"]), str(about.get("dataset", "a corpus"))
-    source = hub_name(dataset) if "dataset" in about else None
+    teacher, corpora = str(about["teacher"]), listed(about.get("dataset", []))
+    sources = [source for corpus in corpora if (source := hub_name(corpus))]
     data = DatasetCardData(
         pretty_name=f"Token losses of {public_name(teacher)}",
         tags=[*TAGS, "teacher-loss-store"],
-        source_datasets=[source] if source else None,
+        source_datasets=sources or None,
         configs=[{"config_name": "default", "data_files": "shard-*.arrow"}],
     )
     card = DatasetCard.from_template(
         data,
         template_path=str(CARDS / "store_card.md"),
         teacher=public_name(teacher),
-        dataset=public_name(dataset),
+        dataset=" and ".join(map(public_name, corpora)) or "a corpus",
         repository=repository,
         documents=f"{about['documents']:,}",
         tokens=f"{about['tokens']:,}",

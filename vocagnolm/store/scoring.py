@@ -9,8 +9,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
-from vocagnolm.corpus import TEXT, load_corpus
-from vocagnolm.host.command import corpus_options, resolve_dtype, say
+from vocagnolm.corpus import TEXT, load_corpora
+from vocagnolm.host.command import corpora_of, one_or_all, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import connect, in_agreement
@@ -34,11 +34,11 @@ class Scoring:
     """Options of `vocagnolm score`, under their names there."""
 
     teacher: str
-    dataset: str
+    dataset: list[str]
     output_dir: Path
-    dataset_config: str | None = None
-    dataset_split: str = "train"
-    text_column: str = TEXT
+    dataset_config: str | list[str] | None = None
+    dataset_split: str | list[str] = "train"
+    text_column: str | list[str] = TEXT
     teacher_revision: str | None = None
     teacher_tokenizer: str | None = None
     context: int | None = None
@@ -72,7 +72,7 @@ def score(options: Scoring) -> None:
         config = options.source.config()
         reader = load_reader(options, config)
         min_context = _min_context(options, reader.limit)
-        corpus = load_corpus(options.dataset, **corpus_options(options))
+        corpus = load_corpora(corpora_of(options))
         sizes = (min_context, options.shard_documents)
         job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
         served = _find_server(options, reader) if options.server else None
@@ -141,7 +141,7 @@ def _plan(
         "dtype": dtype,
         "quantization": options.quantization,
         "loss_dtype": options.loss_dtype,
-        "dataset": options.dataset,
+        "dataset": one_or_all(options.dataset),
         "dataset_documents": len(job.corpus),
         "shard_documents": options.shard_documents,
     }

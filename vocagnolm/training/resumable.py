@@ -28,6 +28,7 @@ from vocagnolm.host.trackers import Tracking
 from vocagnolm.training import checkpoints, relayout
 from vocagnolm.training.arguments import argument_faults
 from vocagnolm.training.metrics import GuidanceMetrics
+from vocagnolm.training.mixture import MixedSampler, Mixture
 from vocagnolm.training.preemption import Preemption
 from vocagnolm.training.reporting import replace_reporters
 from vocagnolm.training.throughput import Phases
@@ -77,7 +78,15 @@ class ResumableTrainer(Trainer):
         return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
-        """End an epoch where the last whole global batch ends."""
+        """End an epoch where the last whole global batch ends, of a mixture as it says."""
+        data = self.train_dataset if train_dataset is None else train_dataset
+        if isinstance(data, Mixture):
+            # From the step that is resumed from: Accelerate does not tell every sampler the epoch.
+            steps, args = data.steps(self.blocks_per_step), self.args
+            seed = args.seed if args.data_seed is None else args.data_seed
+            return MixedSampler(
+                *(data, self.blocks_per_step, seed), lambda: self.state.global_step // steps
+            )
         # Accelerate would repeat the first blocks until every process has a batch, and an epoch's
         # last step would depend on how many processes there are. The blocks left out are others in
         # every epoch.
