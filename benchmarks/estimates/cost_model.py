@@ -15,6 +15,7 @@ NODE = 8  # GPUs of a machine
 GIB = 2**30
 GRADIENT, GATHERED = 4, 2  # bytes per parameter: reduced in float32, gathered in bfloat16
 SHARDINGS = ("DDP", "FSDP2", "HSDP")
+WITHIN = ("HSDP", "in each machine")  # gathered within a machine
 TILES_GIB = 0.5  # two tiles of logits
 
 
@@ -228,31 +229,48 @@ def share_s(size: float, members: int, gb_s: float) -> float:
     return size * (members - 1) / members / (gb_s * 1e9)
 
 
+def sent_bytes(
+    what: str, parameters: int, gathered: int, devices: int, node: int, accumulation: int
+) -> tuple[float, float]:
+    """Bytes that a GPU sends in an optimizer step: in its ring, and then between machines.
+
+    Args:
+        what: a sharding of the student, or of the teacher: "in each machine", "over all GPUs".
+        parameters: of the model that is spread.
+        gathered: bytes of each where it is gathered; gradients are reduced in `GRADIENT` bytes.
+        devices: how many GPUs.
+        node: how many of them a machine has.
+        accumulation: micro-batches of the step.
+
+    >>> sent_bytes("HSDP", 100, gathered=2, devices=8, node=4, accumulation=3)
+    (750.0, 100.0)
+    """
+    members = node if what in WITHIN else devices
+    if what == "DDP":
+        return 2 * share_s(GRADIENT * parameters, members, 1e-9), 0.0
+    gathering = accumulation * share_s(gathered * parameters, members, 1e-9)
+    if what not in SHARDINGS:
+        return gathering, 0.0
+    between = devices // node if what == "HSDP" else 1
+    across = 2 * share_s(GRADIENT * parameters / node, between, 1e-9)
+    return gathering + share_s(GRADIENT * parameters, members, 1e-9), across
+
+
 def step_messages_s(setup: Setup, what: str, devices: int) -> float:
     """Seconds of an optimizer step's messages, one after the other; 0 on one GPU.
 
     Args:
         setup: the assumptions.
-        what: a sharding of the student, or of the teacher: "in each machine", "over all GPUs".
+        what: as of `sent_bytes`.
         devices: how many GPUs.
     """
     within, (_, accumulation) = min(devices, NODE), split_step(setup, devices)
     inside = setup.nvlink_gb_s * setup.link_efficiency
     outside = setup.nics * setup.nic_gb_s * setup.link_efficiency  # rings use all cards at once
-    overall = inside if devices <= NODE else min(inside, outside)
-    count, frozen = parameters(STUDENT), parameters(TEACHERS[LARGEST])
-    if what == "DDP":
-        return 2 * share_s(GRADIENT * count, devices, overall)
-    if what == "FSDP2":
-        gathering = accumulation * share_s(GATHERED * count, devices, overall)
-        return gathering + share_s(GRADIENT * count, devices, overall)
-    if what == "HSDP":
-        gathering = accumulation * share_s(GATHERED * count, within, inside)
-        across = 2 * share_s(GRADIENT * count, devices // within, outside)
-        return gathering + share_s(GRADIENT * count, within, inside) + across
-    if what == "in each machine":
-        return accumulation * share_s(2 * frozen, within, inside)
-    return accumulation * share_s(2 * frozen, devices, overall)
+    ring = inside if devices <= NODE or what in WITHIN else min(inside, outside)
+    count = parameters(STUDENT if what in SHARDINGS else TEACHERS[LARGEST])
+    sent, across = sent_bytes(what, count, GATHERED, devices, within, accumulation)
+    return (sent / ring + across / (outside / within)) / 1e9
 
 
 def step_compute_s(setup: Setup, devices: int, teacher: str | None) -> float:

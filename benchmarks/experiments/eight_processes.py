@@ -1,0 +1,455 @@
+"""Several processes as one: the same weights, losses and verdicts, and what they send each other.
+
+    python -m benchmarks.experiments.eight_processes            # 8 gloo processes on this CPU
+    python -m benchmarks.experiments.eight_processes --processes 2 --steps 2 --ours 1 2
+
+Processes of one machine play two machines of half of them each. A tiny student is trained online
+under DDP, FSDP2 and, from 4 processes on, HSDP (sharded within a machine, replicated between them),
+and beside a teacher that is sharded in each machine. Bytes are those of the collective operations
+that a process takes part in, sent in a ring; `cost_model.sent_bytes` has the formulas of
+docs/scaling.md. gloo itself may send others. Last comes what is ours, by the number of processes.
+The exit status is 1 where float32 weights differ by more than 1e-5, bytes by more than 5 %, or a
+store or an evaluation at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+import transformers
+from accelerate import ParallelismConfig, PartialState
+from accelerate.utils import DistributedType
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+
+from benchmarks.estimates.cost_model import sent_bytes, share_s
+from benchmarks.generated import generate_texts, train_student, train_teacher
+from benchmarks.harness import one_thread
+from vocagnolm.cli import score
+from vocagnolm.collator import PackedCollator
+from vocagnolm.data import align_corpus
+from vocagnolm.evaluation import main as evaluate_math
+from vocagnolm.host.processes import in_agreement
+from vocagnolm.host.tables import markdown_table
+from vocagnolm.models.sharding import shard_inside_machine
+from vocagnolm.packing import Blocks
+from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.trainer import VocAgnoTrainer
+
+CONTEXT, BLOCKS = 128, 2
+MOST_APART, MOST_OFF = 1e-5, 0.05
+SINGLE = "one process"
+TEACHER = "in each machine"
+REPETITIONS = 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training run: layout of student and teacher, processes, and micro-batches of a step."""
+
+    layout: str = SINGLE
+    teacher: str = "whole"
+    processes: int = 1
+    bf16: bool = False
+    steps: int = 4
+    accumulation: int = 2
+    hidden: int = 128
+
+    @property
+    def node(self) -> int:
+        """Processes of each of the two machines."""
+        return max(1, self.processes // 2)
+
+    @property
+    def name(self) -> str:
+        """What a row is called."""
+        teacher = ", teacher sharded" if self.teacher == TEACHER else ""
+        return f"{self.layout}{', bfloat16' if self.bf16 else ''}{teacher}"
+
+    def expected_bytes(self, student: int, teacher: int) -> float:
+        """Bytes that each process sends in a step by the formulas."""
+        where = self.processes, self.node, self.accumulation
+        sent = sum(sent_bytes(self.layout, student, 2 if self.bf16 else 4, *where))
+        if self.teacher == TEACHER:
+            sent += sum(sent_bytes(TEACHER, teacher, 4, *where))
+        return sent
+
+
+@dataclass
+class Sent:
+    """Operations that a process took part in, and the bytes that it sent in a ring for them."""
+
+    calls: int = 0
+    sent: float = 0.0
+
+
+class Messages(TorchDispatchMode):
+    """Count the collective operations of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = Sent()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count an operation where it is one between processes, and do it."""
+        if func.namespace in ("c10d", "_c10d_functional") and "wait" not in func.__name__:
+            self._add(func.__name__, args)
+        return func(*args, **(kwargs or {}))
+
+    def _add(self, name: str, args: tuple[Any, ...]) -> None:
+        # The largest of the arguments is what is gathered, or what is reduced.
+        largest = max((sum(t.nbytes for t in _tensors(arg)) for arg in args), default=0)
+        members = next(filter(None, map(_members, args)), 1)
+        factor = 2 if "allreduce" in name or "all_reduce" in name else 1
+        self.count.calls += 1
+        self.count.sent += factor * share_s(largest, members, 1e-9)
+
+
+def _tensors(arg: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(arg) if isinstance(leaf, Tensor)]
+
+
+def _members(arg: Any) -> int | None:
+    if isinstance(arg, torch.ScriptObject):
+        try:
+            return torch.distributed.ProcessGroup.unbox(arg).size()
+        except RuntimeError:  # another object, such as the kind of reduction
+            return None
+    if isinstance(arg, str) and arg.isdigit():
+        return torch.distributed.distributed_c10d._resolve_process_group(arg).size()
+    return None
+
+
+class PerStep(TrainerCallback):
+    """Keep what was sent until the end of each step."""
+
+    def __init__(self, messages: Messages):
+        self.messages, self.sent = messages, list[float]()
+
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
+        """Note the sum."""
+        self.sent.append(self.messages.count.sent)
+
+
+@dataclass
+class World:
+    """Blocks and tokenizers, made once and the same in every process."""
+
+    directory: Path
+    blocks: Blocks
+    vocabularies: tuple[int, int]
+
+    @staticmethod
+    def make(directory: Path) -> World:
+        """Write the models and the corpus of scoring and evaluation, and pack the blocks."""
+        texts = list(dict.fromkeys(generate_texts(60)))
+        tokenizers = train_student(texts), train_teacher(texts)
+        for tokenizer in tokenizers:
+            tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
+        readers = student_reader(tokenizers[0], CONTEXT), teacher_reader(tokenizers[1], 2 * CONTEXT)
+        aligned = align_corpus(datasets.Dataset.from_dict({"text": texts}), *readers)
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        (directory / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
+        llama(len(tokenizers[1]), 64, 2048).save_pretrained(directory / "model")
+        tokenizers[1].save_pretrained(directory / "model")
+        sizes = len(tokenizers[0]), len(tokenizers[1])
+        return World(directory, Blocks(aligned.rows, CONTEXT, 2 * CONTEXT), sizes)
+
+
+def llama(vocabulary: int, hidden: int, context: int = 2 * CONTEXT) -> LlamaForCausalLM:
+    """Make a random model of two layers."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=-(-vocabulary // 64) * 64,
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=2,
+        num_attention_heads=hidden // 32,
+        num_key_value_heads=hidden // 32,
+        max_position_embeddings=context,
+        initializer_range=0.1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def make_trainer(world: World, job: Job, out: Path, callbacks: Sequence[Any] = ()) -> Any:
+    """Make the trainer of a job in this process."""
+    sharding: dict[str, Any] = {"use_cpu": True}
+    if job.layout in ("FSDP2", "HSDP"):
+        _let_fsdp_run_on_a_cpu()
+        config = {"version": 2, "reshard_after_forward": False}
+        sharding = {"fsdp": True, "fsdp_config": config, "bf16": job.bf16}
+    if job.layout == "HSDP":
+        sharding["parallelism_config"] = ParallelismConfig(
+            dp_replicate_size=job.processes // job.node, dp_shard_size=job.node
+        )
+    arguments = TrainingArguments(
+        output_dir=str(out),
+        per_device_train_batch_size=BLOCKS,
+        gradient_accumulation_steps=job.accumulation,
+        max_steps=job.steps,
+        # Adam would hide a loss that is scaled wrongly.
+        optim="sgd",
+        learning_rate=0.1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+        seed=3,
+        **sharding,
+    )
+    teacher = llama(world.vocabularies[1], 2 * job.hidden)
+    if job.teacher == TEACHER:
+        teacher = shard_inside_machine(teacher, torch.device("cpu"))
+    return VocAgnoTrainer(
+        model=llama(world.vocabularies[0], job.hidden),
+        teacher=teacher,
+        args=arguments,
+        train_dataset=world.blocks,
+        data_collator=PackedCollator(CONTEXT, teacher_max_length=2 * CONTEXT),
+        callbacks=list(callbacks),
+    )
+
+
+def _let_fsdp_run_on_a_cpu() -> None:
+    # Accelerate would fall back to DDP by itself.
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    module: Any = transformers.training_args
+    module.is_torch_bf16_gpu_available = lambda: True
+    state: Any = PartialState
+    state._prepare_backend = lambda self, *given, **named: ("gloo", DistributedType.MULTI_GPU)
+
+
+# -- What a process does -----------------------------------------------------------------------
+
+
+def train(world: World, job: Job, out: Path) -> None:
+    """Train; the first process writes the weights, and what it sent in a step."""
+    messages = Messages()
+    per_step = PerStep(messages)
+    with messages:
+        trainer = make_trainer(world, job, out, [per_step])
+        trainer.train()
+    sent = per_step.sent
+    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if trainer.accelerator.is_main_process:
+        weights = {name: value.float().clone() for name, value in state.items()}
+        torch.save(weights, out / "weights.pt")
+        frozen = sum(p.numel() for p in trainer.teacher.models[0].parameters())
+        report = {"bytes": (sent[-1] - sent[0]) / max(1, len(sent) - 1), "teacher": frozen}
+        (out / "report.json").write_text(json.dumps(report))
+
+
+def run_command(world: World, name: str, out: Path) -> None:
+    """Score or evaluate; every process writes what it sent."""
+    model, result = str(world.directory / "model"), str(out / "result")
+    argv = ["--model", model, "--benchmarks", "demo", "--limit", "24", "--output_dir", result]
+    main: Callable[[Sequence[str]], int] = evaluate_math.main
+    if name == "scoring":
+        corpus = str(world.directory / "corpus.jsonl")
+        argv = ["--teacher", model, "--dataset", corpus, "--output_dir", result]
+        argv += ["--context", "256", "--min_context", "32", "--shard_documents", "4"]
+        main = score.main
+    with Messages() as messages:
+        status = main(argv)
+    assert status == 0, f"{name} ended with {status}"
+    rank = os.environ["RANK"]
+    (out / f"sent{rank}.json").write_text(json.dumps(asdict(messages.count)))
+
+
+def measure_ours(world: World, job: Job, out: Path) -> None:
+    """Measure what every process does beside the model's arithmetic."""
+    trainer = make_trainer(world, job, out)
+    trainer.train()
+    rows = [world.blocks[number] for number in range(BLOCKS)]
+    count = torch.tensor(1)
+    over = trainer.accelerator.reduce, job.processes
+    trainer.state.global_step = 9
+
+    def agree() -> None:
+        with in_agreement():
+            pass
+
+    parts: dict[str, Callable[[], object]] = {
+        "collating a micro-batch": lambda: trainer.data_collator(rows),
+        "the divisor of a step": lambda: trainer.accelerator.reduce(count, "sum"),
+        "agreement on an update": lambda: trainer.reduce_max(torch.zeros(2)),
+        "the metrics of a log": lambda: trainer.metrics.read(*over),
+        "the rates of a log": lambda: trainer.throughput._gather(torch.zeros(1, 12)),
+        "an agreement on errors": agree,
+        "a checkpoint": lambda: trainer._save_checkpoint(trainer.model, None),
+    }
+    found = {}
+    for name, part in parts.items():
+        times = 2 if part is parts["a checkpoint"] else REPETITIONS
+        part()
+        trainer.accelerator.wait_for_everyone()
+        start_s = time.process_time()
+        with Messages() as messages:
+            for _ in range(times):
+                part()
+        seconds, sent = time.process_time() - start_s, messages.count
+        found[name] = {"sent": sent.sent / times, "ms": 1e3 * seconds / times}
+    (out / f"ours{os.environ['RANK']}.json").write_text(json.dumps(found))
+
+
+def launch(work: Callable[..., None], world: World, job: Any, processes: int) -> Path:
+    """Do some work in so many processes of a gloo job, to its end; the directory they wrote to."""
+    out = Path(tempfile.mkdtemp(dir=world.directory))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # Forked, with everything imported and the world made.
+    context = multiprocessing.get_context("fork")
+    children = [
+        context.Process(target=_be, args=(work, world, job, out, rank, processes, port))
+        for rank in range(processes)
+    ]
+    for child in children:
+        child.start()
+    while any(child.is_alive() for child in children):
+        if any(child.exitcode for child in children):
+            for child in children:
+                child.kill()
+        time.sleep(0.05)
+    if any(child.exitcode for child in children):
+        raise SystemExit(f"{work.__name__} of {job} failed: see above")
+    return out
+
+
+def _be(
+    work: Callable[..., None],
+    world: World,
+    job: Any,
+    out: Path,
+    rank: int,
+    processes: int,
+    port: int,
+) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank)}
+    os.environ |= {"LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+    os.environ["LOCAL_WORLD_SIZE"] = str(max(1, processes // 2))
+    sys.stdout = (out / f"out{rank}").open("w")
+    work(world, job, out)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    sys.stdout.flush()
+    # Gloo's threads sometimes abort at an orderly exit.
+    os._exit(0)
+
+
+# -- What is compared --------------------------------------------------------------------------
+
+
+def compare_training(world: World, base: Job) -> tuple[list[list[str]], bool]:
+    """Train in every layout; rows of the table, and whether all limits hold."""
+    accumulation = base.accumulation * base.processes
+    alone = replace(base, processes=1, accumulation=accumulation)
+    reference = torch.load(launch(train, world, alone, 1) / "weights.pt")
+    start = dict(llama(world.vocabularies[0], base.hidden).named_parameters())
+    assert _apart(start, reference) > 100 * MOST_APART, "nothing is learned"
+    rows, holds = [], True
+    jobs = [replace(base, layout="DDP")]
+    jobs += [replace(base, layout="FSDP2", bf16=bf16) for bf16 in (False, True)]
+    if base.node > 1:
+        jobs += [replace(base, layout="DDP", teacher=TEACHER)]
+        jobs += [replace(base, layout="HSDP", bf16=bf16) for bf16 in (False, True)]
+    for job in jobs:
+        out = launch(train, world, job, job.processes)
+        apart = _apart(torch.load(out / "weights.pt"), reference)
+        report = json.loads((out / "report.json").read_text())
+        parameters = sum(value.numel() for value in reference.values())
+        expected = job.expected_bytes(parameters, report["teacher"])
+        off = report["bytes"] / expected - 1
+        holds &= abs(off) <= MOST_OFF and (job.bf16 or apart <= MOST_APART)
+        cells = (f"{apart:.1e}", f"{report['bytes']:,.0f}", f"{expected:,.0f}", f"{off:+.2%}")
+        rows.append([job.name, *cells])
+    return rows, holds
+
+
+def _apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    return max((one[name] - other[name]).abs().max().item() for name in other)
+
+
+def compare_commands(world: World, processes: int) -> tuple[list[list[str]], bool]:
+    """Score and evaluate with one process and with several; rows, and whether all is the same."""
+    rows, holds = [], True
+    for name, suffix in (("scoring", ".arrow"), ("evaluation", ".jsonl")):
+        found = []
+        for count in (1, processes):
+            out = launch(run_command, world, name, count)
+            files = sorted((out / "result").glob(f"*{suffix}"))
+            assert files, f"{name} has written no {suffix}"
+            found.append([(file.name, file.read_bytes()) for file in files])
+        sent = [json.loads(file.read_text()) for file in out.glob("sent*.json")]
+        same = found[0] == found[1]
+        holds &= same
+        most = max(each["sent"] for each in sent)
+        calls = str(max(each["calls"] for each in sent))
+        rows.append([name, "yes" if same else "NO", str(len(found[0])), calls, f"{most:,.0f}"])
+    return rows, holds
+
+
+def ours_by_processes(world: World, base: Job, counts: Sequence[int]) -> list[list[str]]:
+    """Measure what is ours for each number of processes; rows of the table."""
+    found = []
+    for count in counts:
+        layout = "DDP" if count > 1 else SINGLE
+        out = launch(measure_ours, world, replace(base, layout=layout, processes=count), count)
+        ranks = [json.loads(file.read_text()) for file in out.glob("ours*.json")]
+        found.append({p: {k: max(r[p][k] for r in ranks) for k in ranks[0][p]} for p in ranks[0]})
+    rows = []
+    for part in found[0]:
+        for kind, unit in (("sent", "bytes"), ("ms", "ms")):
+            values = [each[part][kind] for each in found]
+            if any(values):
+                shown = [f"{value:,.0f}" if kind == "sent" else f"{value:.2f}" for value in values]
+                rows.append([f"{part}: {unit}", *shown])
+    return rows
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run and compare everything, print the tables, and return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--processes", type=int, default=8, help="an even number")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--hidden", type=int, default=256, help="width of the student")
+    parser.add_argument("--ours", type=int, nargs="*", default=[1, 2, 4, 8], metavar="PROCESSES")
+    given = parser.parse_args(argv)
+    one_thread()
+    transformers.utils.logging.set_verbosity_error()
+    base = Job(processes=given.processes, steps=given.steps, hidden=given.hidden)
+    with tempfile.TemporaryDirectory() as directory:
+        world = World.make(Path(directory))
+        training, trains = compare_training(world, base)
+        commands, runs = compare_commands(world, given.processes)
+        ours = ours_by_processes(world, base, given.ours)
+    for header, rows in (
+        (["layout", "weights apart", "bytes per step", "by the formula", "off"], training),
+        (["command", "same files", "files", "operations", "bytes"], commands),
+        (["what is ours", *map(str, given.ours)], ours),
+    ):
+        sys.stdout.write(markdown_table([header, *rows]) + "\n\n")
+    return int(not (trains and runs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
