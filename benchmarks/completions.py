@@ -1,9 +1,9 @@
 """Few-shot completions by the evaluator's engine, and by what one would use instead.
 
-A random Llama in TinyLlama's proportions completes few-shot prompts with 64 new tokens each, in
-batches of 16: by the engine of `evaluate_math.py`; by `generate` in left-padded batches, longest
-first, with stop strings; by the continuous batching of transformers, which shares whole blocks of
-256 tokens; and by lm-evaluation-harness, where it is installed. Processor time of one thread.
+A random Llama completes few-shot prompts with 64 new tokens each, in batches of the same size: by
+the engine of `evaluate_math.py`; by `generate` in left-padded batches, longest first, with stop
+strings; by the continuous batching of transformers, which shares whole blocks of 256 tokens; and by
+lm-evaluation-harness, where it is installed. Processor time of one thread.
 
 The prompts are GSM8K's behind the package's examples where a directory of benchmarks is given
 (`--set data=DIR`), and of the same lengths otherwise.
@@ -11,13 +11,14 @@ The prompts are GSM8K's behind the package's examples where a directory of bench
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,6 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.models.source import NO_LIMIT
 
-BATCH_SIZE = 16
 STOPS = ("</s>", "\n\nQuestion:", "\n\nProblem:")
 OURS, THEIRS = "the engine", "left-padded batches"
 
@@ -51,6 +51,7 @@ class Size:
 
     prompts: int = 64
     new_tokens: int = 64
+    batch: int = 64
     vocabulary: int = 32_000
     layers: int = 6
     hidden: int = 256
@@ -59,7 +60,7 @@ class Size:
 
 
 FULL = Size()
-SMALL = Size(prompts=32, new_tokens=32)
+SMALL = Size(prompts=32, new_tokens=32, batch=32)
 TINY = Size(prompts=2, new_tokens=4, vocabulary=1024, layers=1, hidden=64)
 
 
@@ -92,10 +93,10 @@ def turns(size: Size) -> dict[str, Turn]:
     )
     found = {}
     for name, way in ways.items():
-        way(model, tokenizer, prompts[:1], 1)  # warm up
+        way(model, tokenizer, prompts[:1], replace(size, new_tokens=1))  # warm up
         read.clear()
         start_s = time.process_time()
-        texts = way(model, tokenizer, prompts, size.new_tokens)
+        texts = way(model, tokenizer, prompts, size)
         # A step reads the token that the one before has written.
         written = size.prompts * (size.new_tokens - 1)
         found[name] = Turn(texts, time.process_time() - start_s, sum(read) - written)
@@ -126,7 +127,7 @@ def grown_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     words = state["model"]["vocab"]
     words |= {f"\u2581word{index}": index for index in range(len(words), vocabulary)}
     grown = Tokenizer.from_str(json.dumps(state))
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=grown, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
 
@@ -176,20 +177,20 @@ def decoding_of(model: Any, tokenizer: Any, new_tokens: int) -> Decoding:
 
 
 @torch.inference_mode()
-def left_padded(model: Any, tokenizer: Any, prompts: list[str], new_tokens: int) -> dict[int, str]:
+def left_padded(model: Any, tokenizer: Any, prompts: list[str], size: Size) -> dict[int, str]:
     """Use `generate`: longest first, padded in front, whole prompts, its stop strings."""
-    decoding = decoding_of(model, tokenizer, new_tokens)
+    decoding = decoding_of(model, tokenizer, size.new_tokens)
     ids = decoding.encode(prompts)
     order = sorted(range(len(ids)), key=lambda index: -len(ids[index]))
-    texts = {}
-    for first in range(0, len(order), BATCH_SIZE):
-        batch = order[first : first + BATCH_SIZE]
+    texts: dict[int, str] = {}
+    for first in range(0, len(order), size.batch):
+        batch = order[first : first + size.batch]
         width = max(len(ids[index]) for index in batch)
         padding = [width - len(ids[index]) for index in batch]
         written = model.generate(
             torch.tensor([[0] * pad + ids[i] for pad, i in zip(padding, batch, strict=True)]),
             attention_mask=torch.tensor([[0] * pad + [1] * (width - pad) for pad in padding]),
-            max_new_tokens=new_tokens,
+            max_new_tokens=size.new_tokens,
             do_sample=False,
             eos_token_id=sorted(decoding.eos_ids),
             pad_token_id=0,
@@ -206,20 +207,18 @@ def text_of(decoding: Decoding, ids: list[int]) -> str:
     return decoding.completion(0, 1, ids[: next(ends, len(ids))]).text
 
 
-def shared_prefix(
-    model: Any, tokenizer: Any, prompts: list[str], new_tokens: int
-) -> dict[int, str]:
+def shared_prefix(model: Any, tokenizer: Any, prompts: list[str], size: Size) -> dict[int, str]:
     """Use the engine of `evaluate_math.py`."""
-    engine = HFEngine(model, tokenizer, BATCH_SIZE)
-    groups = engine.generate(prompts, STOPS, new_tokens)
+    engine = HFEngine(model, tokenizer, size.batch)
+    groups = engine.generate(prompts, STOPS, size.new_tokens)
     return {done.index: done.text for group in groups for done in group}
 
 
-def continuous(model: Any, tokenizer: Any, prompts: list[str], new_tokens: int) -> dict[int, str]:
+def continuous(model: Any, tokenizer: Any, prompts: list[str], size: Size) -> dict[int, str]:
     """Use `generate_batch`, whose cache is given room for all; it knows no stop strings."""
-    decoding = decoding_of(model, tokenizer, new_tokens)
-    config = GenerationConfig(
-        max_new_tokens=new_tokens,
+    decoding = decoding_of(model, tokenizer, size.new_tokens)
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=size.new_tokens,
         do_sample=False,
         eos_token_id=sorted(decoding.eos_ids),
         pad_token_id=0,
@@ -230,7 +229,7 @@ def continuous(model: Any, tokenizer: Any, prompts: list[str], new_tokens: int) 
         continuous_batching_config=ContinuousBatchingConfig(
             num_blocks=8 * len(prompts),
             max_batch_tokens=1024,
-            max_requests_per_batch=BATCH_SIZE,
+            max_requests_per_batch=size.batch,
             use_cuda_graph=False,
         ),
     )
@@ -238,16 +237,16 @@ def continuous(model: Any, tokenizer: Any, prompts: list[str], new_tokens: int) 
     return {index: text_of(decoding, row) for index, row in enumerate(rows)}
 
 
-def harness(model: Any, tokenizer: Any, prompts: list[str], new_tokens: int) -> dict[int, str]:
+def harness(model: Any, tokenizer: Any, prompts: list[str], size: Size) -> dict[int, str]:
     """Use lm-evaluation-harness's model of transformers."""
-    from lm_eval.api.instance import Instance
-    from lm_eval.models.huggingface import HFLM
-
+    # Optional, and without types.
+    peers: Any = importlib.import_module("lm_eval.models.huggingface")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    settings = {"until": list(STOPS), "max_gen_toks": new_tokens, "do_sample": False}
-    peer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=BATCH_SIZE)
+    settings = {"until": list(STOPS), "max_gen_toks": size.new_tokens, "do_sample": False}
+    peer = peers.HFLM(pretrained=model, tokenizer=tokenizer, batch_size=size.batch)
+    instance: Any = importlib.import_module("lm_eval.api.instance")
     asked = [
-        Instance("generate_until", {}, (prompt, settings), index)
+        instance.Instance("generate_until", {}, (prompt, settings), index)
         for index, prompt in enumerate(prompts)
     ]
     written = peer.generate_until(asked, disable_tqdm=True)

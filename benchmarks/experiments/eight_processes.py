@@ -35,7 +35,13 @@ from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainingArguments
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from benchmarks.estimates.cost_model import sent_bytes, share_s
 from benchmarks.generated import generate_texts, train_student, train_teacher
@@ -98,11 +104,11 @@ class Sent:
     sent: float = 0.0
 
 
-class Messages(TorchDispatchMode):
+class Messages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count the collective operations of this process."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = Sent()
 
     def __torch_dispatch__(
@@ -132,8 +138,9 @@ def _members(arg: Any) -> int | None:
             return torch.distributed.ProcessGroup.unbox(arg).size()
         except RuntimeError:  # another object, such as the kind of reduction
             return None
-    if isinstance(arg, str) and arg.isdigit():
-        return torch.distributed.distributed_c10d._resolve_process_group(arg).size()
+    if isinstance(arg, str) and arg.isdigit():  # the name of a group
+        c10d: Any = torch.distributed.distributed_c10d
+        return int(c10d._resolve_process_group(arg).size())
     return None
 
 
@@ -212,11 +219,12 @@ def make_trainer(world: World, job: Job, out: Path, callbacks: Sequence[Any] = (
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        dataloader_pin_memory=False,
         ddp_find_unused_parameters=False,
         seed=3,
         **sharding,
     )
-    teacher = llama(world.vocabularies[1], 2 * job.hidden)
+    teacher: PreTrainedModel = llama(world.vocabularies[1], 2 * job.hidden)
     if job.teacher == TEACHER:
         teacher = shard_inside_machine(teacher, torch.device("cpu"))
     return VocAgnoTrainer(
@@ -417,7 +425,7 @@ def ours_by_processes(world: World, base: Job, counts: Sequence[int]) -> list[li
         ranks = [json.loads(file.read_text()) for file in out.glob("ours*.json")]
         found.append({p: {k: max(r[p][k] for r in ranks) for k in ranks[0][p]} for p in ranks[0]})
     rows = []
-    for part in found[0]:
+    for part in found[0] if found else ():
         for kind, unit in (("sent", "bytes"), ("ms", "ms")):
             values = [each[part][kind] for each in found]
             if any(values):
@@ -435,7 +443,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--ours", type=int, nargs="*", default=[1, 2, 4, 8], metavar="PROCESSES")
     given = parser.parse_args(argv)
     one_thread()
-    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     base = Job(processes=given.processes, steps=given.steps, hidden=given.hidden)
     with tempfile.TemporaryDirectory() as directory:
         world = World.make(Path(directory))

@@ -616,6 +616,16 @@ def test_shared_prefix_is_read_once(
     assert not torch.is_inference_mode_enabled()
 
 
+def test_rows_of_like_length_are_read_together(tokenizer: Tokenizer, model: Any) -> None:
+    prompts = prompts_of(20)
+    lengths = sorted((len(tokenizer(prompt)["input_ids"]) for prompt in prompts), reverse=True)
+    calls = Calls(model)
+    completions_of(HFEngine(model, tokenizer, 20), prompts, ())
+    (_, shared), *rest = calls.shapes
+    widest = [(8, lengths[0]), (8, lengths[8]), (4, lengths[16])]
+    assert rest == [(n, width - shared) for n, width in widest] + [(20, 1)] * (NEW_TOKENS - 1)
+
+
 def test_rows_decoded_are_few(
     tokenizer: Tokenizer, model: Any, slow: Callable[..., Expected]
 ) -> None:

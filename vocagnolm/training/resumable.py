@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 from torch import Tensor, nn
 from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -194,8 +194,10 @@ class ResumableTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.metrics.save(path, self.args.process_index)
             self.accelerator.wait_for_everyone()
-            # Every process sees its own files, even on a network file system.
-            seen = set().union(*gather_object([written_files(path)]))
+            # Every process sees its own files, even on a network file system. All of their names
+            # from everyone would be a number of names that grows with the square of the processes.
+            (known,) = broadcast_object_list([written_files(path)])
+            seen = {*known}.union(*gather_object([{*written_files(path)} - {*known}]))
             if self.is_world_process_zero():
                 checkpoints.finish(path, step, world_size, sorted(seen))
                 checkpoints.rotate(path, self._checkpoints_kept, self.state.best_model_checkpoint)

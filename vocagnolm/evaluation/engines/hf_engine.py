@@ -10,9 +10,10 @@ from __future__ import annotations
 import copy
 import inspect
 import logging
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ _T = TypeVar("_T")
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # Rotations that depend on no table.
 _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
+# Rows whose prompts are read at once, padded to the longest.
+_READ_TOGETHER = 8
 # Tokens by which a row's keys and values grow at once.
 _SPARE = 128
 _TOO_LARGE = "a batch of one prompt does not fit into memory: use a smaller model or narrower dtype"
@@ -63,14 +66,14 @@ class WaitingRows(Generic[_T]):
 class GrowingLayer(DynamicLayer):
     """A layer's keys and values in buffers with room, where `DynamicLayer` copies all every step.
 
-    It begins with those of a shared prefix, which it reads from another layer.
+    It begins with those of a prefix that all rows share, which it reads from another layer.
     """
 
     def __init__(self, prefix: DynamicLayer):
         super().__init__()  # type: ignore[no-untyped-call]
         self._length = prefix.get_seq_length()
-        # [rows, heads, places, width]; of the prefix [1, heads, prefix, width]
-        self._buffers = [prefix.keys, prefix.values]
+        # [rows, heads, places, width]; of the prefix [1, heads, prefix, width], or none
+        self._buffers = [held for held in (prefix.keys, prefix.values) if held is not None]
 
     def get_seq_length(self) -> int:
         """Count the tokens."""
@@ -80,18 +83,34 @@ class GrowingLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Add those of new tokens, and give all."""
-        begin, end = self._length, self._length + key_states.shape[2]
-        for index, new in enumerate((key_states, value_states)):
-            held = self._buffers[index]
-            if held is None or held.shape[2] < end:
-                grown = new.new_empty(*new.shape[:2], end + _SPARE, new.shape[3])
-                if held is not None:
-                    grown[:, :, :begin] = held[:, :, :begin]
-                self._buffers[index] = held = grown
-            held[:, :, begin:end] = new
-        self._length = end
-        self.keys, self.values = (held[:, :, :end] for held in self._buffers)
+        begin, self._length = self._length, self._length + key_states.shape[2]
+        both = key_states, value_states
+        self._buffers = self._buffers or [new[:, :, :0] for new in both]
+        for index, new in enumerate(both):
+            if self._buffers[index].shape[2] < self._length:
+                self._grow(index, len(new), begin)
+            self._buffers[index][:, :, begin : self._length] = new
+        self.keys, self.values = (held[:, :, : self._length] for held in self._buffers)
         return self.keys, self.values
+
+    def widen(self, n_rows: int, length: int) -> None:
+        """Make room for rows of so many tokens; `part` fills them."""
+        begin, self._length = self._length, length
+        for index in range(2):
+            self._grow(index, n_rows, begin)
+
+    def part(self, rows: slice, length: int) -> GrowingLayer:
+        """Give some rows, up to so many tokens; what is added to them is added here."""
+        part = copy.copy(self)
+        part._length, part._buffers = length, [held[rows] for held in self._buffers]
+        return part
+
+    def _grow(self, index: int, n_rows: int, n_held: int) -> None:
+        held = self._buffers[index]
+        # Zeros: what is masked is multiplied, too.
+        grown = held.new_zeros(n_rows, held.shape[1], self._length + _SPARE, held.shape[3])
+        grown[:, :, :n_held] = held[:, :, :n_held]
+        self._buffers[index] = grown
 
 
 class HFEngine:
@@ -134,13 +153,13 @@ class HFEngine:
         # The longest first, so that running out of memory shows at once.
         rows.sort(key=lambda row: -len(row.prompt))
         try:
-            prefix, cache = self._read_prefix(rows)
+            prefix, layers = self._read_prefix(rows)
         except torch.OutOfMemoryError as error:
             raise ValueError(_TOO_LARGE) from error
         waiting = WaitingRows(rows)
         while batch := waiting.take(self.batch_size):
             try:
-                self._advance(batch, prefix, cache, decoding)
+                self._advance(batch, prefix, layers, decoding)
             except torch.OutOfMemoryError as error:
                 # Tokens that came before it are kept.
                 if len(batch) == 1:
@@ -154,7 +173,7 @@ class HFEngine:
                 yield [decoding.completion(r.index, len(r.prompt), r.new.ids) for r in finished]
 
     @torch.inference_mode()
-    def _read_prefix(self, rows: list[_Row]) -> tuple[list[int], DynamicCache]:
+    def _read_prefix(self, rows: list[_Row]) -> tuple[list[int], list[DynamicLayer]]:
         """Read the tokens that all prompts begin with, less than a whole prompt, into a cache."""
         cache = DynamicCache(config=self._model.config)
         prompts = [row.prompt for row in rows]
@@ -167,36 +186,73 @@ class HFEngine:
             input_ids = torch.tensor([shared], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
             self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
-        return shared, cache
+        # Their kinds are those of `_check_servable`.
+        return shared, cast(list[DynamicLayer], cache.layers)
 
     @torch.inference_mode()
     def _advance(
-        self, batch: list[_Row], prefix: list[int], cache: DynamicCache, decoding: Decoding
+        self,
+        batch: list[_Row],
+        prefix: list[int],
+        prefix_layers: list[DynamicLayer],
+        decoding: Decoding,
     ) -> None:
         """Continue rows until half of them are finished."""
-        device, n_shared = self._model.device, len(prefix)
+        if not prefix:
+            # A window of attention may be outgrown, and its layer drops tokens.
+            whole = [
+                GrowingLayer(layer) if type(layer) is DynamicLayer else copy.deepcopy(layer)
+                for layer in prefix_layers
+            ]
+            self._generate(batch, 0, whole, decoding)
+            return
+        # A few rows of like length are read at a time, with little padding; all go on together.
+        batch.sort(key=lambda row: -row.n_tokens())
+        n_shared, width = len(prefix), batch[0].n_tokens()
+        layers = [GrowingLayer(layer) for layer in prefix_layers]
+        for layer in layers:
+            layer.widen(len(batch), width)
+        for first in range(0, len(batch), _READ_TOGETHER):
+            rows = slice(first, first + _READ_TOGETHER)
+            before = n_shared + width - batch[first].n_tokens()
+            parts = [layer.part(rows, before) for layer in layers]
+            self._generate(batch[rows], n_shared, parts, decoding, width, most=1)
+        if 2 * sum(row.finished for row in batch) < len(batch):
+            self._generate(batch, n_shared, layers, decoding)
+
+    def _generate(
+        self,
+        batch: list[_Row],
+        n_shared: int,
+        layers: Sequence[DynamicLayer],
+        decoding: Decoding,
+        width: int = 0,
+        most: int = sys.maxsize,
+    ) -> None:
+        """Read what is not in the cache, and write until half of the rows are finished."""
+        device = self._model.device
         # A row is [shared prefix][padding][own tokens], the padding masked. Positions follow the
         # mask, so that a row's tokens have the positions that they have alone:
         #
         #     ids        S S S S S . . a b c        mask       1 1 1 1 1 0 0 1 1 1
         #                S S S S S d e f g h                   1 1 1 1 1 1 1 1 1 1
         #     positions  0 1 2 3 4     5 6 7
-        own = [[*row.prompt[n_shared:], *row.new.ids] for row in batch]
-        width = max(map(len, own))
-        padding = [width - len(ids) for ids in own]
-        input_ids = [[*prefix, *[0] * pad, *ids] for pad, ids in zip(padding, own, strict=True)]
-        mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad)] for pad in padding]
-        # Without a shared prefix a window of attention may be outgrown, whose layer drops tokens.
-        layers = [
-            GrowingLayer(layer) if prefix or type(layer) is DynamicLayer else copy.deepcopy(layer)
-            for layer in cache.layers
+        ids = [[*row.prompt, *row.new.ids] for row in batch]
+        width = width or max(map(len, ids))
+        padding = [width - len(row) for row in ids]
+        input_ids = [
+            [*row[:n_shared], *[0] * pad, *row[n_shared:]]
+            for pad, row in zip(padding, ids, strict=True)
         ]
-        steps = max(row.room() for row in batch)
+        mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad - n_shared)] for pad in padding]
+        steps = min(most, max(row.room() for row in batch))
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position past the context is an error, or changes the rotation of other rows.
             # Finished rows are carried along, and must find a position for what they write.
-            steps = min(steps, decoding.context - n_shared - width)
+            steps = min(steps, decoding.context - width)
+        if steps < 1:
+            return
 
         def half_finished(ids: Tensor, scores: object, **options: object) -> Tensor:
             for row, token in zip(batch, ids[:, -1].tolist(), strict=True):
@@ -211,7 +267,7 @@ class HFEngine:
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
-                past_key_values=Cache(layers),
+                past_key_values=Cache([*layers]),
                 generation_config=_greedy(max_new_tokens=steps),
                 stopping_criteria=StoppingCriteriaList([half_finished]),
             )
@@ -228,6 +284,9 @@ class _Row:
     cap: int
     new: generation.GeneratedTokens
     finished: bool = False
+
+    def n_tokens(self) -> int:
+        return len(self.prompt) + len(self.new.ids)
 
     def room(self) -> int:
         return self.cap - len(self.new.ids)
