@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from score_world import arguments, contents, refusal, write_corpus
+from score_world import CONTEXT, arguments, contents, refusal, write_corpus
 from served_teacher import FAULTS, MODEL, ServedTeacher, at_random, served
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.host.command import Exit
 from vocagnolm.store import server as polite
+from vocagnolm.store.served_text import find_spans
 from vocagnolm.store.store import Store
 from vocagnolm.tokenizers import start_id
 
@@ -222,6 +223,60 @@ def test_thousand_documents_survive_a_fifth_of_faults(
         (mine,), (expected,) = opened.segments(text) or [], local.segments(text) or []
         assert np.array_equal(mine.spans, expected.spans)
         np.testing.assert_allclose(mine.losses, expected.losses, rtol=2e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "adds start", "separator"])
+def test_tokens_are_found_without_a_tokenizer(
+    server: ServedTeacher,
+    scored: Path,
+    teacher: Path,
+    corpus: Path,
+    texts: list[str],
+    tmp_path: Path,
+    kind: str,
+) -> None:
+    abilities = {**KINDS, "separator": KINDS["hides start"]}[kind][0]
+    vars(server).update({**abilities, "adds_start": kind != "separator"})
+    argv = served_arguments(server, teacher, corpus, tmp_path)
+    for name in ("--teacher", "--min_context"):
+        at = argv.index(name)
+        argv = argv[:at] + argv[at + 2 :]
+    assert cli.main(argv) == 0
+    mine, local, checked = Store(tmp_path), Store(scored), 0
+    assert (mine.manifest["teacher"], mine.manifest["context"]) == (MODEL, CONTEXT)
+    for text in texts:
+        (found,), (expected,) = mine.segments(text) or [], local.segments(text) or []
+        if len(found.losses):
+            checked += 1
+            assert np.array_equal(found.spans, expected.spans)
+            np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
+    assert checked > 5
+
+
+SPANS = {
+    "whole tokens": ("a bc", ["a", " bc"], [[0, 1], [1, 4]]),
+    "parts as U+FFFD": ("a 😀b", ["a", " \ufffd", "\ufffd", "b"], [[0, 1], [1, 3], [2, 3], [3, 4]]),
+    "parts as nothing": ("😀b", ["", "", "b"], [[0, 1], [0, 1], [1, 2]]),
+    "the last part has it all": ("é!", ["", "é", "!"], [[0, 1], [0, 1], [1, 2]]),
+    "a part and more": ("éx", ["\ufffd", "\ufffdx"], [[0, 1], [0, 2]]),
+    "spaces left out": ("the  cat", ["the", "cat"], [[0, 3], [3, 8]]),
+    "a space before it": ("the cat", [" the", " cat"], [[0, 3], [3, 7]]),
+    "U+FFFD in the text": ("a\ufffd b", ["a", "\ufffd", " b"], [[0, 1], [1, 2], [2, 4]]),
+    "two in parts": ("😀😀a", ["\ufffd"] * 4 + ["a"], None),
+    "a lie": ("one two", ["one", " tow"], None),
+    "too little": ("one two", ["one"], None),
+    "too much": ("one", ["one", " two"], None),
+}
+
+
+@pytest.mark.parametrize("case", SPANS)
+def test_spans_are_found_by_texts(case: str) -> None:
+    text, pieces, expected = SPANS[case]
+    if expected is None:
+        with pytest.raises(ValueError, match="token"):
+            find_spans(text, pieces)
+    else:
+        assert find_spans(text, pieces).tolist() == expected
 
 
 # Faults

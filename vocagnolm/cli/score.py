@@ -39,6 +39,7 @@ _NAME = "vocagnolm score"
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
 _OF_WEIGHTS = ("batch_tokens", "dtype", "quantization", "engine", "attn_implementation")
+_OF_TOKENIZERS = ("teacher_revision", "teacher_tokenizer", "min_context", "trust_remote_code")
 _OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column")
 
 
@@ -97,7 +98,7 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
     for name in ("teacher", "dataset", "output_dir"):
-        if name not in given:
+        if name not in given and not (name == "teacher" and arguments.server):
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
     refuse_idle(given, {"push_to_hub"}, "without --verify")
     if not arguments.server:
@@ -106,6 +107,8 @@ def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
         raise ValueError("--served_model is required with --server: the teacher's name there")
     else:
         refuse_idle(given, _OF_WEIGHTS, "with --server")
+        if not arguments.teacher:
+            refuse_idle(given, _OF_TOKENIZERS, "without --teacher")
     if arguments.engine == "vllm":
         of_hf = ("attn_implementation", "quantization", "batch_tokens")
         refuse_idle(given, of_hf, "with --engine vllm")

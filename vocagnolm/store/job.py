@@ -6,7 +6,7 @@ A corpus, a reader of the teacher and a scorer enter; a finished store leaves.
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
 from vocagnolm.spans import Encoding, Spans, encode_batch
 from vocagnolm.store import codec, store
+from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.windows import Scorer, Unscored, Window, windows
 from vocagnolm.tokenizers import Reader
 
@@ -49,8 +50,9 @@ class ScoringJob:
 
     directory: Path
     corpus: datasets.Dataset
-    reader: Reader
-    min_context: int
+    # None where a server reads documents itself.
+    reader: Reader | None
+    min_context: int | None
     shard_documents: int
     loss_dtype: codec.LossDtype
 
@@ -81,7 +83,10 @@ class ScoringJob:
 
 
 def score_corpus(
-    job: ScoringJob, scorer: Scorer, description: Mapping[str, object], state: PartialState
+    job: ScoringJob,
+    scorer: Scorer | ServedReader,
+    description: Mapping[str, object],
+    state: PartialState,
 ) -> None:
     """Score the shards that are not written, and finish the store; `description` is its manifest's.
 
@@ -123,7 +128,7 @@ def _left(job: ScoringJob) -> list[int]:
     return left
 
 
-def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
+def score_shard(job: ScoringJob, shard: int, scorer: Scorer | ServedReader) -> int:
     """Score the documents of a shard, write it, and return the number of tokens.
 
     A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
@@ -151,10 +156,15 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
 
 
 def _score(
-    job: ScoringJob, texts: Sequence[str], scorer: Scorer
-) -> Iterator[tuple[Spans, store.LossArray] | Unscored]:
+    job: ScoringJob, texts: Sequence[str], scorer: Scorer | ServedReader
+) -> Iterable[tuple[Spans, store.LossArray] | Unscored]:
     """Return spans and losses of the teacher's tokens in each text."""
-    reader, encodings = job.reader, _encode(job.reader.tokenizer, texts)
+    if isinstance(scorer, ServedReader):
+        return scorer.read(texts)
+    reader = job.reader
+    assert reader is not None
+    assert job.min_context is not None
+    encodings = encode_readable(reader.tokenizer, texts)
     asked: list[Window] = []
     for number, one in enumerate(encodings):
         asked += windows(number, one.ids.tolist(), reader.start, reader.limit, job.min_context)
@@ -166,11 +176,13 @@ def _score(
             failed[window.document] = row
         else:
             found[window.document].append(row)
-    for number, (encoding, rows) in enumerate(zip(encodings, found, strict=True)):
-        yield failed.get(number) or (encoding.spans, np.concatenate(rows))
+    return [
+        failed.get(number) or (encoding.spans, np.concatenate(rows))
+        for number, (encoding, rows) in enumerate(zip(encodings, found, strict=True))
+    ]
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
+def encode_readable(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Encode documents; one that the tokenizer cannot read has no tokens."""
     try:
         return encode_batch(tokenizer, texts)
@@ -178,7 +190,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[En
         if len(texts) == 1:
             return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
     # One of them cannot be read: find it.
-    return [encoding for text in texts for encoding in _encode(tokenizer, [text])]
+    return [encoding for text in texts for encoding in encode_readable(tokenizer, [text])]
 
 
 def _check_finite(losses: store.LossArray, text: str, loss_dtype: codec.LossDtype) -> None:

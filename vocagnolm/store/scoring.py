@@ -17,23 +17,36 @@ from vocagnolm.host.processes import connect, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.store import codec, store
-from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
-from vocagnolm.store.served import ServedScorer, find_form
+from vocagnolm.store.dialects import DIALECTS
+from vocagnolm.store.job import (
+    PACKAGES,
+    ScoringJob,
+    begin,
+    check_corpus,
+    check_plan,
+    encode_readable,
+    score_corpus,
+)
+from vocagnolm.store.served import ServedScorer, find_served
+from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.server import Server
 from vocagnolm.store.windows import HFScorer, Scorer
-from vocagnolm.tokenizers import Reader, teacher_reader, tokenizer_sha256
+from vocagnolm.tokenizers import DOCUMENT_SEPARATOR, Reader, teacher_reader, tokenizer_sha256
 
 # Defaults: context before the first scored token, where there is room for it, and the most that a
 # teacher reads at once, as activations of more are large.
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
+# Of a tokenizer that only a server has; and more words than any has.
+UNKNOWN, _ANY_VOCABULARY = "unknown", 10**6
 
 
 @dataclass(frozen=True)
 class Scoring:
     """Options of `vocagnolm score`, under their names there."""
 
-    teacher: str
+    # None with a server whose tokenizer is not at hand.
+    teacher: str | None
     dataset: list[str]
     output_dir: Path
     dataset_config: str | list[str] | None = None
@@ -61,6 +74,7 @@ class Scoring:
     def source(self) -> ModelSource:
         """The teacher."""
         revision, attention = self.teacher_revision, self.attn_implementation
+        assert self.teacher
         return ModelSource(self.teacher, "teacher", revision, attention, self.trust_remote_code)
 
 
@@ -69,9 +83,9 @@ def score(options: Scoring) -> None:
     state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
     with in_agreement():
-        config = options.source.config()
-        reader = load_reader(options, config)
-        min_context = _min_context(options, reader.limit)
+        config = options.source.config() if options.teacher else None
+        reader = load_reader(options, config) if config else None
+        min_context = _min_context(options, reader.limit) if reader else None
         corpus = load_corpora(corpora_of(options))
         sizes = (min_context, options.shard_documents)
         job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
@@ -83,14 +97,12 @@ def score(options: Scoring) -> None:
     if all(broadcast_object_list(is_finished)):
         return
     with in_agreement():
-        scorer = served or _load_scorer(options, reader, dtype, state)
+        scorer = served or _load_scorer(options, job, dtype, state)
     with in_agreement():
         if state.is_main_process:
             begin(job.directory, plan)
     if served and state.is_main_process:
-        left = [shard for shard in range(job.shards) if not job.is_written(shard)]
-        documents = len(corpus) * len(left) // (job.shards * state.num_processes)
-        served.expect(documents, [text for shard in left[:1] for text in job.documents(shard)])
+        _estimate(job, served, state.num_processes)
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
         opened = store.Store(job.directory)
@@ -126,17 +138,29 @@ def _min_context(options: Scoring, context: int) -> int:
 
 
 def _plan(
-    options: Scoring, config: PreTrainedConfig, job: ScoringJob, dtype: str
+    options: Scoring, config: PreTrainedConfig | None, job: ScoringJob, dtype: str
 ) -> dict[str, object]:
     """Describe all that decides the content of a store."""
-    return {
-        "teacher": options.teacher,
-        "teacher_revision": revision_of(options.teacher, config),
-        "tokenizer_sha256": tokenizer_sha256(job.reader.tokenizer),
-        "special_tokens": {"before": job.reader.start, "behind": None},
-        "segmentation": "windows of whole documents",
-        "context": job.reader.limit,
-        "min_context": job.min_context,
+    reader = job.reader
+    if reader is None:
+        # A server knows how it reads.
+        read: dict[str, object] = {
+            "teacher": options.served_model,
+            "tokenizer_sha256": UNKNOWN,
+            "segmentation": "whole documents",
+            "context": options.context,
+        }
+    else:
+        read = {
+            "teacher": options.teacher,
+            "teacher_revision": revision_of(options.teacher or "", config),
+            "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
+            "special_tokens": {"before": reader.start, "behind": None},
+            "segmentation": "windows of whole documents",
+            "context": reader.limit,
+            "min_context": job.min_context,
+        }
+    return read | {
         "engine": options.engine,
         "dtype": dtype,
         "quantization": options.quantization,
@@ -168,18 +192,39 @@ def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
     return True
 
 
-def _find_server(options: Scoring, reader: Reader) -> ServedScorer:
+def _find_server(options: Scoring, reader: Reader | None) -> ServedScorer | ServedReader:
     """Find how to ask the server."""
-    assert options.server is not None
-    assert options.served_model is not None
-    server = Server(options.server, options.concurrency)
-    form = find_form(server, options.served_model, reader, options.dialect)
-    return ServedScorer(server, options.served_model, reader, form)
+    assert options.server
+    assert options.served_model
+    server, name = Server(options.server, options.concurrency), options.served_model
+    dialects = [DIALECTS[options.dialect]] if options.dialect else DIALECTS.values()
+    if reader is not None:
+        starts = str(reader.tokenizer.decode([reader.start])), len(reader.tokenizer)
+        return find_served(
+            server, name, dialects, starts, lambda form: ServedScorer(server, name, form, reader)
+        )
+    if options.context is None:
+        raise ValueError("--context is required without --teacher: the most tokens of a request")
+    context, starts = options.context, (DOCUMENT_SEPARATOR, _ANY_VOCABULARY)
+    return find_served(
+        server, name, dialects, starts, lambda form: ServedReader(server, name, form, context)
+    )
 
 
-def _load_scorer(options: Scoring, reader: Reader, dtype: str, state: PartialState) -> Scorer:
+def _estimate(job: ScoringJob, served: ServedScorer | ServedReader, processes: int) -> None:
+    left = [shard for shard in range(job.shards) if not job.is_written(shard)]
+    documents = len(job.corpus) * len(left) // (job.shards * processes)
+    sample = job.documents(left[0]) if left else []
+    if isinstance(served, ServedReader):
+        served.expect(documents, documents, "one request each")
+    elif sample and job.reader:
+        served.estimate(documents, encode_readable(job.reader.tokenizer, sample))
+
+
+def _load_scorer(options: Scoring, job: ScoringJob, dtype: str, state: PartialState) -> Scorer:
     """Load the teacher, ready to score, on this process's device."""
-    source = options.source
+    source, reader = options.source, job.reader
+    assert reader is not None
     if options.engine == "vllm":
         from vocagnolm.store.vllm import VLLMScorer
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from vocagnolm.host.units import duration
-from vocagnolm.spans import encode, encode_batch
-from vocagnolm.store.dialects import DIALECTS, Dialect, OpenAIDialect, Prompt, PromptTokens
+from vocagnolm.spans import Encoding, encode
+from vocagnolm.store.dialects import Dialect, OpenAIDialect, Prompt, PromptTokens
 from vocagnolm.store.server import RefusedRequestError, Server
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Unscored, Window
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Repetitions while a dialect is looked for: a server that knows another may fail at this one.
-_PROBED = 4
+PROBED = 4
 # Times that an answer of other tokens, or without a number, is asked for.
 _ASKED = 5
 # Raised by a dialect that reads something else than it has asked for.
-_MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 # Decoders say this for a part of a character.
-_PART = "\ufffd"
+PART = "\ufffd"
 # vLLM says this for minus infinity.
 _NO_NUMBER_NATS = 9999.0
 # Requests before the time is estimated, and seconds between two lines about the progress.
@@ -44,6 +45,16 @@ _KINDS = (
     "serve the teacher with vLLM (prompt_logprobs), SGLang (logprob_start_len), or a server whose "
     "completions echo a prompt with logprobs, such as llama-cpp-python's with logits_all"
 )
+
+
+_T = TypeVar("_T")
+_S = TypeVar("_S", bound="Served")
+# What reads the wanted part of an answer, or raises an error.
+Check = Callable[[PromptTokens], _T]
+
+
+class TooLongError(ValueError):
+    """A prompt of more tokens than the context has, which no further answer will change."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +73,12 @@ class Form:
         return f"{self.dialect.name}, {'ids' if self.lead is None else 'text'}"
 
 
-class ServedScorer:
-    """Scores windows of a reader's tokens with a model that a server has under a name."""
+class Served:
+    """A model that a server has under a name, and the form in which it is asked."""
 
-    def __init__(self, server: Server, model: str, reader: Reader, form: Form):
-        self._server, self._model, self._reader, self._form = server, model, reader, form
-        self._meter = _Meter(server)
-        self._texts: dict[int, str] = {}
+    def __init__(self, server: Server, model: str, form: Form):
+        self._server, self._model, self._form = server, model, form
+        self.meter = _Meter(server)
 
     @property
     def about(self) -> dict[str, object]:
@@ -82,45 +92,41 @@ class ServedScorer:
             "teacher_revision": None,
         }
 
-    def expect(self, documents: int, sample: Sequence[str]) -> None:
-        """Tell how much is to be done, by some of the documents."""
-        if not sample:
-            return
-        reader = self._reader
-        counts = np.array([len(one.ids) for one in encode_batch(reader.tokenizer, sample)])
-        tokens = documents * counts.mean()
-        requests = documents * np.ceil(counts / reader.text_limit).mean()
-        self._meter.expected_tokens = int(tokens)
+    def expect(self, documents: int, requests: float, tokens: str) -> None:
+        """Tell how much is to be done."""
+        self.meter.expected = round(requests)
         logger.info(
-            "%s at %s (%s): %s documents, about %s tokens in %s requests, %d at once",
-            *(self._model, self._server.url, self._form),
-            *(f"{documents:,}", f"{tokens:,.0f}", f"{requests:,.0f}", self._server.concurrency),
+            "%s at %s (%s): %s documents, %s, about %s requests, %d at once",
+            *(self._model, self._server.url, self._form, f"{documents:,}", tokens),
+            *(f"{requests:,.0f}", self._server.concurrency),
         )
 
-    def losses(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
-        """Return the losses of the scored tokens of each window, in nats; some may fail."""
-        return asyncio.run(self._all_losses(windows))
+    def _ask_all(
+        self, prompts: Sequence[Prompt], checks: Sequence[Check[_T]]
+    ) -> list[_T | Unscored]:
+        async def together() -> list[_T | Unscored]:
+            gate = asyncio.Semaphore(self._server.concurrency)
+            async with self._server.connected() as client:
 
-    async def _all_losses(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
-        gate = asyncio.Semaphore(self._server.concurrency)
-        async with self._server.connected() as client:
+                async def one(prompt: Prompt, check: Check[_T]) -> _T | Unscored:
+                    async with gate:
+                        found = await self.ask(client, prompt, check)
+                    self.meter.add()
+                    return found
 
-            async def one(window: Window) -> LossArray | Unscored:
-                async with gate:
-                    found = await self.window_losses(client, window)
-                self._meter.add(window.scored)
-                return found
+                return list(await asyncio.gather(*map(one, prompts, checks)))
 
-            return list(await asyncio.gather(*map(one, windows)))
+        return asyncio.run(together())
 
-    async def window_losses(
-        self, client: httpx.AsyncClient, window: Window, times: int | None = None
-    ) -> LossArray | Unscored:
-        """Ask for a window, again where the answer is not what was asked for."""
+    async def ask(
+        self,
+        client: httpx.AsyncClient,
+        prompt: Prompt,
+        check: Check[_T],
+        times: int | None = None,
+    ) -> _T | Unscored:
+        """Ask for a prompt, again where the answer is not what was asked for."""
         dialect, reason = self._form.dialect, ""
-        prompt: Prompt = window.ids
-        if self._form.lead is not None:
-            prompt = self._form.lead + str(self._reader.tokenizer.decode(window.ids[1:]))
         body = dialect.request(self._model, prompt)
         for _ in range(_ASKED):
             try:
@@ -128,12 +134,51 @@ class ServedScorer:
             except RefusedRequestError as error:
                 return Unscored(f"the server answers {error}")
             try:
-                return self._checked(dialect.read(answer, prompt), window)
-            except _MALFORMED as error:
+                return check(dialect.read(answer, prompt))
+            except TooLongError as error:
+                return Unscored(str(error))
+            except MALFORMED as error:
                 reason = f"{type(error).__name__}: {error}"
         return Unscored(f"the server does not answer with its losses ({reason})")
 
-    def _checked(self, found: PromptTokens, window: Window) -> LossArray:
+    async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
+        """Ask for a short prompt, with little patience."""
+        raise NotImplementedError
+
+
+class ServedScorer(Served):
+    """Scores windows of a reader's tokens."""
+
+    def __init__(self, server: Server, model: str, form: Form, reader: Reader):
+        super().__init__(server, model, form)
+        self._reader = reader
+        self._texts: dict[int, str] = {}
+
+    def estimate(self, documents: int, sample: Sequence[Encoding]) -> None:
+        """Tell how much is to be done, by some of the documents."""
+        counts = np.array([len(one.ids) for one in sample])
+        requests = np.ceil(counts / self._reader.text_limit).mean()
+        tokens = f"about {documents * counts.mean():,.0f} tokens"
+        self.expect(documents, documents * requests, tokens)
+
+    def losses(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
+        """Return the losses of the scored tokens of each window, in nats; some may fail."""
+        checks = [partial(self._checked, window) for window in windows]
+        return self._ask_all(list(map(self._prompt, windows)), checks)
+
+    async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
+        """Ask for the losses of a short text."""
+        ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
+        window = Window(0, [self._reader.start, *ids], len(ids))
+        check = partial(self._checked, window)
+        return await self.ask(client, self._prompt(window), check, PROBED)
+
+    def _prompt(self, window: Window) -> Prompt:
+        if self._form.lead is None:
+            return window.ids
+        return self._form.lead + str(self._reader.tokenizer.decode(window.ids[1:]))
+
+    def _checked(self, window: Window, found: PromptTokens) -> LossArray:
         """Return the losses of a window; a ValueError where they are not of its tokens."""
         count = len(window.ids)
         if len(found.losses) != count:
@@ -148,10 +193,8 @@ class ServedScorer:
         losses = np.array(found.losses[count - window.scored :], np.float32)
         if self._form.first and window.scored == count - 1:
             losses[0] = self._form.first.get(self._text(window.ids[1]), np.nan)
-        bad = np.flatnonzero(~(losses < _NO_NUMBER_NATS))
-        if len(bad):
-            raise ValueError(f"no loss of {len(bad)} tokens, the first of them number {bad[0] + 1}")
-        return losses
+        self.meter.tokens += len(losses)
+        return numbers(losses)
 
     def _text(self, token: int) -> str:
         """Return the text of a token behind the start token, as decoders may trim a space."""
@@ -161,49 +204,70 @@ class ServedScorer:
         return self._texts[token]
 
 
+def numbers(losses: LossArray) -> LossArray:
+    """Return losses that are numbers, all of them; a ValueError for others."""
+    bad = np.flatnonzero(~(losses < _NO_NUMBER_NATS))
+    if len(bad):
+        raise ValueError(f"no loss of {len(bad)} tokens, the first of them number {bad[0] + 1}")
+    return losses
+
+
 def _visible(text: str) -> str:
     """Return what servers agree upon of a token: not its spaces, nor parts of a character."""
-    return text.replace(_PART, "").replace("\u2581", " ").strip()
+    return text.replace(PART, "").replace("\u2581", " ").strip()
 
 
-def find_form(server: Server, model: str, reader: Reader, dialect: str | None) -> Form:
-    """Ask for a short prompt in every way, or those of one dialect; return the first that works."""
-    return asyncio.run(_find_form(server, model, reader, dialect))
+def find_served(
+    server: Server,
+    model: str,
+    dialects: Iterable[Dialect],
+    starts: tuple[str, int],
+    make: Callable[[Form], _S],
+) -> _S:
+    """Ask for a short prompt in every way, and return the first that works.
 
+    `starts` are the text of the start token, and the size of the vocabulary that may follow it.
+    """
 
-async def _find_form(server: Server, model: str, reader: Reader, dialect: str | None) -> Form:
-    ids = encode(reader.tokenizer, PROBE).ids.tolist()[: reader.limit - 1]
-    window, reasons = Window(0, [reader.start, *ids], len(ids)), {}
-    async with server.connected() as client:
-        for one in [DIALECTS[dialect]] if dialect else DIALECTS.values():
-            async for form in _forms(one, server, client, model, reader):
-                scorer = ServedScorer(server, model, reader, form)
-                try:
-                    found = await scorer.window_losses(client, window, _PROBED)
-                except ConnectionError:
-                    raise
-                except (OSError, ValueError) as error:
-                    found = Unscored(str(error))
-                if not isinstance(found, Unscored) and np.ptp(found):
-                    return form
-                reasons[one.name] = found.reason if isinstance(found, Unscored) else "all are equal"
-    shown = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-    raise ValueError(f"--server {server.url} gives no losses of a prompt ({shown}): {_KINDS}")
+    async def find() -> _S:
+        reasons = {}
+        async with server.connected() as client:
+            for dialect in dialects:
+                async for form in _forms(dialect, server, client, model, starts):
+                    made = make(form)
+                    try:
+                        found = await made.probe(client)
+                    except ConnectionError:
+                        raise
+                    except (OSError, ValueError) as error:
+                        found = Unscored(str(error))
+                    if not isinstance(found, Unscored) and np.ptp(found):
+                        return made
+                    no_loss = Unscored("all losses are the same")
+                    reasons[dialect.name] = found if isinstance(found, Unscored) else no_loss
+        shown = "; ".join(f"{name}: {one.reason}" for name, one in reasons.items())
+        raise ValueError(f"--server {server.url} gives no losses of a prompt ({shown}): {_KINDS}")
+
+    return asyncio.run(find())
 
 
 async def _forms(
-    dialect: Dialect, server: Server, client: httpx.AsyncClient, model: str, reader: Reader
+    dialect: Dialect,
+    server: Server,
+    client: httpx.AsyncClient,
+    model: str,
+    starts: tuple[str, int],
 ) -> AsyncIterator[Form]:
     """Yield the ways to ask in a dialect, the most exact first."""
+    start, vocabulary = starts
     yield Form(dialect)
-    start = str(reader.tokenizer.decode([reader.start]))
     yield Form(dialect, start)
     if isinstance(dialect, OpenAIDialect):
-        body = dialect.request_first(model, start, len(reader.tokenizer))
+        body = dialect.request_first(model, start, vocabulary)
         try:
-            first = dialect.read_first(await server.ask(client, dialect.path, body, _PROBED))
+            first = dialect.read_first(await server.ask(client, dialect.path, body, PROBED))
             yield Form(dialect, start, first)
-        except (RefusedRequestError, OSError, *_MALFORMED):
+        except (OSError, *MALFORMED):
             pass
     yield Form(dialect, "")
 
@@ -212,21 +276,19 @@ class _Meter:
     """Tells the speed of a server, and the time that is left."""
 
     def __init__(self, server: Server):
-        self._server, self.expected_tokens = server, 0
-        self._requests = self._tokens = 0
+        self._server = server
+        self.expected = self.tokens = self._requests = 0
         self._started = self._told = time.monotonic()
 
-    def add(self, tokens: int) -> None:
+    def add(self) -> None:
         """Count an answered request."""
         now = time.monotonic()
-        self._requests, self._tokens = self._requests + 1, self._tokens + tokens
+        self._requests += 1
         if self._requests == _FIRST or now - self._told >= _LOG_S:
-            self._told = now
-            per_s = self._tokens / max(now - self._started, 1e-9)
-            left_s = max(0, self.expected_tokens - self._tokens) / per_s
+            self._told, passed_s = now, now - self._started
+            left = max(0, self.expected - self._requests)
             logger.info(
-                "%s of about %s tokens, %s per second, %s left, %s requests sent again",
-                *(f"{count:,.0f}" for count in (self._tokens, self.expected_tokens, per_s)),
-                duration(left_s),
-                f"{self._server.asked_again:,}",
+                "%s of about %s requests, %s tokens per second, %s left, %s sent again",
+                *(f"{self._requests:,}", f"{self.expected:,}", f"{self.tokens / passed_s:,.0f}"),
+                *(duration(left * passed_s / self._requests), f"{self._server.asked_again:,}"),
             )
