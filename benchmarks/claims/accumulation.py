@@ -7,7 +7,9 @@ largest relative change in ours; the trainers of TRL are shown beside it.
 from __future__ import annotations
 
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ CLAIM = Claim(
 DOCUMENTS = 4
 SPLITS = (1, 2, 4)
 FULL = Size(lengths="80 120 200 240", max_length=256, hidden=64, layers=2, turns=1)
-SMALL = Size(lengths="40 60 80 100", max_length=128, hidden=64, layers=2, turns=1)
+SMALL = Size.trained(4000, lengths="40 60 80 100", max_length=128, hidden=64, layers=2, turns=1)
 TINY = replace(Size.tiny(), lengths="20 25 30 35")
 
 
@@ -62,6 +64,7 @@ def one_step(job: Job, way: str, split: int) -> tuple[float, float]:
     trainer = make(way, **options)
     trainer.remove_callback(PrinterCallback)
     torch.manual_seed(0)
-    trainer.train()
+    with redirect_stdout(StringIO()):  # its lines
+        trainer.train()
     log = next(entry for entry in trainer.state.log_history if "grad_norm" in entry)
     return float(log["loss"]), float(log["grad_norm"])
