@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import Timeout
 
+from vocagnolm.alignment import lay_out
 from vocagnolm.corpus import TEXT, unusable, values
 from vocagnolm.host.cache import verified_cache
-from vocagnolm.segmentation import Segmentation, cut_documents, lay_out
+from vocagnolm.spans import Spans, Tokens
 from vocagnolm.tokenizers import Guide, Reader, Teachers
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
 _FORMAT = 7
 # Documents that are aligned, cached and checked together: minutes of work.
 _PART = 100_000
+# Why a document is skipped.
+MISSING = "not in the teacher-loss store, or another text there"
+_EMPTY = "a tokenizer finds no token in it"
+# Aim below the limit: a good place to cut is looked for before it.
+_FILL = 0.95
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
@@ -204,16 +210,13 @@ def _align(
         return schema.empty_table()
     # A teacher's limit counts the start token.
     limits = [student.text_limit, *(limit - 1 for limit in guide.limits())]
-    cuts, reasons = cut_documents([*texts.values()], [ours, *read.teachers], limits, read.cuts)
-    numbers = np.array([*texts], np.int64)
+    numbers, contents = np.array([*texts], np.int64), [*texts.values()]
+    segments, reasons = _segment(contents, [ours, *read.teachers], limits, read.cuts)
     skipped.update((int(numbers[text]), why) for text, why in reasons.items())
-    lengths = np.fromiter(map(len, texts.values()), np.int64, len(texts))
-    segments = Segmentation.of(lengths, cuts, reasons)
-    columns = lay_out(segments, ours, read.teachers, guide.by_position)
-    columns["document"] = numbers[segments.documents]
-    arrays = [
-        _column(columns.get(field.name), field.type, len(segments.starts)) for field in schema
-    ]
+    lengths = np.fromiter(map(len, contents), np.int64, len(contents))
+    columns = lay_out(segments, lengths, ours, read.teachers, guide.by_position)
+    columns["document"] = numbers[segments[:, 0]]
+    arrays = [_column(columns.get(field.name), field.type, len(segments)) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
@@ -236,3 +239,94 @@ def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
     numbers = dict.fromkeys(_NUMBERS, datasets.Value("int32"))
     return datasets.Features({**arrays, **numbers, "skipped": datasets.Value("string")})
+
+
+def _segment(
+    texts: Sequence[str],
+    models: Sequence[Tokens],
+    limits: Sequence[int],
+    given: Mapping[int, Sequence[int] | None],
+) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+    """Cut the texts of which a model has more tokens than its limit, or that are cut already.
+
+    Returns the segments [S, 3] as number of the text, start and end; and why texts are skipped.
+    """
+    counts = np.stack([np.diff(model.edges) for model in models])
+    fits = ((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0)
+    fits[[*given]] = False
+    segments = [(text, 0, len(texts[text])) for text in np.flatnonzero(fits).tolist()]
+    skipped: dict[int, str] = {}
+    for text in np.flatnonzero(~fits).tolist():
+        marks = given.get(text, ())
+        if marks is None or not counts[:, text].all():
+            skipped[text] = MISSING if marks is None else _EMPTY
+            continue
+        spans = [model.encoding(text).spans for model in models]
+        found = _cut(texts[text], spans, limits, marks)
+        if isinstance(found, str):
+            skipped[text] = found
+        else:
+            segments += [(text, *edges) for edges in pairwise(found)]
+    return np.array(sorted(segments), np.int64).reshape(-1, 3), skipped
+
+
+def _cut(
+    text: str, models: Sequence[Spans], limits: Sequence[int], marks: Sequence[int]
+) -> list[int] | str:
+    """Cut a document at marks, and into about equal parts; return the edges, or why it cannot be.
+
+    No token of a model goes through a cut, where there is such a place; a paragraph, line or word
+    ends there, if one ends in the last eighth before the limit.
+    """
+    places = np.zeros((len(models), len(text) + 1), np.bool_)
+    for free, spans in zip(places, models, strict=True):
+        free[spans[:-1, 1][spans[1:, 0] >= spans[:-1, 1]]] = True
+    # Of all models, or else of the student.
+    places = np.stack((places.all(axis=0), places[0]))
+    edges = [0]
+    for mark in (*marks, len(text)):
+        while True:
+            at = edges[-1]
+            first = [spans[:, 1].searchsorted(at, side="right") for spans in models]
+            last = [spans[:, 0].searchsorted(mark, side="left") for spans in models]
+            tokens = zip(first, last, limits, strict=True)
+            share = max((b - a) / limit for a, b, limit in tokens)
+            if share <= 1:
+                break
+            # Equal parts of what is left; all of a context if a character has so many tokens.
+            for aim in (share / math.ceil(share / _FILL), 1.0):
+                behind = zip(models, first, limits, strict=True)
+                reach = ((one, a + int(aim * limit)) for one, a, limit in behind)
+                stop = min(int(one[n, 0]) if n < len(one) else mark for one, n in reach)
+                if stop > at:
+                    break
+            else:
+                return f"character {at} alone exceeds a context"
+            edges.append(_best(text, places, at, stop))
+        edges.append(mark)
+    first = [spans[:, 1].searchsorted(edges[:-1], side="right") for spans in models]
+    last = [spans[:, 0].searchsorted(edges[1:], side="left") for spans in models]
+    is_empty = any((a >= b).any() for a, b in zip(first, last, strict=True))
+    return _EMPTY if is_empty else edges
+
+
+def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> int:
+    """Find the best place to cut in the last eighth up to `stop`, or else half, and the last of it.
+
+    start ........................ half ......... eighth ....... stop
+    """
+
+    def rank(place: int) -> int:
+        before, after = text[max(place - 2, 0) : place], text[place : place + 1]
+        if before.endswith("\n"):
+            return 0 if before == "\n\n" else 1
+        return 2 if before.endswith(" ") or after == " " else 3
+
+    best = []
+    for free, part in product(places, (8, 2)):
+        floor = stop - (stop - start) // part
+        found = np.flatnonzero(free[floor + 1 : stop + 1])[::-1] + floor + 1
+        best += [min(found.tolist(), key=rank)] if len(found) else []
+        if best and rank(best[-1]) < 3:
+            return best[-1]
+    return best[0] if best else stop

@@ -7,25 +7,30 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-
-from vocagnolm.token_bytes import SPELLINGS, TokenBytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Spans = npt.NDArray[np.int64]
-NO_SPANS: Spans = np.empty((0, 2), np.int64)
 
 # White space of all kinds and lengths, and characters of one to four bytes.
 _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数学 \n\n \t  Q.E.D.  "
+# Bytes that stand for themselves in byte-level vocabularies; the others are U+0100 and following.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
+_LETTERS = map(chr, [*_PRINTABLE, *range(0x100, 0x100 + len(_OTHERS))])
+_BYTE_LEVEL = dict(zip(_LETTERS, [*_PRINTABLE, *_OTHERS], strict=True))
+_FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,34 +42,47 @@ class Encoding:
 
 
 @dataclass(frozen=True, eq=False)
-class Encodings:
-    """N tokens of T texts, laid end to end: text t has those from edges[t] up to edges[t + 1].
+class Tokens:
+    """N tokens of one model in T texts, laid end to end.
 
-    Spans are counted from the start of a token's own text.
+    Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text. `values`
+    are ids or, of a teacher that is not at hand, losses in nats; `start` is that of the token
+    before each segment (NaN for a loss), `end` of the one behind the last of a text, if any.
     """
 
-    ids: npt.NDArray[np.int32]
+    values: npt.NDArray[Any]
     spans: Spans
     edges: npt.NDArray[np.int64]
+    start: float = math.nan
+    end: int | None = None
 
-    def __getitem__(self, text: int) -> Encoding:
+    @classmethod
+    def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans], dtype: str) -> Tokens:
+        """Lay out what each text has."""
+        flat, none = (
+            np.concatenate([[], *values], dtype=dtype, casting="unsafe"),
+            np.empty((0, 2), np.int64),
+        )
+        return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
+
+    def encoding(self, text: int) -> Encoding:
+        """Return the tokens of one text."""
         part = slice(self.edges[text], self.edges[text + 1])
-        return Encoding(self.ids[part], self.spans[part])
+        return Encoding(self.values[part], self.spans[part])
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
     """Tokenize one text; see `encode_batch`."""
     _utf8(text, "text")
-    return encode_texts(tokenizer, [text])[0]
+    return encode_texts(tokenizer, [text]).encoding(0)
 
 
 def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Tokenize texts as `encode_texts` does, and give each its own tokens."""
-    together = encode_texts(tokenizer, texts)
-    return [together[number] for number in range(len(texts))]
+    return [*map(encode_texts(tokenizer, texts).encoding, range(len(texts)))]
 
 
-def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Encodings:
+def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
     """Tokenize texts with one call of the tokenizer; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
@@ -73,16 +91,17 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> En
 
     Where the bytes of a text's tokens, laid end to end, are the text, they say where each token is.
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
-    unknown characters), as that takes as long again as the rest.
+    unknown characters): it takes half as long again with them.
     """
     contents = [_utf8(text, f"texts[{index}]") for index, text in enumerate(texts)]
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
     if table is None:
-        return _join(_by_offsets(tokenizer, texts))
+        raw = _by_offsets(tokenizer, texts)
+        return Tokens.join([one.ids for one in raw], [one.spans for one in raw], "int32")
     found, others = _by_bytes(tokenizer, table, texts, contents)
     for text, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
-        found[text].spans[:] = one.spans
+        found.encoding(text).spans[:] = one.spans
     return found
 
 
@@ -91,7 +110,7 @@ def _by_bytes(
     table: TokenBytes,
     texts: Sequence[str],
     contents: Sequence[bytes],
-) -> tuple[Encodings, list[int]]:
+) -> tuple[Tokens, list[int]]:
     """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -102,7 +121,72 @@ def _by_bytes(
     edges = np.cumsum([0, *map(len, lists)])
     ids = np.fromiter(chain.from_iterable(lists), np.int32, edges[-1])
     spans, others = table.find(ids, edges, texts, contents)
-    return Encodings(ids, spans, edges), others
+    return Tokens(ids, spans, edges), others
+
+
+def _byte_level(token: str) -> bytes:
+    return bytes(_BYTE_LEVEL[letter] for letter in token)
+
+
+def _sentencepiece(token: str) -> bytes:
+    return _FALLBACK.get(token) or token.replace("▁", " ").encode()
+
+
+class TokenBytes:
+    """The bytes of all tokens of a vocabulary, laid end to end by id."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, spell: Callable[[str], bytes]):
+        vocabulary = tokenizer.get_vocab()
+        spelt = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, number in vocabulary.items():
+            with suppress(KeyError):
+                spelt[number] = spell(token)
+        # These are literal, however the others are spelt.
+        for number, added in tokenizer.added_tokens_decoder.items():
+            spelt[number] = added.content.encode()
+        self._content = np.frombuffer(b"".join(spelt), np.uint8)
+        self._sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
+        self._starts = np.cumsum(self._sizes) - self._sizes
+
+    def find(
+        self,
+        ids: npt.NDArray[np.int32],
+        edges: npt.NDArray[np.int64],
+        texts: Sequence[str],
+        contents: Sequence[bytes],
+    ) -> tuple[Spans, list[int]]:
+        """Find the spans of texts' tokens, and the numbers of the texts that they do not spell.
+
+        Text t, in UTF-8 contents[t], has the tokens from edges[t] up to edges[t + 1]. A token has
+        every character of which it has a byte; a token for the space alone that a tokenizer puts
+        before a text has the first one.
+        """
+        sizes = self._sizes[ids]
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        at = np.repeat(self._starts[ids] - starts, sizes)
+        at += np.arange(len(at))
+        spelt = self._content[at].tobytes()
+        begin, own = np.append(0, ends)[edges], np.cumsum([0, *map(len, contents)])
+        parts = zip(begin.tolist(), begin[1:].tolist(), contents, strict=False)
+        wrong = [t for t, (a, b, text) in enumerate(parts) if spelt[a:b] not in (text, b" " + text)]
+        # From bytes of the tokens to bytes of the texts, laid end to end too: without that space.
+        #
+        #   tokens   _ a | b   b c | _ d       two of three texts have a space in front
+        #   texts      a | b   b c |   d
+        counts = np.diff(edges)
+        move = own[1:] - begin[1:]
+        starts = np.maximum(starts + np.repeat(move, counts), np.repeat(own[:-1], counts))
+        ends = np.maximum(ends + np.repeat(move, counts), starts + 1)
+        spans = np.stack((starts, ends - 1), axis=1)
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        if lengths.sum() < own[-1]:
+            # Number of the character that has a byte; the first byte of each is no 10xxxxxx.
+            first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
+            spans = np.take(np.cumsum(first) - 1, spans, mode="clip")
+        spans[:, 1] += 1
+        spans -= np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
+        return spans, wrong
 
 
 @lru_cache(maxsize=8)
@@ -114,19 +198,15 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     # Llama's tokenizers do not spell a text that begins with a space.
     probes = (_PROBE, " " + _PROBE)
     expected = _by_offsets(tokenizer, probes)
-    for spell in SPELLINGS:
+    for spell in (_byte_level, _sentencepiece):
         table = TokenBytes(tokenizer, spell)
         found, others = _by_bytes(tokenizer, table, probes, [text.encode() for text in probes])
-        same = [np.array_equal(found[t].spans, one.spans) for t, one in enumerate(expected)]
+        same = [
+            np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(expected)
+        ]
         if 0 not in others and all(is_same or t in others for t, is_same in enumerate(same)):
             return table
     return None
-
-
-def _join(encodings: Sequence[Encoding]) -> Encodings:
-    ids = [np.empty(0, np.int32), *(one.ids for one in encodings)]
-    spans = [NO_SPANS, *(one.spans for one in encodings)]
-    return Encodings(np.concatenate(ids), np.concatenate(spans), np.cumsum([*map(len, ids)]))
 
 
 def _by_offsets(

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from vocagnolm.spans import (
-    NO_SPANS,
-    Spans,
+    Tokens,
     encode,
     encode_raw,
     encode_texts,
@@ -105,29 +100,6 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class Tokens:
-    """N tokens of one model in T documents, laid end to end.
-
-    Document t has those from edges[t] up to edges[t + 1]; spans are in characters of the document.
-    `values` are ids or, of a teacher that is not at hand, losses in nats; `start` is that of the
-    token before each segment (NaN for a loss), `end` of the one behind the last one, if any.
-    """
-
-    values: npt.NDArray[Any]
-    spans: Spans
-    edges: npt.NDArray[np.int64]
-    start: float = math.nan
-    end: int | None = None
-
-    @classmethod
-    def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans]) -> Tokens:
-        """Lay out the losses and the spans of each document."""
-        edges = np.cumsum([0, *map(len, spans)])
-        flat = np.concatenate([np.empty(0, np.float32), *values], dtype=np.float32)
-        return cls(flat, np.concatenate([NO_SPANS, *spans]), edges)
-
-
 @dataclass(frozen=True)
 class Reader:
     """A model's way to read a segment: the tokens around the text, and their limit.
@@ -147,8 +119,7 @@ class Reader:
 
     def read(self, texts: Sequence[str]) -> Tokens:
         """Encode texts."""
-        found = encode_texts(self.tokenizer, texts)
-        return Tokens(found.ids, found.spans, found.edges, self.start, self.end)
+        return replace(encode_texts(self.tokenizer, texts), start=self.start, end=self.end)
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""

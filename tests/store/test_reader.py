@@ -18,9 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import align_corpus
+from vocagnolm.data import MISSING, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.segmentation import MISSING
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store, StoredSegment
 from vocagnolm.tokenizers import Reader, student_reader, teacher_reader

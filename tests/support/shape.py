@@ -49,11 +49,9 @@ ROOMS = {
 # A file of the method imports only those before it.
 READING_ORDER = (
     "corpus",
-    "token_bytes",
     "spans",
     "tokenizers",
     "alignment",
-    "segmentation",
     "data",
     "packing",
     "row_segments",

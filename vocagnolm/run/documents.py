@@ -14,14 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.corpus import joined, load_corpus, load_sample
-from vocagnolm.data import Segments, align_corpus
+from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.host.command import corpora_of
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
-from vocagnolm.segmentation import MISSING
 from vocagnolm.training.mixture import Mixture
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.

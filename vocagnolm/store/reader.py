@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vocagnolm.spans import NO_SPANS
+from vocagnolm.spans import Tokens
 from vocagnolm.store.store import Store, StoredSegment
-from vocagnolm.tokenizers import Guide, Reader, TeacherTokens, Tokens
+from vocagnolm.tokenizers import Guide, Reader, TeacherTokens
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,24 @@ class StoredReader(Guide):
     def read(self, texts: Sequence[str]) -> TeacherTokens:
         """Return the stored tokens of documents, to be cut where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
-        found: list[list[list[StoredSegment]]] = [[] for _ in self.stores]
+        found: list[list[list[StoredSegment]]] = []
         for number, text in enumerate(texts):
             stored = [store.segments(text) for store in self.stores]
-            if None in stored:
-                cuts[number] = None
-            elif stored[0] and len(stored[0]) > 1:
-                cuts[number] = [segment.start for segment in stored[0][1:]]
-            for mine, segments in zip(found, stored, strict=True):
-                mine.append([] if cuts.get(number, ()) is None else segments or [])
+            found.append([segments or [] for segments in stored])
+            if not all(stored):
+                cuts[number], found[-1] = None, [[] for _ in stored]
+            elif len(found[-1][0]) > 1:
+                cuts[number] = [segment.start for segment in found[-1][0][1:]]
+        none = np.empty((0, 2), np.int64)
         teachers = [
             Tokens.join(
                 [np.concatenate([[], *(one.losses for one in segments)]) for segments in documents],
                 [
-                    np.concatenate([NO_SPANS, *(one.spans for one in segments)])
+                    np.concatenate([none, *(one.spans for one in segments)])
                     for segments in documents
                 ],
+                "float32",
             )
-            for documents in found
+            for documents in zip(*found, strict=True)
         ]
         return TeacherTokens(teachers, cuts)
