@@ -10,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from score_world import refusal
 
 from vocagnolm import cli
 from vocagnolm.cli import reselect as command_line
@@ -20,6 +21,7 @@ from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
+from vocagnolm.store.difference import difference
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.reselect import Candidate
 from vocagnolm.store.store import Store, StoredSegment, document_key, finish_store, write_shard
@@ -186,3 +188,60 @@ def test_own_losses_are_right_when_tokens_share_characters(
     assert shared > 1
     found = reselect._own_losses(batch, losses, LENGTH)[0, 1 : len(segment.losses) + 1]
     assert found.tolist() == segment.losses.tolist()
+
+
+# Two stores of one corpus
+
+
+def test_difference_is_that_of_all_losses(world: dict[str, Any]) -> None:
+    one, other = map(Store, world["stores"][1:])
+    found = difference(one, other)
+    x, y = (
+        np.concatenate([(s.segments(text) or [])[0].losses for text in set(world["texts"])])
+        for s in (one, other)
+    )
+    assert found.tokens == len(x)
+    assert found.correlation == pytest.approx(np.corrcoef(x, y)[0, 1])
+    assert found.mean_nats == pytest.approx(np.abs(x - y).mean())
+    assert found.largest_nats == pytest.approx(np.abs(x - y).max())
+    assert (found.documents, found.not_alike) == (len(set(world["texts"])), 0)
+    assert difference(one, one).correlation == pytest.approx(1)
+
+
+def test_compare_tells_what_a_student_selects_otherwise(
+    world: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own, one, other = map(str, world["stores"])
+    argv = ["score", "--compare", one, other]
+    more = ["--student", str(world["directory"]), "--student_losses", own, "--top_k", "0.3"]
+    assert cli.main(argv) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 3
+    assert cli.main([*argv, *more, "--dataset", str(world["corpus"])]) == 0
+    assert capsys.readouterr().out.splitlines()[:3] == told
+    arguments = command(world, "--top_k", "0.3", "--max_length", "2048")[1:]
+    selections, _ = command_line.select(command_line.parse_reselect(arguments))
+    both, chosen = selections.together[0, 1], selections.together[0, 0]
+    assert 0 < both < chosen
+    assert cli.main([*argv, *more, "--dataset", str(world["corpus"])]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"chosen otherwise {1 - both / chosen:.2%} of the {chosen:,} tokens")
+
+
+def test_compare_refuses_what_is_no_pair(
+    world: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own, one, other = map(str, world["stores"])
+    fewer = make_store(tmp_path / "fewer", world["student"], world["texts"][:5], 3)
+    missing = len(set(world["texts"])) - len(set(world["texts"][:5]))
+    for argv, named in (
+        ([one, own], "different tokenizers: compare what they select with vocagnolm reselect"),
+        ([own, str(fewer)], f"different corpora: {missing:,} documents are in one of them only"),
+        ([one, other, "--student", "M"], "--student_losses is required with --compare"),
+        ([one, other, "--top_k", "0.2"], "--top_k has no effect with --compare"),
+        ([one, str(tmp_path)], "no finished teacher-loss store"),
+    ):
+        assert named in refusal(["score", "--compare", *argv], capsys)

@@ -7,6 +7,8 @@
     vocagnolm score --verify S --dataset D    # and look for every document
     vocagnolm score --repair --teacher T --dataset D --output_dir S    # score again what is bad
     vocagnolm score --verify S --push_to_hub NAME    # a data set with a card
+    vocagnolm score --compare S1 S2    # two teachers of one corpus, or one teacher served twice
+    vocagnolm score --compare S1 S2 --student M --student_losses S0 --dataset D   # and their choice
 
 Killed at any moment, the same command continues at the shards that are not written. Any number of
 processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 _NAME = "vocagnolm score"
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
+# Of a block, as everywhere by default.
+_BLOCK_TOKENS = 2048
 _OF_WEIGHTS = ("batch_tokens", "dtype", "quantization", "engine", "attn_implementation")
 _OF_TOKENIZERS = ("teacher_revision", "teacher_tokenizer", "min_context", "trust_remote_code")
 _OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column")
@@ -54,6 +58,8 @@ def _main(argv: Sequence[str] | None) -> int:
     arguments = parse_score(argv)
     if arguments.verify:
         return _verify(arguments)
+    if arguments.compare:
+        return _compare(arguments)
     from vocagnolm.store.scoring import score
 
     score(options_of(arguments))
@@ -79,21 +85,42 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--engine", choices=("hf", "vllm"), default="hf")
     add("--attn_implementation", help="As in transformers. hf only.")
     add("--trust_remote_code", action="store_true")
-    add("--server", metavar="URL", help="Of a server that has the teacher.")
-    add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
-    add("--dialect", choices=("vllm", "sglang", "openai"), help="Of the server; default: found.")
-    add("--concurrency", type=int, default=16, help="Requests at once.")
+    _add_server(parser)
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
     add("--repair", action="store_true", help="Verify --output_dir first, and score what is bad.")
     add("--push_to_hub", metavar="NAME", help="Of the store that --verify has found good.")
+    _add_compare(parser)
     arguments = parser.parse_args(argv)
     given = parser.given(arguments)
     if arguments.verify:
         read = {"verify", "push_to_hub", *(_OF_DATASETS if arguments.dataset else ())}
         refuse_idle(given, given - read, "with --verify")
-        return arguments
-    _check_scoring(arguments, given)
+    elif arguments.compare:
+        of_student = {"student", "student_losses", "top_k", *_OF_DATASETS}
+        read = {"compare", *(of_student if arguments.student else ())}
+        refuse_idle(given, given - read, "with --compare")
+        for name in ("student_losses", "dataset"):
+            if arguments.student and name not in given:
+                raise ValueError(f"--{name} is required with --compare and --student")
+    else:
+        _check_scoring(arguments, given)
     return arguments
+
+
+def _add_server(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--server", metavar="URL", help="Of a server that has the teacher.")
+    add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
+    add("--dialect", choices=("vllm", "sglang", "openai"), help="Of the server; default: found.")
+    add("--concurrency", type=int, default=16, help="Requests at once.")
+
+
+def _add_compare(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--compare", type=Path, nargs=2, metavar="STORE", help="Two stores of one corpus.")
+    add("--student", help="Whose tokens they choose: a hub name or a directory.")
+    add("--student_losses", type=Path, metavar="STORE", help="The student's own losses.")
+    add("--top_k", type=float, default=0.4, help="Share of the tokens chosen, Eq. 4.")
 
 
 def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
@@ -101,6 +128,7 @@ def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
         if name not in given and not (name == "teacher" and arguments.server):
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
     refuse_idle(given, {"push_to_hub"}, "without --verify")
+    refuse_idle(given, {"student", "student_losses", "top_k"}, "without --compare")
     if not arguments.server:
         refuse_idle(given, ("served_model", "dialect", "concurrency"), "without --server")
     elif not arguments.served_model:
@@ -165,4 +193,27 @@ def _verify(arguments: argparse.Namespace) -> int:
         from vocagnolm.store.card import push_store
 
         say(f"pushed to {push_store(directory, arguments.push_to_hub)}")
+    return Exit.DONE
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    """Tell how two stores differ, and return the exit status."""
+    from vocagnolm.cli.reselect import select
+    from vocagnolm.store.difference import difference
+
+    one, other = map(Store, arguments.compare)
+    for opened in (one, other):
+        opened.check()
+    found = difference(one, other)
+    alike = found.documents - found.not_alike
+    say(f"{alike:,} of {found.documents:,} documents cut alike, {found.tokens:,} tokens")
+    say(f"correlation of the losses {found.correlation:.6f}")
+    say(f"difference {found.mean_nats:.4g} nats on average, {found.largest_nats:.4g} at most")
+    if arguments.student:
+        options = {**vars(arguments), "teacher_losses": arguments.compare}
+        options |= {"top_k": [arguments.top_k], "aggregation": ["max"], "unmapped": ["include"]}
+        selections, _ = select(argparse.Namespace(**options, max_length=_BLOCK_TOKENS))
+        chosen, both = selections.together[0, 0], selections.together[0, 1]
+        share = 1 - both / max(chosen, 1)
+        say(f"chosen otherwise {share:.2%} of the {chosen:,} tokens that the first chooses")
     return Exit.DONE
