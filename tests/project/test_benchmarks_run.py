@@ -27,6 +27,8 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = claims.load()
+# Their values are counted, and do not depend on the size or the clock.
+COUNTED = {"eight_processes", "harness_parity"}
 
 
 @pytest.mark.slow
@@ -44,6 +46,7 @@ def test_claim_is_measured_at_its_tiniest_size(
     assert cells[:3] == [name, claim.says, claim.limit]
     assert float(re.match(r"[\d.]+", cells[3])[0]) >= 0
     assert (cells[4] == "yes") is (status == 0)
+    assert status == 0 or name not in COUNTED, line
 
 
 @pytest.mark.parametrize(

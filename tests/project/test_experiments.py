@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.experiments import aggregations, eight_processes, methods, text_worlds
+from benchmarks.experiments import aggregations, methods, text_worlds
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.store.store import Store
@@ -184,19 +184,6 @@ def test_answers_are_what_follows_the_question(
     assert found["answer_nats_per_character"] == pytest.approx(
         after * uniform / (len(problem) - at)
     )
-
-
-@pytest.mark.slow
-def test_two_processes_are_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = ["--processes", "2", "--steps", "2", "--hidden", "64", "--ours"]
-    assert eight_processes.main(tiny) == 0
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()]
-    off = {
-        row[1].strip(): float(row[5].strip(" %")) for row in rows if len(row) > 5 and "%" in row[5]
-    }
-    assert list(off) == ["DDP", "FSDP2", "FSDP2, bfloat16"]
-    # The counts of a step and of a log are on top of the formula, which has the model's alone.
-    assert all(0 < percent < 5 for percent in off.values())
 
 
 @pytest.mark.parametrize(
