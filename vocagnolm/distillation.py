@@ -1,8 +1,8 @@
 """Distances between the distributions of student and teacher over words: Eq. (5), Eq. (6), entropy.
 
-Two distributions over all words are held for one tile of tokens at a time, and once: all distances
-weigh alike, so the gradient of their sum is taken with them, and backward only multiplies it. The
-gradients are written out, so that exact zeros stay zero.
+Two distributions over all words are held for one tile of tokens at a time, and once: all tokens
+weigh alike, so losses, distances and the gradient of their sum are taken together, and backward
+only multiplies it. The gradients are written out, so that exact zeros stay zero.
 
 Shapes: N rows of the student, M of the teacher, R pairs, K of them in a tile, D hidden, V words.
 """
@@ -19,7 +19,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.output_head import Head, HeadGradients, rows_per_tile
+from vocagnolm.token_loss import by_predicted_token
 
 # KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the words that student and teacher share; L1 of
 # the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), whatever the words.
@@ -41,9 +43,9 @@ class HeadStates(NamedTuple):
         """With the weight in the dtype of the products, once for all tiles."""
         return self._replace(weight_VD=self.weight_VD.to(self.head.dtype))
 
-    def logits(self, row_K: Tensor | slice) -> Tensor:
+    def logits(self, row_K: Tensor | slice, tile_KV: Tensor | None = None) -> Tensor:
         """The logits [K, V] of some rows."""
-        return self.head.logits(self.hidden_MD[row_K], self.weight_VD, self.bias_V, None)
+        return self.head.logits(self.hidden_MD[row_K], self.weight_VD, self.bias_V, tile_KV)
 
 
 class Pairs(NamedTuple):
@@ -58,26 +60,27 @@ class Pairs(NamedTuple):
     teacher: HeadStates
     token_R: Tensor
     teacher_token_R: Tensor
+    alone_U: Tensor  # the student's label tokens without a counterpart
+    distance: Distance
+    factor: float
 
-    def distances(
+    def losses(
         self,
-        distance: Distance,
         student_BSD: Tensor,
+        targets_BS: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
         head: Head,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the distances, and all of them without gradient, float32 [R].
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what is trained, the losses [B, S] and the distances [R], float32.
 
-        Within the student's forward (see `token_loss.Also`); the gradient of the sum flows to the
-        student's hidden states and output head only.
+        Within the student's forward (see `token_loss.Instead`). What is trained is the sum of all
+        losses and of all distances, times the factor: it alone has a gradient.
         """
         student = HeadStates(student_BSD.flatten(0, 1), weight_VD, bias_V, head)
-        apply: Any = _Distances.apply
-        sum_and_all: tuple[Tensor, Tensor] = apply(
-            *student, self, distance, torch.is_grad_enabled()
-        )
-        return sum_and_all
+        given = (targets_BS.flatten(), self, torch.is_grad_enabled())
+        total, loss_N, distance_R = _Distilled.apply(*student, *given)  # type: ignore[no-untyped-call]
+        return total, by_predicted_token(loss_N.view_as(targets_BS)), distance_R
 
 
 def first_tokens(chosen_BS: Tensor, count: int) -> Tensor:
@@ -85,7 +88,7 @@ def first_tokens(chosen_BS: Tensor, count: int) -> Tensor:
     return chosen_BS.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
-class _Distances(torch.autograd.Function):
+class _Distilled(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -93,118 +96,150 @@ class _Distances(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         head: Head,
+        targets_N: Tensor,
         pairs: Pairs,
-        distance: Distance,
         with_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:
-        student, teacher = (
-            HeadStates(hidden_ND, weight_VD, bias_V, head).cast(),
-            pairs.teacher.cast(),
-        )
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        student = HeadStates(hidden_ND, weight_VD, bias_V, head).cast()
+        teacher = pairs.teacher.cast()
         needed = [need and with_gradient for need in ctx.needs_input_grad[:3]]
         gradients = HeadGradients(needed, hidden_ND, weight_VD, bias_V, head)
-        count = len(pairs.token_R)
-        value_R = torch.empty(count, dtype=head.sum_dtype, device=hidden_ND.device)
-        rows = rows_per_tile(count, student.weight_VD, teacher.weight_VD)
+        loss_N = hidden_ND.new_zeros(len(targets_N), dtype=head.sum_dtype)
+        distance_R = loss_N.new_empty(len(pairs.token_R))
+        rows = rows_per_tile(len(loss_N), student.weight_VD, teacher.weight_VD)
+        # Memory for the logits of one tile after the other, and for their logarithms.
+        ours, theirs = (
+            [states.head.tile(rows, states.weight_VD) for _ in range(2)]
+            for states in (student, teacher)
+        )
+        places = (pairs.token_R, pairs.teacher_token_R, pairs.alone_U)
+        token_RK, teacher_token_RK, alone_UK = (torch.split(place, rows) for place in places)
+        tiles = list(zip(token_RK, teacher_token_RK, strict=True))
+        tiles += [(token_K, token_K[:0]) for token_K in alone_UK]
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for tile in (slice(start, start + rows) for start in range(0, count, rows)):
-                row_K = pairs.token_R[tile] - 1
-                logits_KV = student.logits(row_K)
+            for number, (token_K, other_K) in enumerate(tiles):
+                row_K = token_K - 1
+                target_K1 = targets_N[row_K, None]
+                log_q_KV = _log_softmax(teacher.logits(other_K - 1, theirs[0]), theirs[1])
+                logits_KV = student.logits(row_K, ours[0])
                 slope_KV = head.slope(logits_KV) if any(needed) else None
-                other_KV = teacher.logits(pairs.teacher_token_R[tile] - 1)
-                value_R[tile], gradient = _DISTANCES[distance](logits_KV, other_KV)
+                log_p_KV = _log_softmax(logits_KV, ours[1])
+                loss_N[row_K] = -log_p_KV.gather(-1, target_K1)[:, 0]
+                # d loss / d logits = p - 1 at the target
+                gradient_KV = p_KV = log_p_KV.exp()
+                if len(other_K):
+                    compared = _DISTANCES[pairs.distance](log_p_KV, p_KV, log_q_KV.to(p_KV.dtype))
+                    distance_R[number * rows :][: len(other_K)], gradient_KV = compared
+                    gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
-                    gradient_KV = gradient().mul_(_SPREAD * head.scale)
+                    gradient_KV.scatter_add_(-1, target_K1, -torch.ones_like(p_KV[:, :1]))
+                    gradient_KV *= _SPREAD * head.scale
                     if slope_KV is not None:
                         gradient_KV *= slope_KV
                     hidden_KD = hidden_ND[row_K].to(head.dtype)
                     gradients.add(row_K, gradient_KV, hidden_KD, student.weight_VD)
+        total, loss_N, distance_R = (
+            x.float() for x in (loss_N.sum() + pairs.factor * distance_R.sum(), loss_N, distance_R)
+        )
         ctx.save_for_backward(*gradients.sums())
-        all_R = value_R.float()
-        ctx.mark_non_differentiable(all_R)
-        return value_R.sum().float(), all_R
+        ctx.mark_non_differentiable(loss_N, distance_R)
+        return total, loss_N, distance_R
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: object) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, *_: object) -> tuple[Tensor | None, ...]:
         factor = grad / _SPREAD
         sums = (None if sums is None else sums * factor for sums in ctx.saved_tensors)
-        return *sums, None, None, None, None
+        return *sums, *[None] * 4
 
 
-# The values [K], and what makes their gradient at the student's logits [K, V] once it is wanted.
-_Value = tuple[Tensor, Callable[[], Tensor]]
+def _log_softmax(logits_KV: Tensor, tile_KV: Tensor | None) -> Tensor:
+    out_KV = None if tile_KV is None else tile_KV[: len(logits_KV)]
+    return torch.log_softmax(logits_KV, -1, out=out_KV)
 
 
-def _kl(student_KV: Tensor, teacher_KV: Tensor, *, reverse: bool) -> _Value:
+def _kl(
+    log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, *, reverse: bool
+) -> tuple[Tensor, Tensor]:
     """KL over the common words; those that one model alone has are dropped."""
-    words = min(student_KV.shape[-1], teacher_KV.shape[-1])
-    beyond = student_KV.shape[-1] - words
-    log_p_KV = student_KV[:, :words].log_softmax(-1)
-    log_q_KV = teacher_KV[:, :words].to(log_p_KV.dtype).log_softmax(-1)
-    p_KV = log_p_KV.exp()
-    if not reverse:
-        q_KV = log_q_KV.exp()
-        value_K = (q_KV * (log_q_KV - log_p_KV)).sum(-1)
-        # d KL(q || p) / d logits of p = p - q
-        return value_K, lambda: F.pad(p_KV - q_KV, (0, beyond))
-    # d KL(p || q) / d logits of p = p * (log(p / q) - KL)
+    words = min(p_KV.shape[-1], log_q_KV.shape[-1])
+    beyond = p_KV.shape[-1] - words
+    if beyond:
+        log_p_KV = log_p_KV[:, :words].log_softmax(-1)
+        p_KV = log_p_KV.exp()
+    if words < log_q_KV.shape[-1]:
+        log_q_KV = log_q_KV[:, :words].log_softmax(-1)
+    # And their gradients at the logits of p:
+    #   KL(p || q) = sum(p * log(p / q))     p * (log(p / q) - KL)     Eq. 5
+    #   KL(q || p) = sum(q * log(q / p))     p - q
     excess_KV = log_p_KV.sub_(log_q_KV)
-    value_K = (p_KV * excess_KV).sum(-1)
-    return value_K, lambda: F.pad(p_KV * (excess_KV - value_K[:, None]), (0, beyond))
+    if reverse:
+        value_K = torch.mul(p_KV, excess_KV, out=log_q_KV).sum(-1)
+        gradient_KV = excess_KV.sub_(value_K[:, None]).mul_(p_KV)
+    else:
+        q_KV = log_q_KV.exp_()
+        value_K = -excess_KV.mul_(q_KV).sum(-1)
+        gradient_KV = torch.sub(p_KV, q_KV, out=q_KV)
+    return value_K, F.pad(gradient_KV, (0, beyond)) if beyond else gradient_KV
 
 
-def _sorted_l1(student_KV: Tensor, teacher_KV: Tensor) -> _Value:
+def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor, Tensor]:
     """L1 distance of the sorted probabilities, the fewer filled up with zeros."""
-    p_KV = student_KV.softmax(-1)
     # Only the excess of each place in the order counts: its sign goes back to its word.
-    sorted_KV, order_KV = _sort(p_KV)
-    other_KV = _sort_values(teacher_KV.to(p_KV.dtype).softmax(-1))
+    order_KV = _order(p_KV)
+    excess_KV = torch.gather(p_KV, -1, order_KV, out=log_p_KV)
+    other_KV = _sort(log_q_KV.exp_())
     words, others = p_KV.shape[-1], other_KV.shape[-1]
     # From the smallest up, so that the largest of both stand last:
-    #   student   . . a b c         or   a b c
-    #   teacher   x y z v w            x y z v      the x, without a partner, counts by itself
-    excess_KV = sorted_KV.sub_(F.pad(other_KV[:, -words:], (max(0, words - others), 0)))
+    #   student   . . a b c           a b c
+    #   teacher   x y z v w   or    x y z v      the x, without a partner, counts by itself
+    excess_KV[:, max(0, words - others) :] -= other_KV[:, -words:]
     value_K = excess_KV.abs().sum(-1) + other_KV[:, :-words].sum(-1)
-
-    def gradient() -> Tensor:
-        sign_KV = torch.empty_like(p_KV).scatter_(-1, order_KV, excess_KV.sign_())
-        mean_K1 = (p_KV * sign_KV).sum(-1, keepdim=True)
-        return sign_KV.sub_(mean_K1).mul_(p_KV)
-
-    return value_K, gradient
+    # d L1 / d logits of p = p * (sign - sum(p * sign))
+    sign_KV = torch.empty_like(p_KV).scatter_(-1, order_KV, excess_KV.sign_())
+    mean_K1 = (p_KV * sign_KV).sum(-1, keepdim=True)
+    return value_K, sign_KV.sub_(mean_K1).mul_(p_KV)
 
 
-def _sort(p_KV: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort rows, and name the word of each place; on a CPU numpy does it 7 times faster."""
-    if p_KV.device.type != "cpu":
-        return p_KV.sort(dim=-1)
-    order_KV = torch.from_numpy(np.argsort(p_KV.numpy(), -1))
-    return p_KV.gather(-1, order_KV), order_KV
+def _order(p_KV: Tensor) -> Tensor:
+    """Return the words of each row from the least likely up; on a CPU numpy is 7 times faster."""
+    on_cpu = p_KV.device.type == "cpu"
+    return torch.from_numpy(np.argsort(p_KV.numpy())) if on_cpu else p_KV.argsort()
 
 
-def _sort_values(q_KV: Tensor) -> Tensor:
-    """Sort rows, on a CPU in place by numpy, 20 times faster."""
+def _sort(q_KV: Tensor) -> Tensor:
+    """Sort each row in place, where numpy can: on a CPU it is 20 times faster."""
     if q_KV.device.type != "cpu":
-        return q_KV.sort(dim=-1).values
-    q_KV.numpy().sort(-1)
+        return q_KV.sort().values
+    q_KV.numpy().sort()
     return q_KV
 
 
-_DISTANCES: dict[Distance, Callable[[Tensor, Tensor], _Value]] = {
+# From log p, p and the teacher's log q: the values [K], and their gradient at the student's logits
+# [K, V]. They overwrite log p and log q.
+_DISTANCES: dict[Distance, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "reverse_kl": partial(_kl, reverse=True),
     "forward_kl": partial(_kl, reverse=False),
     "sorted_l1": _sorted_l1,
 }
 
 
-@torch.no_grad()
-def entropies(states: HeadStates) -> Tensor:
-    """Return the entropies of all distributions in nats, float32 [M]."""
-    states, count = states.cast(), len(states.hidden_MD)
-    entropy_M = torch.empty(count, device=states.hidden_MD.device)
-    rows = rows_per_tile(count, states.weight_VD)
-    for start in range(0, count, rows):
+def losses_and_entropies(
+    hidden_BTD: Tensor, targets_BT: Tensor, weight_VD: Tensor, bias_V: Tensor | None, head: Head
+) -> tuple[Tensor, Tensor]:
+    """Return -log P(token) and the entropy of the distribution it is from, in nats, [B, T].
+
+    Within a forward without gradient (see `token_loss.Instead`); 0 where there is no target.
+    """
+    states = HeadStates(hidden_BTD.flatten(0, 1), weight_VD, bias_V, head).cast()
+    targets_N1 = targets_BT.reshape(-1, 1)
+    found_2N = hidden_BTD.new_empty(2, len(targets_N1), dtype=torch.float32)
+    rows = rows_per_tile(len(targets_N1), weight_VD)
+    for start in range(0, len(targets_N1), rows):
         tile = slice(start, start + rows)
-        entropy_M[tile] = torch.special.entr(states.logits(tile).softmax(-1)).sum(-1)
-    return entropy_M
+        log_p_KV = states.logits(tile).log_softmax(-1)
+        found_2N[0, tile] = -log_p_KV.gather(-1, targets_N1[tile].clamp(min=0))[:, 0]
+        found_2N[1, tile] = torch.special.entr(log_p_KV.exp_()).sum(-1)
+    found_2N.masked_fill_(targets_N1[:, 0] == IGNORED_LABEL, 0.0)
+    loss_BT, entropy_BT = (by_predicted_token(x.view_as(targets_BT)) for x in found_2N)
+    return loss_BT, entropy_BT

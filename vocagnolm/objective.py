@@ -366,11 +366,13 @@ class Objective:
     def pairs(self, batch: Batch) -> Pairs:
         """Pair student tokens with the teacher's: the same, or the last one of their range."""
         assert isinstance(self.teacher, ResidentTeacher)
+        assert self.method.distance is not None
+        how = (self.method.distance, self.method.distance_weight)
         valid_BS = batch["labels"] != IGNORED_LABEL
         if self.method.method == "kld":  # of one vocabulary: it reads what the student reads
             rows = (batch["input_ids"], batch["position_ids"], student_segments(batch))
             token_R = first_tokens(valid_BS, label_tokens(batch))
-            return Pairs(self.teacher.states(*rows), token_R, token_R)
+            return Pairs(self.teacher.states(*rows), token_R, token_R, token_R[:0], *how)
         ids_BT, ranges_BS2 = batch["teacher_input_ids"], batch["teacher_ranges"]
         (segments,) = teacher_segments(batch)
         states = self.teacher.states(ids_BT, batch["teacher_position_ids"], segments)
@@ -380,4 +382,5 @@ class Objective:
         # and a half-open range of row b ends at b * T + last, behind its last token.
         row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
         last_BS = row_B1 * ids_BT.shape[1] + ranges_BS2[..., 1] - 1
-        return Pairs(states, token_R, last_BS.flatten()[token_R])
+        alone_U = first_tokens(valid_BS & ~paired_BS, sum(batch["unmapped_tokens"]))
+        return Pairs(states, token_R, last_BS.flatten()[token_R], alone_U, *how)

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 
 from vocagnolm.collator import Batch, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.distillation import HeadStates, entropies
-from vocagnolm.output_head import Head, is_quantized, last_hidden_state, read_head
+from vocagnolm.distillation import HeadStates, losses_and_entropies
+from vocagnolm.output_head import is_quantized, last_hidden_state, read_head
 from vocagnolm.row_segments import RowSegments
-from vocagnolm.token_loss import add_token_losses, by_predicted_token
+from vocagnolm.token_loss import add_token_losses
 
 
 class TeacherLosses(NamedTuple):
@@ -67,11 +67,11 @@ class ResidentTeacher:
             "position_ids": batch["teacher_position_ids"],
         }
         split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in columns.values())
-        also = {"also": _entropies} if with_entropies else {}
+        instead = losses_and_entropies if with_entropies else None
         found: list[tuple[Tensor, ...]] = []
         for model, segments, *own in zip(self.models, teacher_segments(batch), *split, strict=True):
             inputs = dict(zip(columns, own, strict=True))
-            losses = model(**inputs, segments=segments, token_losses=True, **also)
+            losses = model(**inputs, segments=segments, token_losses=True, instead=instead)
             found.append(losses if with_entropies else (losses,))
         loss_BT, *entropies_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
         return TeacherLosses(loss_BT, batch["teacher_labels"] != IGNORED_LABEL, *entropies_BT)
@@ -85,9 +85,3 @@ class ResidentTeacher:
         rows = {"input_ids": input_ids, "position_ids": position_ids}
         hidden_BTD = last_hidden_state(model, **rows, segments=segments)
         return HeadStates(hidden_BTD.flatten(0, 1), *read_head(model, hidden_BTD))
-
-
-def _entropies(hidden_BTD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, head: Head) -> Tensor:
-    """Return the entropies [B, T], each at the token that its distribution predicts."""
-    states = HeadStates(hidden_BTD.flatten(0, 1), weight_VD, bias_V, head)
-    return by_predicted_token(entropies(states).view(hidden_BTD.shape[:2]))

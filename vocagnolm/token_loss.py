@@ -34,9 +34,9 @@ from vocagnolm.row_segments import check_attention, in_its_precision, segments_o
 
 # Other dtypes get tolerances of their own in the self-checks.
 _EXACT = {torch.float32, torch.float64}
-# Computes more than losses within the same forward pass: from the hidden states [B, T, D] and the
-# head's weight, bias and form.
-Also = Callable[[Tensor, Tensor, Tensor | None, Head], Tensor | tuple[Tensor, Tensor]]
+# Computes other things than losses within the same forward pass: from the hidden states [B, T, D],
+# the word that each predicts [B, T], or -100, and the head's weight, bias and form.
+Instead = Callable[[Tensor, Tensor, Tensor, Tensor | None, Head], object]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
@@ -112,7 +112,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
 
         weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a GPU
                          one wait per backward pass; if more get one, every gradient is NaN
-        also             its result is returned behind the losses
+        instead          its result is returned in place of the losses (`Instead`)
         segments         for attention that does not see the ends of documents in `position_ids`
 
     Every other call, `generate` included, is unchanged. The new forward belongs to the instance
@@ -166,7 +166,7 @@ def _token_losses(
     *args: object,
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
-    also: Also | None = None,
+    instead: Instead | None = None,
     **kwargs: Any,
 ) -> object:
     if labels is None:
@@ -176,12 +176,13 @@ def _token_losses(
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).to(hidden_BTD.device)
+    if instead is not None:
+        return instead(hidden_BTD, targets_BT, weight_VD, bias_V, head)
     rows = (hidden_BTD.flatten(0, 1), weight_VD, bias_V, targets_BT.flatten().clamp(min=0))
     loss_N: Tensor = _TokenLoss.apply(*rows, head, weighted_tokens)  # type: ignore[no-untyped-call]
     # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
     loss_BT = loss_N.view_as(targets_BT).masked_fill(targets_BT == IGNORED_LABEL, 0.0)
-    loss_BT = by_predicted_token(loss_BT).float()
-    return loss_BT if also is None else (loss_BT, also(hidden_BTD, weight_VD, bias_V, head))
+    return by_predicted_token(loss_BT).float()
 
 
 def by_predicted_token(values_BT: Tensor) -> Tensor:

@@ -9,7 +9,6 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -192,18 +191,15 @@ class VocAgnoTrainer(ResumableTrainer):
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
-        method = self.objective.method
-        assert method.distance is not None
         with self.phases.within("teacher"):
             pairs = self.objective.pairs(inputs)
-        used, also = self._count_tokens(inputs), partial(pairs.distances, method.distance)
-        losses = self._student_losses(model, inputs, weighted_tokens=used, also=also)
-        loss_BS, (distances, distance_R) = losses
+        self._count_tokens(inputs)
+        total: Tensor
+        total, loss_BS, distance_R = self._student_losses(model, inputs, instead=pairs.losses)
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
         self.step_batches.add_losses(loss_BS)
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
-        total: Tensor = loss_BS.sum() + method.distance_weight * distances
         return total
 
     def _count_tokens(self, inputs: Batch) -> int:

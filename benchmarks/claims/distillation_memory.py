@@ -74,8 +74,10 @@ def step_memory(method: str, way: str, words: tuple[int, int], size: Size) -> tu
 
     def tiles(states: Tensor, weight: Tensor, rows: int) -> Tensor:
         places = torch.arange(1, rows + 1)
-        pairs = Pairs(HeadStates(teacher, theirs, None, head), places, places)
-        return pairs.distances(DISTANCES[method], states[None], weight, None, head)[0]
+        of_teacher = HeadStates(teacher, theirs, None, head)
+        pairs = Pairs(of_teacher, places, places, places[:0], DISTANCES[method], 1.0)
+        targets = places.new_zeros(1, len(states))
+        return pairs.losses(states[None], targets, weight, None, head)[0]
 
     def naive(states: Tensor, weight: Tensor, rows: int) -> Tensor:
         p = states[:rows] @ weight.T

@@ -110,8 +110,8 @@ def distances(
     batch |= {"labels": torch.tensor([[-100] + [0] * (tokens - 1)]), "teacher_widths": [0]}
     pairs = Objective(method, Fixed(teacher)).pairs(batch)  # type: ignore[arg-type]
     states = head_of(student)
-    _, found = pairs.distances(method.distance, states.hidden_MD[None], *states[1:])
-    return (method.distance_weight * found).tolist()
+    *_, found = pairs.losses(states.hidden_MD[None], torch.zeros(1, tokens).long(), *states[1:])
+    return (pairs.factor * found).tolist()
 
 
 @pytest.mark.parametrize("recipe", ["kld__tinyllama-cpt", "kld__llemma"])

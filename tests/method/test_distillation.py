@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.claims import distillation_memory
 from vocagnolm import output_head
-from vocagnolm.distillation import HeadStates, Pairs, entropies, first_tokens
+from vocagnolm.distillation import HeadStates, Pairs, first_tokens, losses_and_entropies
 from vocagnolm.output_head import last_hidden_state, read_head
 from vocagnolm.token_loss import add_token_losses
 
@@ -56,6 +55,22 @@ def states_of(model: Any, ids: Tensor) -> HeadStates:
         return HeadStates(hidden.flatten(0, 1), *read_head(model, hidden))
 
 
+def distill(
+    student: Any,
+    ids: Tensor,
+    teacher: HeadStates,
+    tokens: Tensor,
+    distance: Any,
+    factor: float = 1.0,
+    theirs: Tensor | None = None,
+) -> Any:
+    """What is trained, the losses [B, S] and the distances [R], by default from the same tokens."""
+    labels = (torch.arange(ids.numel()) % ids.shape[1] > 0).nonzero()[:, 0]
+    alone = labels[~torch.isin(labels, tokens)]
+    pairs = Pairs(teacher, tokens, tokens if theirs is None else theirs, alone, distance, factor)
+    return student(input_ids=ids, labels=ids, token_losses=True, instead=pairs.losses)
+
+
 def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
     model.zero_grad()
     loss.backward()
@@ -81,14 +96,12 @@ def test_distances_and_gradients_equal_those_of_full_logits(
     tokens = torch.tensor([1, 4, 5, 7, 10, 12, 16])  # places in the flat batch; 0 and 9 start rows
     theirs = torch.tensor([3, 1, 1, 10, 12, 21, 20])
 
-    pairs = Pairs(states_of(teacher, other_ids), tokens, theirs)
-    losses, (total, found) = student(
-        input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, distance)
-    )
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
-    torch.testing.assert_close(total, found.sum())
-    own = gradients(student, losses.sum() - 0.7 * total)
+    states = states_of(teacher, other_ids)
+    total, losses, found = distill(student, ids, states, tokens, distance, 0.3, theirs)
+    for values in (losses, found):
+        assert values.dtype == torch.float32
+        assert not values.requires_grad
+    own = gradients(student, -0.7 * total)
 
     logits = student(input_ids=ids, use_cache=False).logits
     with torch.no_grad():
@@ -102,7 +115,10 @@ def test_distances_and_gradients_equal_those_of_full_logits(
         ]
     )
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    for key, gradient in gradients(student, plain - 0.7 * expected.sum()).items():
+    torch.testing.assert_close(losses.sum(), plain, rtol=1e-5, atol=0)
+    trained = plain + 0.3 * expected.sum()
+    torch.testing.assert_close(total, trained, rtol=1e-5, atol=0)
+    for key, gradient in gradients(student, -0.7 * trained).items():
         error = float((own[key] - gradient).norm() / gradient.norm().clamp(min=1e-6))
         assert error < 1e-5, (key, error)
 
@@ -113,12 +129,12 @@ def test_distance_from_the_student_itself_is_exactly_zero(name: str, distance: A
     model = build(name, STUDENT_WORDS, 0)
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     tokens = torch.arange(1, 9)
-    pairs = Pairs(states_of(model, ids), tokens, tokens)
-    _, (total, found) = model(
-        input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, distance)
-    )
-    assert (found == 0).all()
-    assert all((gradient == 0).all() for gradient in gradients(model, total).values())
+    found = []
+    for factor in (0.0, 1.0):
+        total, _, distances = distill(model, ids, states_of(model, ids), tokens, distance, factor)
+        assert (distances == 0).all()
+        found.append(gradients(model, total))
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
 
 
 def test_sorted_distance_ignores_the_order_of_teacher_words() -> None:
@@ -129,16 +145,10 @@ def test_sorted_distance_ignores_the_order_of_teacher_words() -> None:
     permuted = states._replace(weight_VD=states.weight_VD[torch.randperm(57)])
     found = []
     for teacher_states in (states, permuted):
-        pairs = Pairs(teacher_states, tokens, tokens)
-        _, (total, value) = student(
-            input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, "sorted_l1")
-        )
+        total, _, value = distill(student, ids, teacher_states, tokens, "sorted_l1")
         found.append((value, gradients(student, total)))
     torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-7)
-    pairs = Pairs(permuted, tokens, tokens)
-    kl = student(
-        input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, "reverse_kl")
-    )[1][1]
+    *_, kl = distill(student, ids, permuted, tokens, "reverse_kl")
     assert not torch.allclose(kl, found[0][0])  # which does look at the words
 
 
@@ -150,9 +160,8 @@ def test_kl_ignores_noise_words_of_the_teacher() -> None:
     states = states_of(teacher, ids)
     values = []
     for words in (STUDENT_WORDS + 16, STUDENT_WORDS):
-        pairs = Pairs(states._replace(weight_VD=states.weight_VD[:words]), tokens, tokens)
-        also = partial(pairs.distances, "reverse_kl")
-        values.append(student(input_ids=ids, labels=ids, token_losses=True, also=also)[1][1])
+        teacher_states = states._replace(weight_VD=states.weight_VD[:words])
+        values.append(distill(student, ids, teacher_states, tokens, "reverse_kl")[2])
     torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)  # products of other shapes
 
 
@@ -166,10 +175,7 @@ def test_distances_are_summed_in_the_widest_dtype(
     results = {}
     for kind in (torch.float32, dtype):
         states = states_of(teacher.to(kind), ids)
-        pairs = Pairs(states, tokens, tokens)
-        _, (total, found) = student.to(kind)(
-            input_ids=ids, labels=ids, token_losses=True, also=partial(pairs.distances, "sorted_l1")
-        )
+        total, _, found = distill(student.to(kind), ids, states, tokens, "sorted_l1")
         results[kind] = found, gradients(student, total)["lm_head.weight"].float()
     tolerance = 1e-5 if dtype == torch.float64 else 0.1
     for a, b in zip(*results.values(), strict=True):
@@ -185,14 +191,9 @@ def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
     tokens = torch.arange(1, 9)
     results = []
     for enabled in (False, True):
-        pairs = Pairs(states_of(teacher, ids), tokens, tokens)
+        states = states_of(teacher, ids)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            _, (total, found) = student(
-                input_ids=ids,
-                labels=ids,
-                token_losses=True,
-                also=partial(pairs.distances, distance),
-            )
+            total, _, found = distill(student, ids, states, tokens, distance)
         assert found.dtype == torch.float32
         gradient = torch.cat([g.flatten() for g in gradients(student, total).values()])
         results.append((found, gradient))
@@ -205,35 +206,35 @@ def one_position(logits: Tensor) -> HeadStates:
     return HeadStates(torch.ones(1, 1, dtype=logits.dtype), logits[:, None], None, head)
 
 
+def distill_one(logits: Tensor, teacher_logits: Tensor, distance: Any = "sorted_l1") -> Tensor:
+    student, one = one_position(logits), torch.ones(1).long()
+    pairs = Pairs(one_position(teacher_logits), one, one, one[:0], distance, 1.0)
+    target = torch.zeros(1, 1).long()
+    return pairs.losses(student.hidden_MD[None], target, *student[1:])[0]
+
+
 def test_float16_gradients_survive_until_loss_scaling() -> None:
     """Probabilities of e^-20, where float16 ends at 6e-8; its loss scaling comes backward only."""
     found = []
     for dtype in (torch.float32, torch.float16):
         logits = torch.tensor([0.0, *[-20.0] * 40], dtype=dtype).requires_grad_()
-        student, pairs = (
-            one_position(logits),
-            Pairs(one_position(0 * logits.detach()), *[torch.ones(1).long()] * 2),
-        )
-        total, _ = pairs.distances("sorted_l1", student.hidden_MD[None], *student[1:])
-        (total * 2.0**16).backward()
+        (distill_one(logits, torch.zeros(41, dtype=dtype)) * 2.0**16).backward()
         assert logits.grad is not None
         found.append(logits.grad[1:].float())
     torch.testing.assert_close(*found, rtol=0.03, atol=0)
 
 
-def test_distances_are_differentiated_once_and_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, tokens = torch.randn(41).requires_grad_(), torch.ones(1).long()
-    student, pairs = one_position(logits), Pairs(one_position(torch.randn(57)), tokens, tokens)
-    tiles: list[object] = []
-    own = output_head.HeadGradients.add
+def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, tiles, own = torch.randn(41).requires_grad_(), [], output_head.HeadGradients.add
     monkeypatch.setattr(output_head.HeadGradients, "add", lambda *a: tiles.append(own(*a)))
-    for expected in (0, 1):
-        with torch.set_grad_enabled(bool(expected)):
-            total, _ = pairs.distances("sorted_l1", student.hidden_MD[None], *student[1:])
-        assert len(tiles) == expected
+    for wanted in (False, True):
+        with torch.set_grad_enabled(wanted):
+            total = distill_one(logits, torch.randn(57))
+        assert bool(tiles) == wanted
+    tiles.clear()
     (first,) = torch.autograd.grad(total, logits, retain_graph=True)
     (again,) = torch.autograd.grad(3 * total, logits)
-    assert len(tiles) == 1
+    assert not tiles
     assert first.abs().max() > 0
     torch.testing.assert_close(again, 3 * first)
 
@@ -242,19 +243,26 @@ def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(output_head, "TILE_LOGITS", 3 * (STUDENT_WORDS + 570))
     student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", 570, 1)
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
-    tokens, rows = torch.arange(1, 9), []
+    states, rows = states_of(teacher, ids), []
     own = output_head.Head.logits
 
     def logits(self: Any, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         rows.append(len(hidden))
         return own(self, hidden, weight, *rest)
 
-    states = states_of(teacher, ids)
-    pairs = Pairs(states, tokens, tokens)
-    head = read_head(student, states.hidden_MD)
     monkeypatch.setattr(output_head.Head, "logits", logits)
-    pairs.distances("sorted_l1", states_of(student, ids).hidden_MD[None], *head)
-    assert rows == [3, 3, 3, 3, 2, 2]
+    distill(student, ids, states, torch.arange(1, 9), "sorted_l1")
+    assert list(filter(None, rows)) == [
+        3,
+        3,
+        3,
+        3,
+        2,
+        2,
+        3,
+        3,
+        2,
+    ]  # and the second row, without counterparts
 
 
 def test_tile_holds_the_larger_teacher_vocabulary() -> None:
@@ -270,8 +278,13 @@ def test_entropies_equal_those_of_full_logits(name: str) -> None:
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
-    expected = torch.distributions.Categorical(logits=logits).entropy().flatten()
-    torch.testing.assert_close(entropies(states_of(model, ids)), expected, rtol=1e-5, atol=1e-6)
+        plain = model(input_ids=ids, labels=ids, token_losses=True)
+        losses, found = model(
+            input_ids=ids, labels=ids, token_losses=True, instead=losses_and_entropies
+        )
+    expected = torch.distributions.Categorical(logits=logits[:, :-1]).entropy()
+    torch.testing.assert_close(found, F.pad(expected, (1, 0)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(losses, plain, rtol=1e-5, atol=1e-6)
 
 
 def test_first_tokens_equal_nonzero_when_count_is_known() -> None:

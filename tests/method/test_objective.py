@@ -335,8 +335,8 @@ def test_pairs_are_the_same_token_or_the_last_of_a_range() -> None:
         "unmapped_tokens": [1, 0],
     }
     ours, theirs = (
-        [rows.tolist() for rows in Objective(Method(name), Silent()).pairs(batch)[1:]]  # type: ignore[arg-type]
+        [rows.tolist() for rows in Objective(Method(name), Silent()).pairs(batch)[1:4]]  # type: ignore[arg-type]
         for name in ("kld", "uld")
     )
-    assert ours == [[1, 2, 4, 5]] * 2
-    assert theirs == [[1, 4, 5], [2, 4 + 1, 4 + 3]]
+    assert ours == [*[[1, 2, 4, 5]] * 2, []]
+    assert theirs == [[1, 4, 5], [2, 4 + 1, 4 + 3], [2]]
