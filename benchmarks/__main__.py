@@ -57,19 +57,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{where}: {error}")
     page = Page()
     for name, size in sizes.items():
-        try:
-            measured = claims.measure(known[name], size)
-        except Skipped as reason:
-            page.skipped.append(f"{name} skipped: {reason}")
-            continue
-        details = page.add(name, known[name].CLAIM, measured)
-        sys.stderr.writelines(f"{name}: {line}\n" for line in details)
+        _measure(name, known[name], size, page)
+        if arguments.page:
+            page.write(arguments.page)  # at once: the next one may fail
     if page.rows:
         sys.stdout.write(page.table() + "\n")
     sys.stdout.writelines(f"{line}\n" for line in page.skipped)
-    if arguments.page:
-        page.write(arguments.page)
     return int(page.failed)
+
+
+def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
+    try:
+        measured = claims.measure(module, size)
+    except Skipped as reason:
+        page.skipped.append(f"{name} skipped: {reason}")
+        return
+    details = page.add(name, module.CLAIM, measured)
+    sys.stderr.writelines(f"{name}: {line}\n" for line in details)
 
 
 def _size(module: ModuleType, arguments: argparse.Namespace) -> object:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 import resource
+import signal
 import statistics
 import time
 import traceback
@@ -20,6 +21,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+PR_SET_PDEATHSIG = 1  # of Linux
 WARM_UP_TURNS = 2  # they allocate what stays, and compile
 PRELOADED = ["benchmarks.harness", "vocagnolm.token_loss", "vocagnolm.distillation"]
 
@@ -190,8 +192,11 @@ def take_turns_apart(
 
 
 def _serve_turns(make: Callable[[], Way], pipe: Connection) -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the process that asks
     try:
-        way, libc = make(), ctypes.CDLL(None)
+        way = make()
         for turn in iter(pipe.recv, None):
             given = way.prepare(turn)
             gc.collect()

@@ -62,12 +62,12 @@ class Page:
             f"{os.getloadavg()[0]:.1f} at the end; {packages}."
         )
         notes = [*self._missed, *(f"- {line}" for line in self.skipped)]
-        parts = [head, self.table(), "\n".join(notes)]
+        parts = [head, self.table() if self.rows else "", "\n".join(notes)]
         for details, names in self._details.items():
             if details:
                 titles = ", ".join(f"`{name}`" for name in names)
                 parts.append("\n".join([f"### {titles}\n", "```", *details, "```"]))
-        return "\n\n".join(parts)
+        return "\n\n".join(filter(None, parts))
 
     def write(self, path: Path) -> None:
         """Replace what stands between the marks of a page."""

@@ -267,7 +267,7 @@ def prepare(size: Size, directory: Path) -> None:
         if path:
             tokenizer = AutoTokenizer.from_pretrained(path)
         else:
-            tokenizer = train_teacher(texts, size.words, single_digits=role == "teacher")
+            tokenizer = train_teacher(texts, size.words - 2, single_digits=role == "teacher")
             tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
         tokenizer.pad_token = tokenizer.eos_token
         tokenizer.save_pretrained(directory / role)
