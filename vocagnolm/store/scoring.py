@@ -27,7 +27,7 @@ from vocagnolm.store.job import (
     encode_readable,
     score_corpus,
 )
-from vocagnolm.store.served import ServedScorer, find_served
+from vocagnolm.store.served import ServedScorer, Start, decode_behind, find_served
 from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.server import Server
 from vocagnolm.store.windows import HFScorer, Scorer
@@ -199,15 +199,17 @@ def _find_server(options: Scoring, reader: Reader | None) -> ServedScorer | Serv
     server, name = Server(options.server, options.concurrency), options.served_model
     dialects = [DIALECTS[options.dialect]] if options.dialect else DIALECTS.values()
     if reader is not None:
-        starts = str(reader.tokenizer.decode([reader.start])), len(reader.tokenizer)
+        tokenizer = reader.tokenizer
+        spaced = decode_behind(reader, tokenizer.encode("a", add_special_tokens=False)) == " a"
+        start = Start(str(tokenizer.decode([reader.start])), len(tokenizer), spaced)
         return find_served(
-            server, name, dialects, starts, lambda form: ServedScorer(server, name, form, reader)
+            server, name, dialects, start, lambda form: ServedScorer(server, name, form, reader)
         )
     if options.context is None:
         raise ValueError("--context is required without --teacher: the most tokens of a request")
-    context, starts = options.context, (DOCUMENT_SEPARATOR, _ANY_VOCABULARY)
+    context, start = options.context, Start(DOCUMENT_SEPARATOR, _ANY_VOCABULARY)
     return find_served(
-        server, name, dialects, starts, lambda form: ServedReader(server, name, form, context)
+        server, name, dialects, start, lambda form: ServedReader(server, name, form, context)
     )
 
 

@@ -106,7 +106,6 @@ class Server:
                 raise ValueError(f"--server {self.url}: {error}") from error
             return _Fault(f"{type(error).__name__} {error}", is_reached=False)
         status = response.status_code
-        said = " ".join(f"{status} {response.reason_phrase} {response.text[:200]}".split())
         if response.is_success:
             try:
                 answer = response.json()
@@ -114,6 +113,8 @@ class Server:
                 answer = None
             if isinstance(answer, dict):
                 return answer
+        said = " ".join(f"{status} {response.reason_phrase} {response.text[:200]}".split())
+        if response.is_success:
             return _Fault(f"an answer that is cut, or no JSON: {said}")
         if status >= 500 or status in _BUSY:
             return _Fault(said, _retry_after_s(response.headers.get("retry-after", "")))
@@ -128,10 +129,8 @@ class Server:
 def _retry_after_s(header: str) -> float:
     """Read a header of seconds, or of a date; 0 for none."""
     try:
-        return float(header)
-    except ValueError:
-        pass
-    try:
+        if header[:1].isdigit():
+            return float(header)
         return parsedate_to_datetime(header).timestamp() - time.time()
     except ValueError:
         return 0.0
