@@ -7,7 +7,7 @@ from benchmarks.experiments.eight_processes import MOST_OFF, Size, compare
 from benchmarks.harness import Claim, Measured, alone
 
 CLAIM = Claim(
-    "eight processes have the weights, store and answers of one, and send the formulas' bytes",
+    "several processes have the weights, store and answers of one, and send the formulas' bytes",
     at_most=MOST_OFF,
     unit="%",
 )
