@@ -81,6 +81,7 @@ def make_segment(
         "ranges": np.stack([at * theirs // length, -(-(at + 1) * theirs // length)], 1)[None],
         "shares": shares.reshape(1, -1, 3),
         "teacher_counts": [theirs],
+        **dict.fromkeys(("student_labelled", "teacher_labelled"), ()),
     }
 
 

@@ -219,14 +219,21 @@ def lay_out(
             unmapped |= number >= count[ours.rows]
         else:
             unmapped |= find_ranges(ours.spans, part.spans)[:, 0] == UNMAPPED
+    # A token of a chat template has no characters.
+    has_text = ours.spans[:, 0] < ours.spans[:, 1]
+    unmapped &= has_text
     closed = rows[is_last & (student.end is not None)]
-    special = (rows, np.full(len(rows), student.start)), (closed, np.full(len(closed), student.end))
+    special = (
+        (rows, np.full(len(rows), student.start)),
+        (closed, np.full(len(closed), student.end or 0)),
+    )
     columns = {
         "start": starts,
         "end": ends,
         "student_ids": _by_row(rows, special[0], (ours.rows, ours.values), special[1]),
         "student_tokens": 1 + counts[0] + np.bincount(closed, minlength=len(rows)),
         "teacher_tokens": sum(counts[1:], 0 * rows) + len(theirs),
+        "text_tokens": np.bincount(ours.rows[has_text], minlength=len(rows)),
         "unmapped_text_tokens": np.bincount(ours.rows[unmapped], minlength=len(rows)),
     }
     begun = [(rows, np.full(len(rows), one.start, one.values.dtype)) for one in teachers]

@@ -31,7 +31,8 @@ _ArrayT = TypeVar("_ArrayT", IntArray, FloatArray)
 class Batch(TypedDict, total=False):
     """B rows, S student and T teacher positions; labels and ranges stand at the token they are of.
 
-    Labels are -100 at padding and where a segment starts, as nothing predicts its first token.
+    Labels are -100 at padding, where a segment starts, as nothing predicts its first token, and
+    outside of the labelled tokens of a conversation.
     """
 
     input_ids: Tensor  # [B, S]
@@ -99,6 +100,7 @@ class PackedCollator:
     >>> block: Block = {
     ...     "block": 0, "student_ids": segments(1, 5, 6), "teacher_ids": segments(9, 7),
     ...     "teacher_losses": [np.empty(0, np.float32)], "teacher_counts": segments(2),
+    ...     "student_labelled": segments(), "teacher_labelled": segments(),
     ...     "ranges": [np.array([[[-1, -1], [1, 2], [1, 2]]])],
     ...     "shares": [np.array([[[1, 1, 1], [0.5, 1, 1], [0.5, 1, 1]]], np.float32)],
     ... }
@@ -122,7 +124,8 @@ class PackedCollator:
             raise ValueError(f"{lacks}: expected the blocks of vocagnolm.packing.Blocks")
         widths = self._widths(blocks)
         student = [block["student_ids"] for block in blocks]
-        ids, labels, positions = self._rows(student, self.max_length)
+        trained = [_labels(block["student_ids"], block["student_labelled"]) for block in blocks]
+        ids, labels, positions = self._rows(student, trained, self.max_length)
         edges, longest = self._segments(student, self.max_length)
         batch: Batch = {}
         if self.chunks is None:
@@ -175,31 +178,39 @@ class PackedCollator:
         return list(map(padded_width, longest, limits))
 
     def _teacher_rows(self, blocks: Sequence[Block], widths: Sequence[int]) -> Batch:
-        by_block = [_by_teacher(block, block["teacher_ids"], len(widths)) for block in blocks]
-        teachers = list(zip(zip(*by_block, strict=True), widths, strict=True))
-        columns = zip(*(self._rows(*teacher) for teacher in teachers), strict=True)
-        ids, labels, positions = (torch.cat(parts, -1) for parts in columns)
-        segments = [self._segments(*teacher) for teacher in teachers]
+        ids = [_by_teacher(b, b["teacher_ids"], len(widths)) for b in blocks]
+        trained = [_labels(b["teacher_ids"], b["teacher_labelled"]) for b in blocks]
+        labels = [_by_teacher(*pair, len(widths)) for pair in zip(blocks, trained, strict=True)]
+        columns = (zip(*column, strict=True) for column in (ids, labels))
+        teachers = list(zip(*columns, widths, strict=True))
+        rows = zip(*(self._rows(*teacher) for teacher in teachers), strict=True)
+        ids_BT, labels_BT, positions_BT = (torch.cat(parts, -1) for parts in rows)
+        segments = [self._segments(segments, width) for segments, _, width in teachers]
         return {
-            "teacher_input_ids": ids,
-            "teacher_labels": labels,
-            "teacher_position_ids": positions,
+            "teacher_input_ids": ids_BT,
+            "teacher_labels": labels_BT,
+            "teacher_position_ids": positions_BT,
             "teacher_segment_edges": [found.edges for found in segments],
             "teacher_longest_segment": [found.longest for found in segments],
         }
 
-    def _rows(self, blocks: Sequence[Sequence[IntArray]], length: int) -> Sequence[Tensor]:
+    def _rows(
+        self,
+        blocks: Sequence[Sequence[IntArray]],
+        trained: Sequence[Sequence[IntArray]],
+        length: int,
+    ) -> Sequence[Tensor]:
         """Return ids, labels and positions [B, length]."""
         ids, labels, positions = (np.zeros((len(blocks), length), np.int64) for _ in range(3))
         labels[:] = IGNORED_LABEL
         # ids        1   5 6 2   1   7   0   0       two segments, and padding
         # labels    -100 5 6 2 -100  7 -100 -100
         # positions  0   1 2 3   0   1   0   0
-        for row, segments in enumerate(blocks):
+        for row, segments in enumerate(zip(blocks, trained, strict=True)):
             at = 0
-            for segment in segments:
+            for segment, its_labels in zip(*segments, strict=True):
                 here = slice(at, at + len(segment))
-                ids[row, here] = labels[row, here] = segment
+                ids[row, here], labels[row, here] = segment, its_labels
                 labels[row, at : at + 1] = IGNORED_LABEL
                 positions[row, here] = np.arange(len(segment))
                 at += len(segment)
@@ -225,6 +236,25 @@ def _pieces(tokens: int, longest: int) -> list[int]:
     """
     whole = tokens // longest if longest else 0
     return [longest] * whole + [tokens - longest * whole]
+
+
+def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[IntArray]:
+    """Return the labels of segments: all ids, or those in ranges [first, last) laid end to end.
+
+    >>> _labels([np.array([7, 8, 9]), np.array([5, 6])], [np.array([1, 2]), np.array([])])
+    [array([-100,    8, -100]), array([5, 6])]
+    """
+    labels = []
+    for ids, ranges in zip(segments, labelled, strict=True):
+        if not len(ranges):
+            labels.append(ids)
+            continue
+        # Ids may have a type without negative numbers.
+        kept = np.full(len(ids), IGNORED_LABEL, np.int64)
+        for first, last in np.asarray(ranges, np.int64).reshape(-1, 2):
+            kept[first:last] = ids[first:last]
+        labels.append(kept)
+    return labels
 
 
 def _counts(block: Block) -> IntArray:

@@ -25,18 +25,21 @@ import pyarrow.compute as pc
 from filelock import Timeout
 
 from vocagnolm.alignment import lay_out
-from vocagnolm.corpus import TEXT, unusable, values
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.reading import TrainOn
+from vocagnolm.chat.rows import fit_turns
+from vocagnolm.corpus import TEXT, conversations_of, is_conversations, unusable, values
 from vocagnolm.host.cache import verified_cache
 from vocagnolm.spans import Spans, Tokens
 from vocagnolm.tokenizers import Guide, Reader, Teachers
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
-_FORMAT = 7
+_FORMAT = 8
 # Documents that are aligned, cached and checked together: minutes of work.
 _PART = 100_000
 # Why a document is skipped.
 MISSING = "not in the teacher-loss store, or another text there"
-_EMPTY = "a tokenizer finds no token in it"
+EMPTY = "a tokenizer finds no token in it"
 # Aim below the limit: a good place to cut is looked for before it.
 _FILL = 0.95
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
@@ -45,10 +48,12 @@ _ARRAYS = {
     "teacher_losses": "float32",
     **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
     **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
+    **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
 }
 _NUMBERS = (
     *("document", "start", "end"),
-    *("student_tokens", "teacher_tokens", "unmapped_text_tokens"),
+    *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
+    *("left_out_messages", "trimmed_characters"),
 )
 
 
@@ -60,7 +65,8 @@ class Segments:
     instead of `teacher_ids`, NaN for a start token. Several teachers' tokens follow one another,
     `teacher_counts` of each. Steps and jumps are the spans of the text's tokens (`narrow_spans`),
     from which `alignment.align_segment` maps them where a block is read; the teachers' are left out
-    where tokens are mapped by number.
+    where tokens are mapped by number. Of a conversation, which is a segment, half-open ranges of
+    tokens are labelled, laid end to end; of a document no ranges, which are all its tokens.
     """
 
     rows: datasets.Dataset
@@ -92,18 +98,23 @@ class Segments:
         return hashlib.sha256(b"".join(content)).hexdigest()[:16]
 
     def write_skipped(self, path: str | Path) -> None:
-        """List the documents that were left out, with the reasons, in a JSON lines file."""
-        if self.skipped:
-            rows = (json.dumps({"document": d, "reason": why}) + "\n" for d, why in self.skipped)
+        """List the documents that were left out, with the reasons, in a JSON lines file.
+
+        Behind them, the conversations whose last messages were.
+        """
+        left_out = self._column("left_out_messages")
+        short = np.flatnonzero(left_out)
+        counts = zip(self._column("document")[short].tolist(), left_out[short], strict=True)
+        why_short = "exceeds a context: its last {} messages are left out"
+        reasons = [*self.skipped, *((number, why_short.format(n)) for number, n in counts)]
+        if reasons:
+            rows = (json.dumps({"document": d, "reason": why}) + "\n" for d, why in reasons)
             Path(path).write_text("".join(rows), encoding="utf-8")
 
     @property
     def mapped_text_fraction(self) -> float:
         """Share of the student's text tokens that have a teacher range, in [0, 1]."""
-        # Without a start token for each segment, and an end token for each document.
-        documents = len(np.unique(self._column("document")))
-        text_tokens = self.total("student_tokens") - len(self.rows) - documents
-        return 1.0 - self.total("unmapped_text_tokens") / max(text_tokens, 1)
+        return 1.0 - self.total("unmapped_text_tokens") / max(self.total("text_tokens"), 1)
 
 
 def align_corpus(
@@ -112,6 +123,7 @@ def align_corpus(
     teacher: Reader | Guide | None,
     *,
     num_proc: int | None = None,
+    train_on: TrainOn = "completions",
 ) -> Segments:
     """Cut every document into segments that both readers can hold, and align the two encodings.
 
@@ -119,6 +131,8 @@ def align_corpus(
     format, and is read from there the next time if it is as it was written. It is made part by
     part: what a killed process has finished is kept, and machines that share the cache share the
     work, each on the parts that no other one works on. A single teacher may be given by its reader.
+
+    Conversations are not cut, and `train_on` says which of their tokens have labels.
     """
     # Threads inside of each process would fight over the cores.
     if num_proc is not None:
@@ -130,12 +144,18 @@ def align_corpus(
         return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
+    if is_conversations(corpus):
+        _check_turns(student, guide)
+        templates = [reader.template for reader in (student, *guide.readers)]
+        key += f"|{templates}|{train_on}"
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
     # Each file of a corpus has a cache of its own; all parts go to that of the first.
     sources, starts = corpus.cache_files, range(0, len(corpus), _PART)
-    shared = {"student": student, "guide": guide, "schema": features.arrow_schema}
+    labelled = train_on if is_conversations(corpus) else None
+    shared = {"student": student, "guide": guide, "train_on": labelled}
+    shared["schema"] = features.arrow_schema
     parts: dict[int, datasets.Dataset] = {}
     # What another machine works on is waited for at the end.
     for wait, start in product((False, True), starts):
@@ -157,7 +177,12 @@ def align_corpus(
                 new_fingerprint=fingerprint,
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
-    rows = datasets.concatenate_datasets([parts[start] for start in starts]).with_format(None)
+    return _parted(datasets.concatenate_datasets([parts[start] for start in starts]))
+
+
+def _parted(rows: datasets.Dataset) -> Segments:
+    """Take rows apart from those that stand for a document that was skipped."""
+    rows = rows.with_format(None)
     is_skipped = rows.data.column("skipped").is_valid()
     if not pc.any(is_skipped).as_py():
         return Segments(rows, [])
@@ -174,15 +199,21 @@ def _align_batch(
     student: Reader,
     guide: Guide,
     schema: pa.Schema,
+    train_on: TrainOn | None,
 ) -> pa.Table:
     """Make the rows of some documents; one that is skipped gets a single row with the reason.
 
-    Their numbers are counted from `start`.
+    Their numbers are counted from `start`. Conversations are known by what is trained of them.
     """
-    found = dict(zip((start + i for i in indices), values(batch[TEXT]), strict=True))
-    skipped = {index: why for index, text in found.items() if (why := unusable(text))}
-    texts = {index: text for index, text in found.items() if index not in skipped}
-    rows = _align(texts, skipped, student, guide, schema)
+    numbers = [start + index for index in indices]
+    if train_on:
+        found, skipped = conversations_of(batch, numbers)
+        rows = _align_turns(found, skipped, student, guide, schema, train_on)
+    else:
+        texts = dict(zip(numbers, values(batch[TEXT]), strict=True))
+        skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
+        kept = {index: text for index, text in texts.items() if index not in skipped}
+        rows = _align(kept, skipped, student, guide, schema)
     if not skipped:
         return rows
     nothing = {field.name: [] for field in schema if pa.types.is_list(field.type)}
@@ -216,14 +247,51 @@ def _align(
     lengths = np.fromiter(map(len, contents), np.int64, len(contents))
     columns = lay_out(segments, lengths, ours, read.teachers, guide.by_position)
     columns["document"] = numbers[segments[:, 0]]
-    arrays = [_column(columns.get(field.name), field.type, len(segments)) for field in schema]
+    return _table(columns, schema)
+
+
+def _check_turns(student: Reader, guide: Guide) -> None:
+    """Reject models and methods that cannot read conversations."""
+    if guide.by_position:
+        number = "--uld_pairing position pairs tokens by number, which chat templates change"
+        raise ValueError(f"{number}: use last for conversations")
+    student.check_template()
+    guide.check_templates()
+
+
+def _align_turns(
+    conversations: Mapping[int, Conversation],
+    skipped: dict[int, str],
+    student: Reader,
+    guide: Guide,
+    schema: pa.Schema,
+    train_on: TrainOn,
+) -> pa.Table:
+    """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
+    asked = [*conversations.values()]
+    models = [student.read_turns(asked, train_on), *guide.read_turns(asked, train_on)]
+    # A limit counts the first token.
+    limits = [limit - 1 for limit in (student.limit, *guide.limits())]
+    fitted = fit_turns(conversations, models, limits)
+    skipped |= fitted.skipped
+    lengths = np.array(fitted.ends, np.int64)
+    segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
+    ours, *theirs = (Tokens(*fitted.tokens(model)) for model in range(len(models)))
+    columns = lay_out(segments, lengths, ours, theirs, by_position=False)
+    return _table(columns | fitted.columns(), schema)
+
+
+def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
+    rows = len(columns["document"])
+    arrays = [_column(columns.get(field.name), field.type, rows) for field in schema]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def _column(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
     """Make a column of numbers, or of arrays laid end to end; of nothing without values."""
     if not pa.types.is_list(kind):
-        return pa.nulls(rows, kind) if values is None else pa.array(values, kind)
+        absent = pa.nulls(rows, kind) if pa.types.is_string(kind) else np.zeros(rows, np.int32)
+        return pa.array(absent if values is None else values, kind)
     edges, flat = (np.zeros(rows + 1), np.empty(0)) if values is None else values
     content = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
     return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), content, type=kind)
@@ -259,7 +327,7 @@ def _segment(
     for text in np.flatnonzero(~fits).tolist():
         marks = given.get(text, ())
         if marks is None or not counts[:, text].all():
-            skipped[text] = MISSING if marks is None else _EMPTY
+            skipped[text] = MISSING if marks is None else EMPTY
             continue
         spans = [model.encoding(text).spans for model in models]
         found = _cut(texts[text], spans, limits, marks)
@@ -307,7 +375,7 @@ def _cut(
     first = [spans[:, 1].searchsorted(edges[:-1], side="right") for spans in models]
     last = [spans[:, 0].searchsorted(edges[1:], side="left") for spans in models]
     is_empty = any((a >= b).any() for a, b in zip(first, last, strict=True))
-    return _EMPTY if is_empty else edges
+    return EMPTY if is_empty else edges
 
 
 def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> int:

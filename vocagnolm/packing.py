@@ -31,11 +31,16 @@ class Block(TypedDict):
     teacher_ids: Sequence[IntArray]
     teacher_losses: Sequence[FloatArray]
     teacher_counts: Sequence[IntArray]
+    student_labelled: Sequence[IntArray]
+    teacher_labelled: Sequence[IntArray]
     ranges: Sequence[IntArray]
     shares: Sequence[FloatArray]
 
 
-_COLUMNS = ["student_ids", "teacher_ids", "teacher_losses", "teacher_counts"]
+_COLUMNS = [
+    *("student_ids", "teacher_ids", "teacher_losses", "teacher_counts"),
+    *("student_labelled", "teacher_labelled"),
+]
 _SPANS = ["student_steps", "student_jumps", "teacher_steps", "teacher_jumps"]
 
 

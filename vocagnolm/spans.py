@@ -47,13 +47,14 @@ class Tokens:
 
     Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text. `values`
     are ids or, of a teacher that is not at hand, losses in nats; `start` is that of the token
-    before each segment (NaN for a loss), `end` of the one behind the last of a text, if any.
+    before each segment (NaN for a loss), or those of all segments, `end` of the one behind the last
+    of a text, if any.
     """
 
     values: npt.NDArray[Any]
     spans: Spans
     edges: npt.NDArray[np.int64]
-    start: float = math.nan
+    start: float | npt.NDArray[Any] = math.nan
     end: int | None = None
 
     @classmethod

@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
+from vocagnolm.chat.render import Template, template_of
 from vocagnolm.spans import (
     Tokens,
     encode,
     encode_raw,
+    encode_rendered,
     encode_texts,
     no_offsets,
     tokenizer_name,
@@ -111,6 +118,13 @@ class Reader:
     start: int
     end: int | None
     limit: int
+    # How it reads conversations.
+    template: Template | None = None
+
+    @property
+    def role(self) -> Role:
+        """Whose it is: documents end for a student."""
+        return "teacher" if self.end is None else "student"
 
     @property
     def text_limit(self) -> int:
@@ -121,23 +135,81 @@ class Reader:
         """Encode texts."""
         return replace(encode_texts(self.tokenizer, texts), start=self.start, end=self.end)
 
+    def read_turns(
+        self, conversations: Sequence[Conversation], train_on: TrainOn
+    ) -> list[TurnTokens | str]:
+        """Read conversations in the chat template, or say why one cannot be read.
+
+        The ends of answers have labels for a student only, as they are no content.
+        """
+        assert self.template is not None, "templates are checked before"
+        rendered = [self.template.render(one) for one in conversations]
+        texts = [one.text for one in rendered if not isinstance(one, str)]
+        try:
+            encodings = iter(encode_rendered(self.tokenizer, texts))
+        except ValueError as error:
+            # One of many is at fault: read alone, it alone cannot be.
+            if len(conversations) == 1:
+                return [str(error)]
+            return [self.read_turns([one], train_on)[0] for one in conversations]
+        special = special_ids(self.tokenizer) if self.role == "student" else None
+        found: list[TurnTokens | str] = []
+        for one, shown in zip(conversations, rendered, strict=True):
+            if isinstance(shown, str):
+                found.append(shown)
+                continue
+            ids, spans = (encoding := next(encodings)).ids, encoding.spans
+            is_special = None if special is None else np.isin(ids, special)
+            found.append(read_tokens(one, shown, ids, spans, is_special, train_on))
+        return found
+
+    def check_template(self) -> None:
+        """Raise a ValueError where conversations cannot be read."""
+        if self.template is None:
+            raise ValueError(
+                f"{tokenizer_name(self.tokenizer, self.role)} has no chat template, in which to"
+                f" read conversations: name one with --{self.role}_chat_template (plain, chatml or"
+                " a file)"
+            )
+        self.template.check()
+
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""
         return f"{self.tokenizer.backend_tokenizer.to_str()}|{self.start}|{self.end}|{self.limit}"
 
 
-def student_reader(tokenizer: PreTrainedTokenizerBase, max_length: int) -> Reader:
-    """Read documents as `<s> text </s>` in at most `max_length` tokens."""
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
+    """Return the ids of the special tokens, of which the named ones are a part."""
+    added = tokenizer.added_tokens_decoder.items()
+    marked = {number for number, token in added if token.special}
+    return np.array(sorted(marked | {*tokenizer.all_special_ids}), np.int64)
+
+
+def student_reader(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, template: str | None = None
+) -> Reader:
+    """Read documents as `<s> text </s>` in at most `max_length` tokens.
+
+    Conversations are read in a built-in template or that of a file, else in the tokenizer's own,
+    and the tokenizer gets it.
+    """
     if tokenizer.eos_token_id is None:
         name = f"student tokenizer {tokenizer.name_or_path}"
         set_it = "set eos_token in its tokenizer_config.json"
         raise ValueError(f"{name} has no EOS token, which ends every document: {set_it}")
-    return Reader(tokenizer, start_id(tokenizer, "student"), tokenizer.eos_token_id, max_length)
+    found = template_of(tokenizer, "student", template)
+    if template and found:
+        tokenizer.chat_template = found.source
+    start = start_id(tokenizer, "student")
+    return Reader(tokenizer, start, tokenizer.eos_token_id, max_length, found)
 
 
-def teacher_reader(tokenizer: PreTrainedTokenizerBase, context: int) -> Reader:
+def teacher_reader(
+    tokenizer: PreTrainedTokenizerBase, context: int, template: str | None = None
+) -> Reader:
     """Read documents as `<start> text` in at most `context` tokens."""
-    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context)
+    found = template_of(tokenizer, "teacher", template)
+    return Reader(tokenizer, start_id(tokenizer, "teacher"), None, context, found)
 
 
 @dataclass(frozen=True)
@@ -176,6 +248,17 @@ class Guide(Protocol):
 
     def read(self, texts: Sequence[str]) -> TeacherTokens:
         """Return the tokens of every teacher in every document."""
+
+    def check_templates(self) -> None:
+        """Raise a ValueError where a teacher cannot read conversations."""
+        for reader in self.readers:
+            reader.check_template()
+
+    def read_turns(
+        self, conversations: Sequence[Conversation], train_on: TrainOn
+    ) -> list[list[TurnTokens | str]]:
+        """Return every teacher's tokens of conversations, or why one cannot be read."""
+        return [reader.read_turns(conversations, train_on) for reader in self.readers]
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from vocagnolm.alignment import align_spans, covered_shares, narrow_spans, widen_spans
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.reading import Reading, TrainOn, read_tokens
+from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Rendered, Template, template_of
 from vocagnolm.spans import encode_rendered
 
@@ -36,8 +36,7 @@ NAMES = [*TEMPLATES]
 class Read(NamedTuple):
     """A conversation as a model reads it, and the same by walking over the rendered text."""
 
-    reading: Reading
-    ids: list[int]
+    reading: TurnTokens
     # Characters of the conversation of every token behind the first.
     characters: list[set[int]]
     # Rendered characters of the same tokens.
@@ -85,16 +84,17 @@ def read(name: str, asked: Conversation, train_on: TrainOn, *, student: bool) ->
         return rendered
     (encoding,) = encode_rendered(tokenizer, [rendered.text])
     names = tokenizer.convert_ids_to_tokens(encoding.ids.tolist())
-    special_N = np.array([token == TURN_ENDS[name] for token in names])
-    found = read_tokens(asked, rendered, encoding.spans, special_N if student else None, train_on)
+    special = np.array([token == TURN_ENDS[name] for token in names])
+    found = read_tokens(
+        asked, rendered, encoding.ids, encoding.spans, special if student else None, train_on
+    )
     if isinstance(found, str):
         return found
     text, owned, places = walk(name, asked)
     assert rendered.text == text
-    first = int(found.begins)
-    spans = [(int(a), int(b)) for a, b in encoding.spans[first:]]
+    spans = [(int(a), int(b)) for a, b in encoding.spans[1:]]
     characters = [{owned[at] for at in range(a, b) if at in owned} for a, b in spans]
-    return Read(found, encoding.ids.tolist(), characters, spans, text, places)
+    return Read(found, characters, spans, text, places)
 
 
 def check_labels(asked: Conversation, read: Read, train_on: TrainOn, *, student: bool) -> None:
@@ -176,7 +176,7 @@ def test_labels_decode_to_answers_and_turn_ends(name: str) -> None:
     asked = turns(*MULTI[:4])
     found = read(name, asked, "completions", student=True)
     assert isinstance(found, Read)
-    ids = found.ids[int(found.reading.begins) :]
+    ids = found.reading.values
     said = [loaded(name)[0].decode(ids[a:b]).strip() for a, b in found.reading.labelled.tolist()]
     end = TURN_ENDS[name]
     answers = [asked.messages[1]["content"], asked.messages[3]["content"]]
@@ -222,32 +222,30 @@ def test_conversation_ends_behind_an_answer() -> None:
     assert isinstance(whole, Read)
     assert [*whole.reading.stops] == [1, 3]
     short = whole.reading.until(1)
-    ids = whole.ids[1 : 1 + len(short.spans)]
-    assert loaded("qwen2.5")[0].decode(ids).endswith("assistant\n2<|im_end|>")
+    assert loaded("qwen2.5")[0].decode(short.values).endswith("assistant\n2<|im_end|>")
     first, last = short.labelled
     assert first.tolist() == whole.reading.labelled[0].tolist()
     assert last[0] == last[1]
     assert whole.reading.until(3).spans.shape < whole.reading.spans.shape
 
 
-def test_one_token_of_two_messages_is_refused() -> None:
-    glued = Template("{% for m in messages %}{{ m.content }}{% endfor %}", ())
-    asked = turns("un", "happily")
-    rendered = glued.render(asked)
-    assert isinstance(rendered, Rendered)
-    found = read_tokens(asked, rendered, np.array([[0, 4], [4, 9]]), None, "all")
-    assert found == "one token is a part of two messages"
-
-
-def test_start_token_is_put_before_a_content() -> None:
-    bare = Template("{% for m in messages %}{{ m.content }}<end>{% endfor %}", ())
-    asked = turns("a", "b")
+@pytest.mark.parametrize(
+    ("template", "spans", "expected"),
+    [
+        ("{{ m.content }}", [[0, 2], [2, 3]], "one token is a part of two messages"),
+        ("{{ m.content }}<end>", [[0, 1], [1, 6], [6, 8], [8, 13]], [[1, 1], [2, 4], [4, 4]]),
+        ("{{ m.content }}<end>", [[0, 5], [5, 6], [6, 8], [8, 13]], [[1, 1], [2, 4], [4, 4]]),
+    ],
+)
+def test_first_token_is_no_content(template: str, spans: list[list[int]], expected: object) -> None:
+    bare = Template(f"{{% for m in messages %}}{template}{{% endfor %}}", ())
+    asked = turns("a", "bc")
     rendered = bare.render(asked)
     assert isinstance(rendered, Rendered)
-    spans = np.array([[0, 1], [1, 6], [6, 7], [7, 12]])
-    ends = np.array([False, True, False, True])
-    found = read_tokens(asked, rendered, spans, ends, "completions")
-    assert isinstance(found, Reading)
-    assert not found.begins
-    assert found.spans.tolist() == [[0, 1], [1, 1], [2, 3], [3, 3]]
-    assert found.labelled.tolist() == [[2, 4]]
+    ends = np.array([False, True, False, True])[: len(spans)]
+    found = read_tokens(asked, rendered, ends, np.array(spans), ends, "completions")
+    if isinstance(found, TurnTokens):
+        assert found.labelled.tolist() == [[1, 3]]
+        assert found.spans.tolist() == expected
+    else:
+        assert found == expected

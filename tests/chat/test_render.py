@@ -94,7 +94,8 @@ def test_date_is_fixed_or_the_template_refused() -> None:
     assert found.text == "26 Jul 2024<a><b>"
     assert str(datetime.now().year) not in found.text
     with pytest.raises(ValueError, match="writes today's date"):
-        template("{{ strftime_now('%Y') }}" + LOOP + ONE)
+        template("{{ strftime_now('%Y') }}" + LOOP + ONE).check()
+    template(dated + "{{ strftime_now }}").check()
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

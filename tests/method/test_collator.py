@@ -162,6 +162,8 @@ def test_worked_example_of_two_segments() -> None:
         "ranges": [[[[-1, -1], [1, 2], [2, 4]]], [[[-1, -1], [1, 2], [-1, -1]]]],
         "shares": [[[whole, [1, 1, 0.75], [1, 1, 0.25]]], [[whole, [0.5, 1, 1], whole]]],
         "teacher_counts": [[4], [2]],
+        "student_labelled": [[], []],
+        "teacher_labelled": [[], []],
     }
     arrays = {
         name: value if name == "block" else [np.array(segment) for segment in value]  # type: ignore[attr-defined]
@@ -194,6 +196,8 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
         "ranges": [[[no, [1, 2], [2, 3]], [no, [1, 2], [1, 2]]], [[no, [1, 2], no]] * 2],
         "shares": [[[[1, 1, 1]] * 3, [[0.5, 1, 1], [0.4, 1, 1], [1, 1, 0.6]]], [[[1] * 3] * 3] * 2],
         "teacher_counts": [[3, 2], [2, 2]],
+        "student_labelled": [[], []],
+        "teacher_labelled": [[], []],
     }
     for name in {"teacher_ids", "teacher_losses"} - set(names):
         segments[name] = [[], []]
@@ -237,6 +241,16 @@ def test_worked_example_of_two_resident_teachers() -> None:
     assert batch["teacher_labels"].tolist() == [labels.tolist()]
     for name in ("teacher_ranges", "teacher_widths", "mapped_tokens", "unmapped_tokens"):
         assert as_lists(batch)[name] == as_lists(stored)[name]
+
+
+def test_labels_of_a_conversation_stay_in_their_ranges() -> None:
+    labelled = {"student_labelled": [[2, 3], [1, 2]], "teacher_labelled": [[2, 3, 4, 5], [1, 2]]}
+    batch = as_lists(PackedCollator(8)([two_teachers(("teacher_ids",)) | labelled]))
+    assert batch["labels"] == [[-100, -100, 11, -100, 12, -100, -100, -100]]
+    first, second = batch["teacher_labels"][0][:64], batch["teacher_labels"][0][64:]
+    assert first == [-100, -100, 21, -100, 22] + [-100] * 59
+    assert second == [-100, 30, -100, -100] + [-100] * 60
+    assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([2], [0])
 
 
 @pytest.mark.parametrize("teacher_attends", [False, True])
@@ -356,6 +370,7 @@ def block_of(tokens: int) -> Any:
     ids, none = np.arange(tokens), np.full((1, 3, 2), -1)
     block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
     shares = np.ones((1, 3, 3), np.float32)
+    block |= {"student_labelled": [[]], "teacher_labelled": [[]]}
     return block | {"ranges": [none], "shares": [shares], "teacher_counts": [[tokens]]}
 
 

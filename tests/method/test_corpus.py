@@ -14,7 +14,7 @@ from typing import Any
 import datasets
 import pytest
 
-from vocagnolm.corpus import load_corpus
+from vocagnolm.corpus import is_conversations, load_corpus
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -177,7 +177,8 @@ def test_unknown_name_is_said_to_mean_the_hub() -> None:
 def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", json_lines({"body": "x", "url": "u"}))
     assert error_of(path) == (
-        f"--text_column 'text' is not a column of {path}; its columns are body, url"
+        f"--text_column 'text' is not a column of {path}, and neither are messages, nor prompt and "
+        "completion; its columns are body, url"
     )
 
 
@@ -288,3 +289,51 @@ def test_split_of_local_files_is_rejected(tmp_path: Path) -> None:
         "--dataset_split test: local files have only the split train, "
         "give the files of one split to --dataset"
     )
+
+
+ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [ASK, SAY], "id": 3},
+        {"prompt": [ASK], "completion": [SAY]},
+        {"prompt": "1 + 1?", "completion": "2"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], kind: str) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines(row, dict.fromkeys(row)))
+    if kind == "parquet":
+        parquet = tmp_path / "b.parquet"
+        datasets.load_dataset("json", data_files=str(path), split="train").to_parquet(parquet)
+        path = parquet
+    corpus = load_corpus(str(path))
+    assert is_conversations(corpus)
+    first, second = corpus
+    assert first == {
+        "text": "1 + 1?\n2", "roles": ["user", "assistant"], "ends": [6, 8], "fault": None
+    }  # fmt: skip
+    assert (second["text"], second["roles"]) == (None, [])
+    assert "nothing" in second["fault"]
+
+
+def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"text": "x", "messages": [ASK]}))
+    assert "choose by --format text or --format messages" in error_of(path)
+    assert load_corpus(str(path), format="text").column_names == ["text"]
+    assert is_conversations(load_corpus(str(path), format="messages"))
+
+
+def test_load_corpus_refuses_rows_of_two_kinds(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"text": "x"}, {"messages": [ASK, SAY]}))
+    told = "row 1 is a conversation, and those before are not: give documents and"
+    assert told in error_of(path)
+    assert told in error_of(path, format="messages")
+
+
+def test_load_corpus_refuses_files_of_two_kinds(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", json_lines({"text": "x"}))
+    write(tmp_path / "b.jsonl", json_lines({"messages": [ASK, SAY]}))
+    assert "holds conversations (b.jsonl) and documents" in error_of(tmp_path)

@@ -110,8 +110,17 @@ def slow_row(
         "teacher_tokens": len(teacher_ids),
         "teacher_counts": [len(teacher_ids)],
         "unmapped_text_tokens": ranges[1 : 1 + len(ours.ids)].count((-1, -1)),
+        "text_tokens": len(ours.ids),
+        **NO_CONVERSATION,
         "skipped": None,
     }
+
+
+# Columns in which a document has nothing.
+NO_CONVERSATION = {
+    **{"student_labelled": [], "teacher_labelled": []},
+    **{"left_out_messages": 0, "trimmed_characters": 0},
+}
 
 
 def mapped(row: Row) -> Row:
@@ -706,11 +715,11 @@ def test_split_depends_on_the_seed_alone_when_repeated(tokenizers_by_family: Tok
 
 
 def test_mapped_text_fraction_counts_text_tokens_alone() -> None:
-    # Two documents, three segments: 30 tokens, of which 3 start and 2 end a row. 5 of 25 unmapped.
     rows = datasets.Dataset.from_dict(
         {
             "document": [0, 0, 4],
             "student_tokens": [10, 10, 10],
+            "text_tokens": [9, 8, 8],
             "unmapped_text_tokens": [0, 2, 3],
         }
     )

@@ -189,7 +189,8 @@ REFUSED: dict[str, tuple[str | None, dict[str, str | None], str]] = {
     "no such column": (
         None,
         {"text_column": "body"},
-        "--text_column 'body' is not a column of {pages}; its columns are text$",
+        "--text_column 'body' is not a column of {pages}, and neither are messages, nor prompt and "
+        "completion; its columns are text$",
     ),
     "no JSON": (
         '{"text": "fine"}\n{oops\n',

@@ -4,7 +4,7 @@ The text of a conversation is its messages' contents, a line break between two o
 share it, wherever each one's template puts the contents.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -125,18 +125,19 @@ def check_unmixed(columns: Mapping[str, Sequence[bool]], text_column: str, shown
         first = first or kind
         if kind != first:
             raise ValueError(
-                f"{shown}: row {row} is {kind}, and those before are not: give documents and "
-                "conversations in files of their own"
+                f"--dataset {shown}: row {row} is {kind}, and those before are not: give documents "
+                "and conversations in files of their own"
             )
 
 
-def read_rows(rows: Sequence[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
+def read_rows(rows: Iterable[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
     """Make the columns of conversations; a row that is none has its fault instead of a text."""
     columns: dict[str, list[Any]] = {"text": [], ROLES: [], ENDS: [], FAULT: []}
     for row in rows:
         found = conversation(_messages(row, format))
-        is_one = isinstance(found, Conversation)
-        values = (found.text, found.roles, found.ends, None) if is_one else (None, [], [], found)
+        values: Sequence[object] = (None, [], [], found)
+        if isinstance(found, Conversation):
+            values = (found.text, found.roles, found.ends, None)
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
     return columns

@@ -25,41 +25,46 @@ _ANSWERING = "assistant"
 IntArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Reading:
-    """N tokens of a conversation, as one model reads it, behind the one that it begins with.
+@dataclass(frozen=True, eq=False)
+class TurnTokens:
+    """N tokens of a conversation, as one model reads it, behind the first one.
 
     Attributes:
+        first, values: ids or, of a teacher that is not at hand, losses in nats.
         spans: int64 [N, 2], in characters of the conversation.
         labelled: int64 [R, 2], half-open ranges of the tokens that have labels.
         stops: numbers of the answers, and of the tokens up to the end of each.
-        begins: False where the template's text begins with a content, so that a start token must
-            be put before it.
+        trimmed: characters of contents that the template leaves out.
     """
 
+    first: float
+    values: npt.NDArray[np.int32] | npt.NDArray[np.float32]
     spans: IntArray
     labelled: IntArray
     stops: dict[int, int]
-    begins: bool
+    trimmed: int
 
-    def until(self, answer: int) -> "Reading":
+    def until(self, answer: int) -> "TurnTokens":
         """End it behind an answer."""
         stop = self.stops[answer]
         stops = {number: end for number, end in self.stops.items() if end <= stop}
-        return Reading(self.spans[:stop], self.labelled.clip(max=stop), stops, self.begins)
+        kept = (self.values[:stop], self.spans[:stop], self.labelled.clip(max=stop))
+        return TurnTokens(self.first, *kept, stops, self.trimmed)
 
 
 def read_tokens(
     conversation: Conversation,
     rendered: Rendered,
+    values: npt.NDArray[np.int32] | npt.NDArray[np.float32],
     spans: IntArray,
-    special_N: npt.NDArray[np.bool_] | None,
+    special: npt.NDArray[np.bool_] | None,
     train_on: TrainOn,
-) -> Reading | str:
+) -> TurnTokens | str:
     """Give the tokens of a rendered text the characters of the conversation, and labels.
 
-    Takes spans [N, 2] that cover the rendered text. Given which tokens are special, the end of an
-    answer has labels too, or with "all" every token; without, only contents have.
+    Takes the values [N] and spans [N, 2] of all tokens, which cover the text. The first is where
+    the row starts, and has no loss. Given which tokens are special, the end of an answer has labels
+    too, or with "all" every token; without, only contents have.
 
     Returns the reason where one token is a part of two contents.
     """
@@ -79,17 +84,17 @@ def read_tokens(
     at = np.append(0, conversation.ends)[before]
     found = np.where(inside[:, None], moved, at[:, None])
     ranges = _content_tokens(spans, places)
-    if special_N is not None:
-        ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special_N))
-    # The first token has no loss: it is left out, unless it is of a content.
-    skipped = int(not inside[0])
-    ranges = np.maximum(ranges - skipped, 0)
+    if special is not None:
+        ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
+    # Numbers behind the first token.
+    ranges = np.maximum(ranges - 1, 0)
     answers = [number for number, role in enumerate(conversation.roles) if role == _ANSWERING]
     labelled = ranges[answers] if train_on == "completions" else ranges
-    if special_N is not None and train_on == "all":
-        labelled = np.array([[0, len(spans) - skipped]])
+    if special is not None and train_on == "all":
+        labelled = np.array([[0, len(spans) - 1]])
     stops = {number: int(ranges[number, 1]) for number in answers}
-    return Reading(found[skipped:], labelled, stops, bool(skipped))
+    rest = (values[1:], found[1:], labelled, stops, rendered.trimmed)
+    return TurnTokens(values[0].item(), *rest)
 
 
 def _content_tokens(spans: IntArray, places: IntArray) -> IntArray:

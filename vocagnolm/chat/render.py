@@ -67,7 +67,8 @@ class Template:
     source: str
     tokens: tuple[tuple[str, str], ...]
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Reject a template that renders a text in another way on another day."""
         if "strftime_now" in self.source and "date_string" not in self.source:
             raise ValueError(
                 "the chat template writes today's date, so that a text would be another one "

@@ -43,8 +43,11 @@ _SHOWN = 10
 # Of a block, as everywhere by default.
 _BLOCK_TOKENS = 2048
 _OF_WEIGHTS = ("batch_tokens", "dtype", "quantization", "engine", "attn_implementation")
-_OF_TOKENIZERS = ("teacher_revision", "teacher_tokenizer", "min_context", "trust_remote_code")
-_OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column")
+_OF_TOKENIZERS = (
+    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
+    *("min_context", "trust_remote_code"),
+)
+_OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column", "format")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +76,7 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")
     add("--teacher_tokenizer", help="Its tokenizer, if it is not with its weights.")
+    add("--teacher_chat_template", help="plain, chatml or a file; default: its tokenizer's.")
     parser.add_dataset(several=True)
     add("--output_dir", type=Path, help="The store.")
     add("--context", type=int, help="Most tokens that the teacher reads at once; default: all.")

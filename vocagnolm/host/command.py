@@ -29,6 +29,7 @@ _CORPUS_OPTIONS = {
     "split": "dataset_split",
     "text_column": "text_column",
     "config_name": "dataset_config",
+    "format": "format",
 }
 # Head start of the first process in telling an error that all have met.
 _MAIN_FIRST_S = 1
@@ -94,6 +95,8 @@ class Parser(OneLineErrors):
         add("--dataset_config", help="Configuration of a hub dataset.")
         add("--dataset_split", default="train", help="Split of a hub dataset.")
         add("--text_column", default="text", help="Column that holds the text.")
+        choices = ("text", "messages", "prompt_completion")
+        add("--format", choices=choices, help="Default: what the columns say.")
 
     def add_dtype(self, whose: str = "") -> None:
         """Add `--dtype`, which `resolve_dtype` reads."""

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from vocagnolm.chat.formats import FORMATS
+from vocagnolm.chat.reading import TrainOn
 from vocagnolm.host.command import corpora_of, option, raise_first
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
@@ -32,6 +34,12 @@ class ModelArguments(AdapterArguments):
     )
     teacher_tokenizer: list[str] | None = option(
         None, "Tokenizer of each teacher, if they are not with their weights."
+    )
+    student_chat_template: str | None = option(
+        None, "plain, chatml or a file, for conversations; by default its tokenizer's own."
+    )
+    teacher_chat_template: list[str] | None = option(
+        None, "The same of each teacher, or one for all."
     )
     teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
         "auto", "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."
@@ -70,6 +78,13 @@ class DataArguments:
     dataset_config: list[str] | None = option(None, "Hub configuration, one for all or each.")
     dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
     text_column: list[str] = option(["text"], "Column that holds the text, one for all or each.")
+    format: list[str] | None = option(
+        None,
+        "text, messages or prompt_completion, for all or each; by default as the columns say.",
+    )
+    train_on: TrainOn | None = option(
+        None, "Tokens of conversations with labels: completions (default; answers), or all."
+    )
     max_length: int = option(2048, "Student tokens of a block.")
     eval_fraction: float = option(0.0, "Share of the documents held out for evaluation, [0, 1).")
     eval_dataset: str | None = option(
@@ -87,6 +102,8 @@ class DataArguments:
         raise_first(self._faults())
 
     def _faults(self) -> Iterator[str]:
+        if unknown := sorted({*(self.format or ())} - {*FORMATS}):
+            yield f"--format must be one of {', '.join(FORMATS)}, got {unknown[0]}"
         if self.max_length < 4:
             yield f"--max_length must be at least 4, got {self.max_length}"
         # Not a number is not in [0, 1) either.

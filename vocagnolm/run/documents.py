@@ -13,18 +13,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.corpus import joined, load_corpus, load_sample
+from vocagnolm.chat.reading import TRAIN_ON
+from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
-from vocagnolm.host.command import corpora_of
+from vocagnolm.host.command import corpora_of, refuse_idle
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
+from vocagnolm.tokenizers import Guide, Reader
 from vocagnolm.training.mixture import Mixture
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
+_OF_CONVERSATIONS = ("train_on", "student_chat_template", "teacher_chat_template")
 
 
 @dataclass(frozen=True)
@@ -183,9 +186,9 @@ def _align(job: Job, pair: Pair, *, sample: bool) -> list[Corpus]:
     with first_of_machine_first():
         # All of them first: a wrong name is told before any is aligned.
         read = [_read(job, *source, sample=sample) for source in sources]
+        check_turns(job, [texts for texts, _ in read])
         for (name, _), (texts, total) in zip(sources, read, strict=True):
-            processes = job.data.processes(len(texts))
-            segments = align_corpus(texts, pair.student_reader, pair.guide, num_proc=processes)
+            segments = _align_one(texts, job, pair.student_reader, pair.guide)
             corpora.append(Corpus(name, texts, segments, total))
     for corpus in corpora:
         _check_usable(corpus, job.data)
@@ -224,20 +227,45 @@ def _read(
     return corpus, total
 
 
+def _align_one(texts: datasets.Dataset, job: Job, student: Reader, guide: Guide | None) -> Segments:
+    labelled = job.data.train_on or TRAIN_ON[0]
+    processes = job.data.processes(len(texts))
+    return align_corpus(texts, student, guide, num_proc=processes, train_on=labelled)
+
+
+def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
+    """Reject options that have no effect on conversations, or on documents where there are none."""
+    if not any(map(is_conversations, corpora)):
+        given = {**vars(job.model), **vars(job.data)}
+        names = {name for name in _OF_CONVERSATIONS if given[name]}
+        refuse_idle(names, _OF_CONVERSATIONS, "where --dataset holds documents")
+        return
+    if job.method.method == "chunk":
+        raise ValueError(
+            "--method chunk cuts a block into equal chunks, but of conversations some tokens have "
+            "no labels: use --method vocagnolm"
+        )
+    if job.model.save_store:
+        raise ValueError(
+            "--save_store keeps losses of documents: leave it out, and score conversations with "
+            "vocagnolm score"
+        )
+
+
 def _read_evaluated(data: DataArguments) -> datasets.Dataset | None:
     if not data.eval_dataset:
         return None
     with first_of_machine_first():
+        format = data.format[0] if data.format else None
         named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
-        return load_corpus(data.eval_dataset, **named)
+        return load_corpus(data.eval_dataset, format=format, **named)
 
 
 def _align_evaluated(job: Job, pair: Pair, evaluated: datasets.Dataset) -> Segments:
     # A store knows other documents only, and evaluation needs no teacher.
     guide = None if pair.is_stored else pair.guide
     with first_of_machine_first():
-        processes = job.data.processes(len(evaluated))
-        held_out = align_corpus(evaluated, pair.student_reader, guide, num_proc=processes)
+        held_out = _align_one(evaluated, job, pair.student_reader, guide)
     if not len(held_out.rows):
         raise ValueError(f"--eval_dataset {job.data.eval_dataset} has no usable document")
     return held_out

@@ -18,7 +18,8 @@ _RUN_IDENTITY = """
     weight_decay max_grad_norm optim_args neftune_noise_alpha
 """
 _LISTS = """
-    teacher teacher_revision teacher_tokenizer dataset dataset_config dataset_split text_column
+    teacher teacher_revision teacher_tokenizer teacher_chat_template dataset dataset_config
+    dataset_split text_column format
 """
 _WITHOUT_EFFECT_ON_NUMBERS = """
     num_proc trust_remote_code eval_dataset save_store store_dtype guidance_table_steps

@@ -124,7 +124,7 @@ def load_pair(
         raise ValueError(
             f"--max_length {length} exceeds the student's context of {student.context}"
         )
-    reader = tokenizers.student_reader(student.tokenizer, length)
+    reader = tokenizers.student_reader(student.tokenizer, length, model.student_chat_template)
     if model.teacher_losses:
         stores = StoredReader(list(map(Store, model.teacher_losses)))
         if method.method == "rho1":
@@ -134,7 +134,8 @@ def load_pair(
     unknown = [None] * len(names)
     revisions, elsewhere = model.teacher_revision or unknown, model.teacher_tokenizer or unknown
     teachers = _models(model, "teacher", names, revisions, elsewhere)
-    guide = _guide(student, teachers, method, length)
+    templates = model.teacher_chat_template or [None]
+    guide = _guide(student, teachers, templates, method, length)
     return Pair(student, reader, tuple(teachers), guide, model, device)
 
 
@@ -159,7 +160,11 @@ def _models(
 
 
 def _guide(
-    student: Model, teachers: list[Model], method: Method, length: int
+    student: Model,
+    teachers: list[Model],
+    templates: Sequence[str | None],
+    method: Method,
+    length: int,
 ) -> tokenizers.Guide | None:
     """Return the co-resident teachers' way to read what the student reads."""
     if method.method in ("kld", "rho1"):
@@ -173,7 +178,11 @@ def _guide(
     if not teachers:
         return None
     by_position = method.method == "uld" and method.uld_pairing == "position"
-    readers = (tokenizers.teacher_reader(each.tokenizer, each.context) for each in teachers)
+    given = templates if len(templates) > 1 else [*templates] * len(teachers)
+    readers = (
+        tokenizers.teacher_reader(each.tokenizer, each.context, template)
+        for each, template in zip(teachers, given, strict=True)
+    )
     return tokenizers.Teachers(tuple(readers), by_position)
 
 

@@ -93,7 +93,7 @@ def _check_idle(job: Job) -> None:
         )
     of_a_teacher = (
         "teacher teacher_tokenizer teacher_revision teacher_dtype teacher_quantization "
-        "teacher_sharding"
+        "teacher_sharding teacher_chat_template"
     )
     stored = "with --teacher_losses, which no teacher is loaded for"
     # From the general to the particular: the first row that holds tells why.
@@ -103,6 +103,7 @@ def _check_idle(job: Job) -> None:
         (not method.needs_teacher, f"{of_a_teacher} teacher_losses", f"with {method.as_typed}"),
         (model.teacher_losses, of_a_teacher, stored),
         (len(teachers) < 2, "teacher_reduction teacher_weights", "without several teachers"),
+        (method.method == "kld", "teacher_chat_template", f"with {method.as_typed}"),
         (not model.teacher, "save_store", "without --teacher"),
         (not model.save_store, "store_dtype", "without --save_store"),
         (not model.teacher_losses, "missing_losses", "without --teacher_losses"),
@@ -122,6 +123,12 @@ def _faults(job: Job) -> Iterator[str]:
     model, run, guided_by = job.model, job.run, f"--method {job.method.method}"
     teachers = model.teacher or model.teacher_losses or []
     is_distilled = job.method.method in ("kld", "uld")
+    given = model.teacher_chat_template or [""]
+    if len(given) not in (1, len(teachers)):
+        yield (
+            f"--teacher_chat_template needs one value, or one for each of {len(teachers)} teachers,"
+            f" got {len(given)}"
+        )
     for name in ("teacher_tokenizer", "teacher_revision"):
         if (given := vars(model)[name]) and len(given) != len(teachers):
             yield f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"

@@ -82,6 +82,7 @@ def describe_documents(documents: Documents, pair: Pair) -> list[str]:
             f"alignment  {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
+    lines += _describe_turns(segments)
     lines += _describe_skipped(segments, "skipped")
     return lines + (_describe_skipped(documents.held_out, "held out") if documents.held_out else [])
 
@@ -120,6 +121,17 @@ def _describe_skipped(segments: Segments, label: str) -> list[str]:
     if not segments.skipped:
         return []
     return [f"{label:10} {len(segments.skipped):,} documents ({skip_reasons(segments)})"]
+
+
+def _describe_turns(segments: Segments) -> list[str]:
+    """Count what templates and contexts leave out of conversations."""
+    lines = []
+    if left_out := segments.total("left_out_messages"):
+        short = np.count_nonzero(segments.rows.with_format("numpy")["left_out_messages"][:])
+        lines.append(f"shortened  {short:,} conversations, by their last {left_out:,} messages")
+    if trimmed := segments.total("trimmed_characters"):
+        lines.append(f"trimmed    {trimmed:,} characters of white space, by chat templates")
+    return lines
 
 
 def _steps(job: Job, documents: Documents) -> str:

@@ -6,7 +6,7 @@ A corpus, a reader of the teacher and a scorer enter; a finished store leaves.
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,16 +15,17 @@ import datasets
 import numpy as np
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
-from transformers import PreTrainedTokenizerBase
 
+from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import TEXT, unusable, values
+from vocagnolm.corpus import TEXT, conversations_of, is_conversations, unusable, values
 from vocagnolm.host.files import read_json, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
-from vocagnolm.spans import Encoding, Spans, encode_batch
+from vocagnolm.spans import Encoding, Spans, encode_batch, encode_rendered
 from vocagnolm.store import codec, store
+from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.windows import Scorer, Unscored, Window, windows
 from vocagnolm.tokenizers import Reader
@@ -69,8 +70,26 @@ class ScoringJob:
     def documents(self, shard: int) -> list[str]:
         """Read the usable documents of a shard."""
         first = shard * self.shard_documents
-        part = self.corpus.with_format("arrow")[first : first + self.shard_documents]
-        return [text for text in values(part[TEXT]) if not unusable(text)]
+        last = min(first + self.shard_documents, len(self.corpus))
+        return [text for _, text in read_texts(self.corpus, range(first, last), self.template)]
+
+    @property
+    def template(self) -> Template | None:
+        """How the teacher reads conversations, if the corpus is of them."""
+        return self.reader.template if self.reader and is_conversations(self.corpus) else None
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode documents; one that the tokenizer cannot read has no tokens."""
+        assert self.reader is not None
+        try:
+            return (encode_rendered if self.template else encode_batch)(
+                self.reader.tokenizer, texts
+            )
+        except ValueError:
+            if len(texts) == 1:
+                return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
+        # One of them cannot be read: find it.
+        return [encoding for text in texts for encoding in self.encode([text])]
 
     def is_written(self, shard: int) -> bool:
         """Return True if a shard exists; see `store.is_written`."""
@@ -164,12 +183,16 @@ def _score(
     reader = job.reader
     assert reader is not None
     assert job.min_context is not None
-    encodings = encode_readable(reader.tokenizer, texts)
+    encodings = job.encode(texts)
     asked: list[Window] = []
-    for number, one in enumerate(encodings):
-        asked += windows(number, one.ids.tolist(), reader.start, reader.limit, job.min_context)
     # The windows of a document score its tokens in order, each of them once.
     found: list[list[store.LossArray]] = [[np.empty(0, np.float32)] for _ in texts]
+    for number, one in enumerate(encodings):
+        start, ids = reader.start, one.ids.tolist()
+        # A rendered conversation has its own start token, for which 0 is written.
+        if job.template and ids:
+            start, found[number] = ids.pop(0), [np.zeros(1, np.float32)]
+        asked += windows(number, ids, start, reader.limit, job.min_context)
     failed: dict[int, Unscored] = {}
     for window, row in zip(asked, scorer.losses(asked), strict=True):
         if isinstance(row, Unscored):
@@ -180,17 +203,6 @@ def _score(
         failed.get(number) or (encoding.spans, np.concatenate(rows))
         for number, (encoding, rows) in enumerate(zip(encodings, found, strict=True))
     ]
-
-
-def encode_readable(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    """Encode documents; one that the tokenizer cannot read has no tokens."""
-    try:
-        return encode_batch(tokenizer, texts)
-    except ValueError:
-        if len(texts) == 1:
-            return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
-    # One of them cannot be read: find it.
-    return [encoding for text in texts for encoding in encode_readable(tokenizer, [text])]
 
 
 def _check_finite(losses: store.LossArray, text: str, loss_dtype: codec.LossDtype) -> None:
@@ -282,10 +294,29 @@ def check_corpus(job: ScoringJob, manifest: Manifest) -> None:
 
 def find_missing(opened: store.Store, corpus: datasets.Dataset) -> list[int]:
     """List the numbers of the usable documents of a corpus that a store lacks."""
+    template = None
+    if is_conversations(corpus):
+        StoredReader([opened]).check_templates()
+        template = Template.of_json(opened.manifest)
     missing = []
     for first in range(0, len(corpus), 1000):
-        part = corpus.with_format("arrow")[first : first + 1000]
-        for number, text in enumerate(values(part[TEXT]), first):
-            if not unusable(text) and opened.segments(text) is None:
-                missing.append(number)
+        part = range(first, min(first + 1000, len(corpus)))
+        texts = read_texts(corpus, part, template)
+        missing += [number for number, text in texts if opened.segments(text) is None]
     return missing
+
+
+def read_texts(
+    corpus: datasets.Dataset, numbers: range, template: Template | None
+) -> Iterator[tuple[int, str]]:
+    """Read usable documents with their numbers; conversations are rendered by the template."""
+    part = corpus.with_format("arrow")[numbers.start : numbers.stop]
+    if template is None:
+        for number, text in zip(numbers, values(part[TEXT]), strict=True):
+            if not unusable(text):
+                yield number, text
+        return
+    conversations, _ = conversations_of(part, numbers)
+    for number, one in conversations.items():
+        if not isinstance(rendered := template.render(one), str):
+            yield number, rendered.text

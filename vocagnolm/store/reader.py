@@ -1,10 +1,15 @@
 """Stored teachers as a `Guide` of the alignment: what they read, and their losses of it."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
+from vocagnolm.chat.render import Template
+from vocagnolm.data import EMPTY, MISSING
 from vocagnolm.spans import Tokens
 from vocagnolm.store.store import Store, StoredSegment
 from vocagnolm.tokenizers import Guide, Reader, TeacherTokens
@@ -64,3 +69,36 @@ class StoredReader(Guide):
             for documents in zip(*found, strict=True)
         ]
         return TeacherTokens(teachers, cuts)
+
+    def check_templates(self) -> None:
+        """Raise a ValueError where a store is of documents."""
+        for store in self.stores:
+            if "chat_template" not in store.manifest:
+                raise ValueError(
+                    f"{store.directory} holds losses of documents, and --dataset conversations: "
+                    "score them with vocagnolm score"
+                )
+
+    def read_turns(
+        self, conversations: Sequence[Conversation], train_on: TrainOn
+    ) -> list[list[TurnTokens | str]]:
+        """Return the stored tokens of conversations, found by their rendered text."""
+        return [
+            [_stored_turns(store, one, train_on) for one in conversations] for store in self.stores
+        ]
+
+
+def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -> TurnTokens | str:
+    rendered = Template.of_json(store.manifest).render(conversation)
+    if isinstance(rendered, str):
+        return rendered
+    segments = store.segments(rendered.text)
+    if segments is None:
+        return MISSING
+    losses = np.concatenate([segment.losses for segment in segments])
+    spans = np.concatenate([segment.spans for segment in segments])
+    if not len(losses):
+        return EMPTY
+    found = read_tokens(conversation, rendered, losses, spans, None, train_on)
+    # Stored is 0, for the token that nothing predicts.
+    return found if isinstance(found, str) else replace(found, first=math.nan)

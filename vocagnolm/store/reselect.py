@@ -4,7 +4,7 @@ A store holds the losses of any model on its own tokens, so the student's losses
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import datasets
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from vocagnolm.chat.render import Template
 from vocagnolm.collator import Batch, PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
@@ -88,7 +89,10 @@ def align_stores(
             f"another tokenizer than --student {tokenizer.name_or_path}: score the corpus with "
             "this student"
         )
-    segments = align_corpus(corpus, student_reader(tokenizer, max_length), stored)
+    reader = student_reader(tokenizer, max_length)
+    if "chat_template" in own.manifest:
+        reader = replace(reader, template=Template.of_json(own.manifest))
+    segments = align_corpus(corpus, reader, stored)
     if segments.skipped:
         note(f"{len(segments.skipped):,} documents are not in all stores")
     if not len(segments.rows):

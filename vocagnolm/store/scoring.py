@@ -9,8 +9,8 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
-from vocagnolm.corpus import TEXT, load_corpora
-from vocagnolm.host.command import corpora_of, one_or_all, resolve_dtype, say
+from vocagnolm.corpus import TEXT, is_conversations, load_corpora
+from vocagnolm.host.command import corpora_of, one_or_all, refuse_idle, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import connect, in_agreement
@@ -24,7 +24,6 @@ from vocagnolm.store.job import (
     begin,
     check_corpus,
     check_plan,
-    encode_readable,
     score_corpus,
 )
 from vocagnolm.store.served import ServedScorer, Start, decode_behind, find_served
@@ -52,8 +51,10 @@ class Scoring:
     dataset_config: str | list[str] | None = None
     dataset_split: str | list[str] = "train"
     text_column: str | list[str] = TEXT
+    format: str | list[str] | None = None
     teacher_revision: str | None = None
     teacher_tokenizer: str | None = None
+    teacher_chat_template: str | None = None
     context: int | None = None
     min_context: int | None = None
     shard_documents: int = 1000
@@ -90,6 +91,7 @@ def score(options: Scoring) -> None:
         sizes = (min_context, options.shard_documents)
         job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
         served = _find_server(options, reader) if options.server else None
+        _check_turns(options, job, served)
         plan = _plan(options, config, job, dtype) | (served.about if served else {})
     # The first process looks for all, as it also repairs.
     with in_agreement():
@@ -111,6 +113,23 @@ def score(options: Scoring) -> None:
         say(f"{job.directory}: {opened.manifest['tokens']:,} tokens{more}")
 
 
+def _check_turns(
+    options: Scoring, job: ScoringJob, served: ServedScorer | ServedReader | None
+) -> None:
+    """Reject a teacher that cannot be shown conversations, or an option that is for them."""
+    if not is_conversations(job.corpus):
+        given = {"teacher_chat_template"} if options.teacher_chat_template else set()
+        refuse_idle(given, given, "where --dataset holds documents")
+        return
+    if isinstance(served, ServedReader) or (served and not served.takes_ids):
+        raise ValueError(
+            "--server: conversations need --teacher, whose tokenizer has a chat template, and a "
+            "server that takes token ids, as special tokens are among theirs"
+        )
+    assert job.reader
+    job.reader.check_template()
+
+
 def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
     """Load the teacher's tokenizer, with the context that the options leave it."""
     tokenizer = options.source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
@@ -123,7 +142,7 @@ def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
         raise ValueError(
             f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
         )
-    return teacher_reader(tokenizer, context)
+    return teacher_reader(tokenizer, context, options.teacher_chat_template)
 
 
 def _min_context(options: Scoring, context: int) -> int:
@@ -156,6 +175,7 @@ def _plan(
             "teacher_revision": revision_of(options.teacher or "", config),
             "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
             "special_tokens": {"before": reader.start, "behind": None},
+            **(job.template.as_json() if job.template else {}),
             "segmentation": "windows of whole documents",
             "context": reader.limit,
             "min_context": job.min_context,
@@ -220,7 +240,7 @@ def _estimate(job: ScoringJob, served: ServedScorer | ServedReader, processes: i
     if isinstance(served, ServedReader):
         served.expect(documents, documents, "one request each")
     elif sample and job.reader:
-        served.estimate(documents, encode_readable(job.reader.tokenizer, sample))
+        served.estimate(documents, job.encode(sample))
 
 
 def _load_scorer(options: Scoring, job: ScoringJob, dtype: str, state: PartialState) -> Scorer:

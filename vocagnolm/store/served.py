@@ -165,6 +165,11 @@ class ServedScorer(Served):
         self._reader = reader
         self._texts: dict[int, str] = {}
 
+    @property
+    def takes_ids(self) -> bool:
+        """True where token ids are sent, and not text."""
+        return self._form.lead is None
+
     def estimate(self, documents: int, sample: Sequence[Encoding]) -> None:
         """Tell how much is to be done, by some of the documents."""
         counts = np.array([len(one.ids) for one in sample])

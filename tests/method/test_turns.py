@@ -1,0 +1,181 @@
+"""Conversations as rows: what has a label, what is cut or skipped, and what is counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerBase
+
+from vocagnolm.alignment import align_segment
+from vocagnolm.chat.formats import read_rows
+from vocagnolm.chat.reading import TrainOn
+from vocagnolm.data import Segments, align_corpus
+from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
+
+Tokenizers = dict[str, PreTrainedTokenizerBase]
+TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]
+
+
+def talk(*contents: str, last: str = "assistant") -> list[dict[str, str]]:
+    roles = ["user", "assistant"] * len(contents)
+    roles[len(contents) - 1] = last
+    return [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+
+
+def corpus_of(*conversations: object) -> datasets.Dataset:
+    rows = [{"messages": messages} for messages in conversations]
+    return datasets.Dataset.from_dict(read_rows(rows, "messages"))
+
+
+def pair(
+    tokenizers: Tokenizers, student_limit: int = 200, teacher_limit: int = 200
+) -> list[Reader]:
+    student = student_reader(tokenizers["metaspace"], student_limit, "plain")
+    return [student, teacher_reader(tokenizers["nfc_digits"], teacher_limit, "chatml")]
+
+
+def said(reader: Reader, ids: Sequence[int], labelled: Sequence[int]) -> list[str]:
+    """The labelled parts of a row, decoded."""
+    ranges = np.reshape(labelled, (-1, 2)).tolist()
+    return [reader.tokenizer.decode(ids[first:last]) for first, last in ranges]
+
+
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+def test_row_has_both_renderings_and_labels(
+    train_on: TrainOn, tokenizers_by_family: Tokenizers
+) -> None:
+    student, teacher = pair(tokenizers_by_family)
+    corpus = corpus_of(talk(*TALK))
+    (row,) = align_corpus(corpus, student, teacher, train_on=train_on).rows
+    text = student.tokenizer.decode(row["student_ids"])
+    shown = teacher.tokenizer.decode(row["teacher_ids"])
+    first, second = (f"User: {a}\n\nAssistant: {b}</s>" for a, b in (TALK[:2], TALK[2:]))
+    assert text == f"<s>{first}{second}"
+    assert shown.startswith(
+        f"<|im_start|>user\n{TALK[0]}<|im_end|>\n<|im_start|>assistant\n{TALK[1]}"
+    )
+    ours = said(student, row["student_ids"], row["student_labelled"])
+    theirs = said(teacher, row["teacher_ids"], row["teacher_labelled"])
+    if train_on == "completions":
+        assert ours == [f"{TALK[1]}</s>", f"{TALK[3]}</s>"]
+        assert theirs == [TALK[1], TALK[3]]
+    else:
+        assert ours == [text.removeprefix("<s>")]
+        assert theirs == TALK
+    assert (row["start"], row["end"]) == (0, len("\n".join(TALK)))
+    assert (row["left_out_messages"], row["trimmed_characters"]) == (0, 0)
+
+
+def test_every_labelled_token_of_an_answer_is_guided(tokenizers_by_family: Tokenizers) -> None:
+    student, teacher = pair(tokenizers_by_family)
+    segments = align_corpus(corpus_of(talk(*TALK)), student, teacher)
+    (row,) = segments.rows
+    ((ranges,), _) = align_segment(row)
+    answers = np.reshape(row["student_labelled"], (-1, 2))
+    guiding = {n for a, b in np.reshape(row["teacher_labelled"], (-1, 2)) for n in range(a, b)}
+    for first, last in answers:
+        # The last one ends the turn.
+        assert (ranges[first : last - 1, 0] != -1).all()
+        assert ranges[last - 1].tolist() == [-1, -1]
+        assert {n for a, b in ranges[first : last - 1] for n in range(a, b)} <= guiding
+    assert segments.mapped_text_fraction == 1
+    assert 0 < row["text_tokens"] < row["student_tokens"]
+
+
+@pytest.mark.parametrize(("student_limit", "teacher_limit"), [(60, 200), (200, 75)])
+def test_long_conversation_ends_behind_an_answer(
+    student_limit: int, teacher_limit: int, tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    readers = pair(tokenizers_by_family, student_limit, teacher_limit)
+    long = talk(TALK[0], "no " * 150)
+    segments = align_corpus(corpus_of(talk(*TALK), talk(*TALK[:2]), long), *readers)
+    cut, whole = segments.rows
+    assert cut["left_out_messages"] == 2
+    assert cut["end"] == len("\n".join(TALK[:2])) == whole["end"]
+    assert (cut["student_labelled"], cut["student_ids"]) == (
+        whole["student_labelled"], whole["student_ids"]
+    )  # fmt: skip
+    # What follows an answer's content is not needed of the teacher, as it guides nothing.
+    assert cut["teacher_ids"] == whole["teacher_ids"][: cut["teacher_tokens"]]
+    assert cut["teacher_labelled"] == whole["teacher_labelled"]
+    segments.write_skipped(tmp_path / "skipped.jsonl")
+    assert [*map(json.loads, (tmp_path / "skipped.jsonl").read_text().splitlines())] == [
+        {"document": 2, "reason": "its first answer alone exceeds a context"},
+        {"document": 0, "reason": "exceeds a context: its last 2 messages are left out"},
+    ]
+
+
+def test_unusable_conversations_are_skipped_with_reasons(tokenizers_by_family: Tokenizers) -> None:
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    student, teacher = pair(tokenizers_by_family)
+    assert teacher.template
+    source = strict + teacher.template.source
+    teacher = replace(teacher, template=replace(teacher.template, source=source))
+    bad = [{"role": "system", "content": "s"}, *talk(*TALK)]
+    corpus = corpus_of(talk(*TALK), bad, None, talk("only asked", last="user"))
+    segments = align_corpus(corpus, student, teacher)
+    assert segments.rows["document"][:] == [0]
+    reasons = dict(segments.skipped)
+    assert reasons[1] == "its chat template says: no system"
+    assert reasons[2] == "expected a list of messages, found nothing"
+    assert reasons[3] == "no answer of an assistant to train on"
+
+
+def test_trimmed_characters_are_counted_and_unmapped(tokenizers_by_family: Tokenizers) -> None:
+    student, teacher = pair(tokenizers_by_family)
+    assert teacher.template
+    source = teacher.template.source.replace("message['content']", "message['content'] | trim")
+    trims = replace(teacher, template=replace(teacher.template, source=source))
+    corpus = corpus_of(talk("q", "  42 \n\n"))
+    rows = [align_corpus(corpus, student, one).rows[0] for one in (teacher, trims)]
+    assert [row["trimmed_characters"] for row in rows] == [0, 5]
+    assert rows[0]["unmapped_text_tokens"] == 0 < rows[1]["unmapped_text_tokens"]
+
+
+def test_several_teachers_have_their_labels_in_their_columns(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    student, first = pair(tokenizers_by_family)
+    second = teacher_reader(tokenizers_by_family["byte_level"], 300, "plain")
+    (row,) = align_corpus(corpus_of(talk(*TALK)), student, Teachers((first, second))).rows
+    assert len(row["teacher_counts"]) == 2
+    parts = said(first, row["teacher_ids"], row["teacher_labelled"])[:2]
+    assert parts == [TALK[1], TALK[3]]
+    at = row["teacher_counts"][0]
+    ranges = np.array(row["teacher_labelled"][4:]) - at
+    # Its tokens take a space before them.
+    found = [part.strip() for part in said(second, row["teacher_ids"][at:], ranges)]
+    assert found == [TALK[1], TALK[3]]
+
+
+def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:
+    student = student_reader(tokenizers_by_family["metaspace"], 50)
+    pages = datasets.Dataset.from_dict({"text": ["a page"]})
+    assert len(align_corpus(pages, student, None).rows) == 1
+    with pytest.raises(ValueError, match="name one with --student_chat_template"):
+        align_corpus(corpus_of(talk(*TALK)), replace(student, template=None), None)
+
+
+def test_rows_change_with_template_and_labels(tokenizers_by_family: Tokenizers) -> None:
+    """Nothing that was cached for other settings is read."""
+    student, teacher = pair(tokenizers_by_family)
+    corpus = corpus_of(talk(*TALK))
+
+    def row(**options: Any) -> dict[str, Any]:
+        segments: Segments = align_corpus(corpus, student, teacher, **options)
+        found: dict[str, Any] = segments.rows[0]
+        return found
+
+    first, second = row(), row(train_on="all")
+    assert first["student_labelled"] != second["student_labelled"]
+    assert student.template
+    source = student.template.source.replace("\n\n", " ~ ")
+    student = replace(student, template=replace(student.template, source=source))
+    assert row()["student_ids"] != first["student_ids"]

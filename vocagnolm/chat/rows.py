@@ -1,0 +1,113 @@
+"""What every model reads of conversations, fitted into all contexts and laid end to end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.reading import IntArray, TurnTokens
+
+NOTHING = "no answer of an assistant to train on"
+
+
+@dataclass(frozen=True)
+class FittedTurns:
+    """Conversations by their numbers, each ended behind its last answer that fits.
+
+    `models` have what each of them reads of every one; `skipped` the reasons why others are not
+    read, `left_out` the messages that each of these lacks, `ends` their last characters.
+    """
+
+    numbers: list[int]
+    models: list[list[TurnTokens]]
+    ends: list[int]
+    left_out: list[int]
+    skipped: dict[int, str]
+
+    def tokens(self, model: int) -> tuple[npt.NDArray[Any], IntArray, IntArray, npt.NDArray[Any]]:
+        """Return a model's values, spans, and their edges; and the values of the first tokens.
+
+        Losses of tokens without labels are left out.
+        """
+        reads = self.models[model]
+        values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
+        spans = [np.empty((0, 2), np.int64), *(read.spans for read in reads)]
+        flat = np.concatenate(values) if values else np.empty(0, np.int32)
+        firsts = np.array([read.first for read in reads])
+        return flat, np.concatenate(spans), np.cumsum([0, *map(len, spans[1:])]), firsts
+
+    def columns(self) -> dict[str, Any]:
+        """Make the columns that only conversations have: numbers, or (edges, values) of arrays."""
+        reads = list(zip(*self.models, strict=True))
+        trimmed = [sum(read.trimmed for read in row) for row in reads]
+        return {
+            "document": np.array(self.numbers, np.int64),
+            "left_out_messages": np.array(self.left_out, np.int64),
+            "trimmed_characters": np.array(trimmed, np.int64),
+            "student_labelled": _labelled([row[:1] for row in reads]),
+            "teacher_labelled": _labelled([row[1:] for row in reads]),
+        }
+
+
+def fit_turns(
+    conversations: Mapping[int, Conversation],
+    models: Sequence[Sequence[TurnTokens | str]],
+    limits: Sequence[int],
+) -> FittedTurns:
+    """Fit what the student and the teachers read into at most so many tokens of each."""
+    kept: list[list[TurnTokens]] = []
+    fitted = FittedTurns([], [], [], [], {})
+    for (number, one), *reads in zip(conversations.items(), *models, strict=True):
+        found = _fitting(one, reads, limits)
+        if isinstance(found, str):
+            fitted.skipped[number] = found
+            continue
+        fitting, last = found
+        kept.append(fitting)
+        fitted.numbers.append(number)
+        fitted.ends.append(one.ends[last])
+        fitted.left_out.append(len(one.ends) - 1 - last)
+    fitted.models.extend([row[model] for row in kept] for model in range(len(models)))
+    return fitted
+
+
+def _fitting(
+    conversation: Conversation, reads: Sequence[TurnTokens | str], limits: Sequence[int]
+) -> tuple[list[TurnTokens], int] | str:
+    """Return what fits into all contexts with the number of the last message, or why none does."""
+    found = []
+    for read in reads:
+        if isinstance(read, str):
+            return read
+        found.append(read)
+    last = len(conversation.roles) - 1
+    both = list(zip(found, limits, strict=True))
+    if any(len(read.spans) > limit for read, limit in both):
+        answers = [n for n in found[0].stops if all(read.stops[n] <= limit for read, limit in both)]
+        if not answers:
+            return "its first answer alone exceeds a context" if found[0].stops else NOTHING
+        last = answers[-1]
+        found = [read.until(last) for read in found]
+    return (found, last) if np.diff(found[0].labelled).any() else NOTHING
+
+
+def _masked(read: TurnTokens) -> npt.NDArray[np.float32]:
+    losses = np.full(len(read.values), np.nan, np.float32)
+    for first, last in read.labelled.tolist():
+        losses[first:last] = read.values[first:last]
+    return losses
+
+
+def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]:
+    """Place the labelled ranges of models in a row, each behind the token that it begins with."""
+    placed = [np.empty(0, np.int64)]
+    for reads in rows:
+        at, ranges = 1, np.empty((0, 2), np.int64)
+        for read in reads:
+            ranges = np.concatenate([ranges, read.labelled + at])
+            at += len(read.spans) + 1
+        placed.append(ranges[ranges[:, 0] < ranges[:, 1]].ravel())
+    return np.cumsum([0, *map(len, placed[1:])]), np.concatenate(placed)
