@@ -28,6 +28,10 @@ JOBS: list[dict[str, Any]] = [
     {"processes": 2, "models": "tied", "fsdp": True, "training": {"bf16": True}},
     *({"processes": 2, "models": "plain", "fsdp": False, "method": m} for m in METHODS),
     *({"processes": 2, "models": "plain", "fsdp": True, "method": m} for m in ("kld", "uld")),
+    *(
+        {"processes": 2, "models": "plain", "fsdp": fsdp, "method": "turns"}
+        for fsdp in (False, True)
+    ),
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 4, "models": "plain", "fsdp": True, "method": "selected"},

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
+from vocagnolm.chat.formats import read_rows
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
+from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),
@@ -21,6 +23,11 @@ METHODS = (
     *("several min", "several mean", "several max", "several weighted"),
 )
 CHUNKS = 5
+CHUNK_SETTINGS = {
+    "chunk": {"aggregation": "mean"},
+    "chunk tokens": {"chunk_selection": "tokens"},
+    "chunk random": {"chunk_guidance": "random"},
+}
 
 
 class World:
@@ -40,6 +47,18 @@ class World:
             self.segments[key] = align_corpus(corpus, student_reader(self.ours, MAX_LENGTH), guide)
         return Blocks(self.segments[key].rows, MAX_LENGTH, [TEACHER_CONTEXT] * len(teachers))
 
+    def conversations(self) -> tuple[datasets.Dataset, Reader, Reader]:
+        """The texts as questions and answers, and how both models read them."""
+        turns = [(text[:6].strip() or "?", text[6:20]) for text in self.texts]
+        rows = ({"prompt": question, "completion": answer} for question, answer in turns)
+        corpus = datasets.Dataset.from_dict(read_rows(rows, "prompt_completion"))
+        student = student_reader(self.ours, MAX_LENGTH, "plain")
+        assert student.template
+        # Shorter than any that is built in, as blocks are.
+        source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        student = replace(student, template=replace(student.template, source=source))
+        return corpus, student, teacher_reader(self.theirs, TEACHER_CONTEXT, "chatml")
+
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
         """A trainer of any method, named as in `METHODS`."""
         settings: dict[str, Any] = {"method": method.split()[0]}
@@ -58,14 +77,9 @@ class World:
             settings |= {"top_k": 0.7, "rho1_score": score}
         elif method.startswith("chunk"):
             options["data_collator"] = PackedCollator(MAX_LENGTH, chunks=CHUNKS)
-            settings["chunks"] = CHUNKS
+            settings |= {"chunks": CHUNKS, **CHUNK_SETTINGS[method]}
             if "random" in method:
-                settings["chunk_guidance"] = "random"
                 teacher, blocks = None, self.blocks()
-            elif "tokens" in method:
-                settings["chunk_selection"] = "tokens"
-            else:
-                settings["aggregation"] = "mean"
         elif method.startswith("several"):
             reduction = method.split()[1]
             weights = [1.0, 3.0] if reduction == "weighted" else None
@@ -74,6 +88,10 @@ class World:
             teacher = [self.teacher, self.reference]
         elif method == "selected":
             settings = {"loss_divisor": "selected"}
+        elif method == "turns":
+            rows = align_corpus(*self.conversations()).rows
+            blocks = Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT)
+            settings = {"aggregation": "share"}
         elif method == "cpt":
             teacher, blocks = None, self.blocks()
         options["method"] = Method(**settings)

@@ -38,12 +38,12 @@ ROOMS = {
     METHOD: "conventions host training chat",
     "models": "conventions host method",
     "store": "conventions host training chat method models",
-    "views": "conventions host method",
+    "views": "conventions host chat method",
     "run": "conventions host training chat method models store views",
     "evaluation": "host models",
     "analysis": "conventions host method evaluation views",
     "demo": "conventions host method run evaluation",
-    "cli": "host method store views run analysis demo",
+    "cli": "host chat method store views run analysis demo",
     SCRIPT: "host run cli",
 }
 # A file of the method imports only those before it.

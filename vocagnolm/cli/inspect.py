@@ -18,6 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
 from vocagnolm.host import command
 from vocagnolm.host.files import check_writable
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 # Of the files in --output_dir.
 FILE_NAME = "guidance"
 _OF_DATASETS = ("dataset_config", "dataset_split", "text_column", "documents", "document")
+
+
+_OF_CONVERSATIONS = ("train_on", "student_chat_template", "teacher_chat_template")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,6 +59,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         add(f"--{role}", required=True, help="Causal LM: a hub name or a directory.")
         add(f"--{role}_revision", help="Branch, tag or commit on the hub.")
         add(f"--{role}_tokenizer", help="Its tokenizer, if it is not with its weights.")
+        add(f"--{role}_chat_template", help="plain, chatml or a file; default: its tokenizer's.")
     parser.add_dtype(" of the teacher (the student's is float32)")
     add("--attn_implementation", help="As in transformers.")
     add("--trust_remote_code", action="store_true")
@@ -62,6 +67,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
     add("--aggregation", choices=AGGREGATIONS, default="max", help="Eq. 2.")
     add("--unmapped", choices=UNMAPPED_STRATEGIES, default="include", help="Section 6.2.")
+    add("--train_on", choices=TRAIN_ON, help="Of conversations: answers (default), or all.")
     add("--table", action="store_true", help="List all tokens with losses and pieces.")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("--output_dir", type=Path, help=f"Gets {FILE_NAME}.html and {FILE_NAME}.json.")
@@ -75,6 +81,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
+    from vocagnolm.corpus import is_conversations
     from vocagnolm.objective import Method
     from vocagnolm.views.measure import view_documents
     from vocagnolm.views.page import render_table, render_text, write_view
@@ -85,11 +92,16 @@ def _inspect(arguments: argparse.Namespace) -> None:
     if arguments.output_dir:
         check_writable(arguments.output_dir)
     corpus, first = _load_documents(arguments)
+    if not is_conversations(corpus):
+        given = {name for name in _OF_CONVERSATIONS if vars(arguments)[name]}
+        command.refuse_idle(given, given, "where there are no conversations")
     pair = _load(arguments, guidance)
     length = pair.student_reader.limit
     competition = f"the mapped tokens of each text of up to {length:,} tokens"
     settings = ViewSettings(arguments.student, arguments.teacher, guidance, competition)
-    view = GuidanceView(settings, tuple(view_documents(corpus, pair, guidance, first)))
+    labelled = arguments.train_on or TRAIN_ON[0]
+    views = view_documents(corpus, pair, guidance, first, labelled)
+    view = GuidanceView(settings, tuple(views))
     if arguments.output_dir:
         write_view(view, arguments.output_dir, FILE_NAME)
     sys.stdout.write(render_text(view, color=_has_color(arguments.color)))
@@ -118,7 +130,7 @@ def _load(arguments: argparse.Namespace, guidance: "Method") -> "LoadedPair":
 
     # As a run of train.py would have it, so that the same checks apply.
     given = vars(arguments) | {"teacher_dtype": arguments.dtype}
-    for name in ("teacher", "teacher_revision", "teacher_tokenizer"):
+    for name in ("teacher", *(f"teacher_{x}" for x in ("revision", "tokenizer", "chat_template"))):
         given[name] = [given[name]] if given[name] else None
     names = {field.name for field in fields(ModelArguments)}
     model = ModelArguments(**{name: given[name] for name in names & given.keys()})

@@ -8,6 +8,7 @@ import datasets
 import torch
 from torch import nn
 
+from vocagnolm.chat.reading import TrainOn
 from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import TEXT
@@ -32,7 +33,11 @@ class LoadedPair:
 
 
 def view_documents(
-    corpus: datasets.Dataset, pair: LoadedPair, method: Method, first: int = 0
+    corpus: datasets.Dataset,
+    pair: LoadedPair,
+    method: Method,
+    first: int = 0,
+    train_on: TrainOn = "completions",
 ) -> list[TextView]:
     """Show all segments of some documents, numbered from `first`; each is a sequence of its own.
 
@@ -40,7 +45,8 @@ def view_documents(
         ValueError: no document can be shown.
         NonFiniteLoss: losses are NaN or infinite.
     """
-    segments = align_corpus(corpus, pair.student_reader, pair.teacher_reader)
+    readers = pair.student_reader, pair.teacher_reader
+    segments = align_corpus(corpus, *readers, train_on=train_on)
     for number, reason in segments.skipped:
         message = f"document {first + number} cannot be shown: {reason}"
         if not len(segments.rows):

@@ -186,6 +186,7 @@ def read_segment(row: JsonObject, document: str, student: Reader) -> SegmentText
     ours = widen_spans(row["student_steps"], row["student_jumps"])
     # position   0      1 .. last - 1   last ..
     # token      <s>    of the text     </s>, behind a document's end only
+    # Those of a chat template are among the text's, and have no characters.
     last = 1 + len(ours)
     ends = np.full((len(ids) - last, 2), len(text))
     # The first teacher's. Ranges count its start token, which has no span.
@@ -193,7 +194,8 @@ def read_segment(row: JsonObject, document: str, student: Reader) -> SegmentText
     theirs = theirs[: row["teacher_counts"][0] - 1]
     both = align_segment(row)[0][0]
     ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
-    special = (0, *range(last, len(ids)))
+    of_template = 1 + np.flatnonzero(ours[:, 0] == ours[:, 1])
+    special = (0, *of_template.tolist(), *range(last, len(ids)))
     names = student.tokenizer.convert_ids_to_tokens([ids[position] for position in special])
     return SegmentText(
         text=text,

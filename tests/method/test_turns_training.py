@@ -1,0 +1,144 @@
+"""Training on conversations: packed and alone, beside a teacher and from a store, and shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from methods_world import World
+from references import full_losses, largest_difference, slow_weights
+from transformers import PreTrainedTokenizerBase
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_trainer
+
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.data import align_corpus
+from vocagnolm.objective import Method
+from vocagnolm.packing import Blocks
+from vocagnolm.store.job import ScoringJob, score_shard
+from vocagnolm.store.reader import StoredReader
+from vocagnolm.store.store import Store, finish_store
+from vocagnolm.store.windows import HFScorer
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.token_loss import add_token_losses
+from vocagnolm.views.measure import LoadedPair, view_documents
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def world(
+    training_texts: list[str],
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> World:
+    tokenizers = student_tokenizer, teacher_tokenizer
+    models = (*make_models(tiny_llama, *tokenizers), None)
+    return World(training_texts[:40], tokenizers, models)
+
+
+def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) -> None:
+    trainer = world.trainer(tmp_path, "turns")
+    packed, labels, blocks = 0, 0, trainer.train_dataset
+    for number in range(len(blocks)):
+        batch = trainer.data_collator([blocks[number]])
+        found = trainer.token_guidance(batch)
+        rows = (batch["input_ids"], batch["position_ids"], batch["labels"])
+        ours = full_losses(trainer.model, *rows)
+        theirs = full_losses(
+            trainer.teacher.models[0],
+            *(batch[f"teacher_{name}"] for name in ("input_ids", "position_ids", "labels")),
+        )
+        assert torch.allclose(found.student_loss_BS.double(), ours, atol=TOLERANCE)
+        assert torch.allclose(found.teacher_loss_BT.double(), theirs, atol=TOLERANCE)
+        expected = slow_weights(batch, ours.detach(), theirs, trainer.objective.method)
+        assert torch.equal(found.weight_BS, expected)
+        is_label = batch["labels"] != IGNORED_LABEL
+        assert not found.weight_BS[~is_label].any()
+        assert sum(batch["mapped_tokens"]) == int((found.mapped_BS & found.valid_BS).sum())
+        labels += int(is_label.sum())
+        packed += len(blocks.segments(number)) > 1
+    assert packed > 3
+    # Answers alone: fewer than all tokens but the first of each.
+    assert 0 < labels < 0.8 * blocks.student_tokens
+
+
+@pytest.fixture(scope="module")
+def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    directory = tmp_path_factory.mktemp("store")
+    corpus, _, teacher = world.conversations()
+    job = ScoringJob(directory, corpus, teacher, 16, 1000, "float32")
+    assert job.template
+    score_shard(job, 0, HFScorer(world.teacher, 4096))
+    about = {"teacher": "t", "tokenizer_sha256": "", "context": TEACHER_CONTEXT}
+    finish_store(directory, [0], about | job.template.as_json())
+    return Store(directory)
+
+
+def test_stored_conversations_train_as_the_teacher_does(
+    world: World, store: Store, tmp_path: Path
+) -> None:
+    corpus, student, teacher = world.conversations()
+    rows = align_corpus(corpus, student, StoredReader([store])).rows
+    beside = align_corpus(corpus, student, teacher).rows
+    names = ("student_ids", "student_labelled", "teacher_labelled", "teacher_steps")
+    assert all(rows[name][:] == beside[name][:] for name in names)
+    trainers = [
+        world.trainer(tmp_path / "beside", "turns"),
+        make_trainer(
+            tmp_path / "stored",
+            Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT),
+            world.student,
+            StoredTeacher(),
+            options={"method": Method(aggregation="share")},
+        ),
+    ]
+    for trainer in trainers:
+        trainer.train()
+    logs = [[e["teacher_loss_nats"] for e in t.state.log_history if "loss" in e] for t in trainers]
+    assert logs[0] == pytest.approx(logs[1], abs=TOLERANCE)
+    both = [dict(trainer.model.named_parameters()) for trainer in trainers]
+    assert largest_difference(*both) < TOLERANCE
+
+
+def test_store_of_documents_is_told_apart(world: World, store: Store, tmp_path: Path) -> None:
+    corpus, student, _ = world.conversations()
+    manifest = {k: v for k, v in store.manifest.items() if k != "chat_template"}
+    documents = Store(store.directory)
+    documents.manifest = manifest  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="holds losses of documents, and --dataset conversations"):
+        align_corpus(corpus, student, StoredReader([documents]))
+
+
+def test_view_shows_turns_and_conserves_nats(world: World) -> None:
+    corpus, student, teacher = world.conversations()
+    device = torch.device("cpu")
+    loaded = LoadedPair(
+        add_token_losses(world.student), student, ResidentTeacher([world.teacher], device), teacher,
+        device,
+    )  # fmt: skip
+    method = Method(aggregation="share")
+    for view in view_documents(corpus.select(range(5)), loaded, method, train_on="all"):
+        shown = "".join(token.text for token in view.tokens if not token.is_special)
+        assert shown == view.text.replace("\n", "", 1)
+        assert [token.text for token in view.tokens if token.is_special] == ["<s>", "</s>", "</s>"]
+        pieces = {id(p): p.loss_nats for token in view.tokens for p in token.pieces}
+        nats = [token.teacher_loss_nats for token in view.tokens if token.teacher_loss_nats]
+        assert sum(nats) == pytest.approx(np.sum([*pieces.values()]), abs=1e-3)
+    view = view_documents(corpus.select([0]), loaded, method)[0]
+    first = next(n for n, token in enumerate(view.tokens) if token.status != "unlabelled")
+    assert view.tokens[first].start > view.text.index("\n")
+    assert view.tokens[-1].status == "unmapped"
+
+
+def test_student_without_a_start_token_begins_with_the_template(world: World) -> None:
+    corpus, student, _ = world.conversations()
+    assert student.template
+    template = replace(student.template, source=student.template.source.replace("bos_token", "''"))
+    (row, *_) = align_corpus(corpus.select([0]), replace(student, template=template), None).rows
+    assert row["student_ids"][0] != student.start
