@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizer_stubs import StubTokenizer, assert_spans_hold
 from transformers import PreTrainedTokenizerFast
 
+import vocagnolm.spans
 from vocagnolm.spans import (
     Spans,
     encode,
@@ -42,6 +44,27 @@ def test_encode_covers_every_character_when_texts_are_fuzz(
         assert_spans_hold(encoding.spans, text)
         lossless += len(encoding.ids) > 0 or not text
     assert family == "unigram" or lossless == len(texts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bytes_give_the_spans_of_offsets(
+    tokenizers_by_family: Tokenizers,
+    fuzz_texts: Callable[..., list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+) -> None:
+    tokenizer, texts = tokenizers_by_family[family], fuzz_texts(1000, seed=6)
+    expected = vocagnolm.spans.encode_raw(tokenizer, texts, family)
+    encode_batch(tokenizer, texts[:1])  # the probe
+    raw = Mock(wraps=vocagnolm.spans.encode_raw)
+    monkeypatch.setattr(vocagnolm.spans, "encode_raw", raw)
+    found = encode_batch(tokenizer, texts)
+    for text, one, same in zip(texts, found, expected, strict=True):
+        np.testing.assert_array_equal(one.ids, same.ids)
+        np.testing.assert_array_equal(one.spans, fill_gaps(same.spans, text))
+    # The others drop or trim white space.
+    asked = sum(len(call.args[1]) for call in raw.call_args_list)
+    assert asked < 500 if family not in ("trimmed", "unigram") else asked == 1000
 
 
 @pytest.mark.parametrize(
