@@ -40,7 +40,8 @@ class ServedReader(Served):
         """Ask for the losses of a short text."""
         if self._form.lead is None:
             return Unscored("it cannot be asked for ids without a tokenizer")
-        text = PROBE[: self._context // 2]
+        # Other characters may be told in parts.
+        text = PROBE.encode("ascii", "ignore").decode()[: self._context // 2]
         found = await self.ask(client, self._form.lead + text, partial(self._checked, text), PROBED)
         return found if isinstance(found, Unscored) else found[1]
 
