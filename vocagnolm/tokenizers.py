@@ -172,6 +172,18 @@ class Reader:
                 " a file)"
             )
         self.template.check()
+        if self.role == "student" and not self._ends_turns():
+            logger.warning(
+                "the student's chat template puts no special token behind an answer: its end has "
+                "no label, and the student is not taught to stop"
+            )
+
+    def _ends_turns(self) -> bool:
+        probe = Conversation("?\n!", ("user", "assistant"), (1, 3))
+        (found,) = self.read_turns([probe], "completions")
+        if isinstance(found, str):
+            return True
+        return bool(np.isin(found.values[found.stops[1] - 1], special_ids(self.tokenizer)))
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""

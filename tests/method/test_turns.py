@@ -155,6 +155,19 @@ def test_several_teachers_have_their_labels_in_their_columns(
     assert found == [TALK[1], TALK[3]]
 
 
+def test_answers_without_an_end_are_warned_of(
+    tokenizers_by_family: Tokenizers, caplog: pytest.LogCaptureFixture
+) -> None:
+    student, teacher = pair(tokenizers_by_family)
+    assert student.template
+    source = student.template.source.replace("eos_token", "' ~ '")
+    endless = replace(student, template=replace(student.template, source=source))
+    for one in (student, endless):
+        (row,) = align_corpus(corpus_of(talk(*TALK)), one, teacher).rows
+        assert ("not taught to stop" in caplog.text) == (one is endless)
+    assert said(endless, row["student_ids"], row["student_labelled"]) == [TALK[1], TALK[3]]
+
+
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:
     student = student_reader(tokenizers_by_family["metaspace"], 50)
     pages = datasets.Dataset.from_dict({"text": ["a page"]})

@@ -156,6 +156,7 @@ def test_dry_run_writes_nothing_when_it_succeeds(
 
 
 # What is given, with the files that it names (`content` is that of file), and the line.
+TALK = '{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]}\n'
 REFUSED: dict[str, tuple[str | None, dict[str, str | None], str]] = {
     "a share over one": (None, {"top_k": "1.4"}, r"--top_k must be in \(0, 1\], got 1.4$"),
     "no teacher": (None, {"teacher": None}, "--teacher is required: name the causal LM"),
@@ -217,6 +218,46 @@ REFUSED: dict[str, tuple[str | None, dict[str, str | None], str]] = {
         {"dataset": "{file}", "eval_fraction": "0.5"},
         "--eval_fraction 0.5 leaves no document of {file} to train on: lower it, or evaluate on "
         "other documents with --eval_dataset$",
+    ),
+    "labels of documents": (
+        None,
+        {"train_on": "all"},
+        "--train_on has no effect where --dataset holds documents: leave it out$",
+    ),
+    "a template of documents": (
+        None,
+        {"teacher_chat_template": "plain"},
+        "--teacher_chat_template has no effect where --dataset holds documents: leave it out$",
+    ),
+    "no chat template": (
+        TALK,
+        {"dataset": "{file}"},
+        r"student tokenizer .* has no chat template, .* --student_chat_template \(plain, chatml",
+    ),
+    "no such template": (
+        TALK,
+        {"dataset": "{file}", "student_chat_template": "{empty}/x"},
+        "--student_chat_template {empty}/x: expected plain or chatml, or a file",
+    ),
+    "chunks of conversations": (
+        TALK,
+        {"dataset": "{file}", "student_chat_template": "plain", "method": "chunk"},
+        "--method chunk cuts a block into equal chunks, but of conversations",
+    ),
+    "a store of conversations": (
+        TALK,
+        {"dataset": "{file}", "student_chat_template": "plain", "save_store": "{empty}/s"},
+        "--save_store keeps losses of documents",
+    ),
+    "documents and conversations": (
+        '{"text": "a page"}\n' + TALK,
+        {"dataset": "{file}"},
+        "--dataset {file}: row 1 is a conversation, and those before are not",
+    ),
+    "no such format": (
+        None,
+        {"format": "chat"},
+        "--format must be one of text, messages, prompt_completion, got chat$",
     ),
     "no student": (
         None,
