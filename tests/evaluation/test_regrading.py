@@ -79,7 +79,7 @@ def test_regrade_writes_what_the_grader_says(
 def test_regrade_gives_old_items_a_checksum(tmp_path: Path, workers: Grader) -> None:
     old = [record | {"prompt_sha256": f"p{record['idx']}"} for record in OUTPUTS]
     path = write(tmp_path / "gsm8k.jsonl", old)
-    regrade(path, "gsm8k", path)
+    regrade(path, BENCHMARKS["gsm8k"], path)
     assert all("sha256" in json.loads(line) for line in path.read_text().splitlines())
     records = read_records("gsm8k", path)
     assert [record["prompt_sha256"] for record in records.values()] == [
@@ -92,7 +92,7 @@ def test_regrade_keeps_summary_and_lines_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "outputs.jsonl", OUTPUTS[:2])
-    regrade(file, "gsm8k", None)
+    regrade(file, BENCHMARKS["gsm8k"], None)
     printed, complained = capsys.readouterr()
     assert [record["idx"] for record in read(printed)] == [0, 1]
     assert "2 of 2 right" in complained
@@ -105,7 +105,7 @@ def test_regrade_finds_letters(tmp_path: Path) -> None:
         for idx, text in enumerate(("the choice is (b).", "The answer is 2."))
     ]
     file, output = write(tmp_path / "o.jsonl", outputs), tmp_path / "graded.jsonl"
-    regrade(file, "mathqa", output)
+    regrade(file, BENCHMARKS["mathqa"], output)
     assert [(r["prediction"], r["correct"]) for r in read(output.read_text())] == [
         ("B", True),
         ("placeholder", False),
@@ -116,9 +116,9 @@ def test_regrade_finds_letters(tmp_path: Path) -> None:
 def test_regrade_gives_the_same(tmp_path: Path, workers: Grader) -> None:
     file = write(tmp_path / "outputs.jsonl", OUTPUTS)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    regrade(file, "gsm8k", first)
+    regrade(file, BENCHMARKS["gsm8k"], first)
     damaged = [record | {"correct": None, "decided_by": 3} for record in read(first.read_text())]
-    regrade(write(tmp_path / "damaged.jsonl", damaged), "gsm8k", second)
+    regrade(write(tmp_path / "damaged.jsonl", damaged), BENCHMARKS["gsm8k"], second)
     assert second.read_bytes() == first.read_bytes()
 
 
@@ -174,7 +174,7 @@ def test_regrade_refuses_in_one_line(
     assert complained.count("\n") == 1
     assert file_name in complained
     with pytest.raises(ValueError, match=said):
-        regrade(tmp_path / file_name, "gsm8k", None)
+        regrade(tmp_path / file_name, BENCHMARKS["gsm8k"], None)
     assert output.read_text() == "as it was"
     assert {path.name for path in tmp_path.iterdir()} <= {file_name, "graded.jsonl"}
 
@@ -183,7 +183,7 @@ def test_regrade_refuses_when_the_output_is_no_file(tmp_path: Path) -> None:
     file = write(tmp_path / "o.jsonl", OUTPUTS[:1])
     for output in (tmp_path, Path("/dev/null")):
         with pytest.raises(ValueError, match="expected a file, found something else: give another"):
-            regrade(file, "gsm8k", output)
+            regrade(file, BENCHMARKS["gsm8k"], output)
     assert Path("/dev/null").is_char_device()
 
 
@@ -201,6 +201,6 @@ def test_regrade_agrees_with_the_harness(tmp_path: Path, shared_dir: Path, worke
     assert len(cases) >= 8
     for name, each in cases.items():
         output = tmp_path / f"{name}.jsonl"
-        regrade(write(tmp_path / f"{name}.jsonl.gz", each), name, output)
+        regrade(write(tmp_path / f"{name}.jsonl.gz", each), BENCHMARKS[name], output)
         for record in read(output.read_text()):
             assert [record["prediction"], record["correct"]] == record["of_harness"], record

@@ -155,7 +155,10 @@ def _read_run(directory: Path, label: str) -> Run:
             if (opinion := column["math_verify"])
         ]
         prompts = {name: column["prompts"] for name, column in benchmarks.items()}
-        authors = [_WHOSE[x["origin"]] if x else "none" for x in prompts.values()]
+        authors = [
+            "chat" if "chat" in benchmarks[name]["marked"] else _WHOSE[x["origin"]] if x else "none"
+            for name, x in prompts.items()
+        ]
         return Run(
             label=label,
             directory=directory,
@@ -168,6 +171,7 @@ def _read_run(directory: Path, label: str) -> Run:
             conditions={
                 name: {
                     "grader": results["grader"],
+                    "protocol": "chat" if "chat" in column["marked"] else "the paper's",
                     "version of the benchmark": column["version"],
                     "prompts": prompts[name] and prompts[name]["sha256"],
                     "data": column["data"]["digest"],

@@ -1,5 +1,6 @@
 """Results of an evaluation in the card of the model, where the hub looks for them."""
 
+import re
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
@@ -8,7 +9,8 @@ from vocagnolm.evaluation.records import Record
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.host.cards import TAGS
 
-_HEADING = "\n## Evaluation\n"
+# Of the paper's protocol, and of another one, which stands beside it.
+_HEADINGS = {False: "## Evaluation\n", True: "## Evaluation, zero-shot chat\n"}
 
 
 def add_to_card(results: Record, table: str) -> None:
@@ -24,21 +26,32 @@ def add_to_card(results: Record, table: str) -> None:
         for name, column in results["benchmarks"].items()
         if not column["partial"]
     ]
+    is_chat = any("chat" in column["marked"] for column in results["benchmarks"].values())
     if found:
+        earlier = card.data.eval_results or []
+        found += [each for each in earlier if _is_chat(each) != is_chat]
         card.data.eval_results = found
         card.data.model_name = card.data.model_name or path.parent.name
-    card.text = card.text.partition(_HEADING)[0].rstrip() + f"\n{_HEADING}\n{table}"
+    heading = _HEADINGS[is_chat]
+    sections = re.split(rf"\n(?={'|'.join(_HEADINGS.values())})", card.text)
+    kept = [text.rstrip() for text in sections if not text.startswith(heading)]
+    card.text = "\n\n".join([*kept, f"{heading}\n{table}"])
     card.save(path)
+
+
+def _is_chat(result: EvalResult) -> bool:
+    return "zero-shot" in str(result.metric_name)
 
 
 def _result(name: str, column: Record) -> EvalResult:
     hub = BENCHMARKS[name].hub
+    shots = "zero-shot" if "chat" in column["marked"] else "few-shot"
     return EvalResult(
         task_type="text-generation",
         dataset_type=hub.name if hub else name,
         dataset_name=column["column"],
         metric_type="accuracy",
         # Marks say why a number may not stand beside published ones.
-        metric_name="; ".join(["accuracy, few-shot chain of thought", *column["marks"]]),
+        metric_name="; ".join([f"accuracy, {shots} chain of thought", *column["marks"]]),
         metric_value=column["rounded"],
     )

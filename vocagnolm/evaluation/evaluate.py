@@ -11,6 +11,7 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation import report, runner, tracking
+from vocagnolm.evaluation.engines.chat import Chat, load_chat
 from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
@@ -31,11 +32,11 @@ def evaluate(arguments: Namespace) -> None:
     source = ModelSource(arguments.model, "model", arguments.revision, attention, is_trusted)
     # Every step that may fail: all processes fail together, with one message.
     with in_agreement():
-        tracker = arguments.report_to == "wandb" and tracking.Tracker(arguments.model)
-        config, tokenizer = source.config(), source.tokenizer()
-        tasks = load_tasks(
-            arguments.benchmarks, arguments.data_dir, arguments.prompts_dir, arguments.limit
+        tracker = arguments.report_to == "wandb" and tracking.Tracker(
+            arguments.model, chat=arguments.chat
         )
+        config, tokenizer = source.config(), source.tokenizer()
+        tasks = _load_tasks(arguments, tokenizer)
     context = context_length(config)
     if arguments.dry_run:
         for task in tasks:
@@ -53,7 +54,7 @@ def evaluate(arguments: Namespace) -> None:
                     runner.unasked(task, directory)
                 report.earlier(directory)
         with in_agreement():
-            engine = _load_engine(arguments, source, tokenizer, state)
+            engine = _load_engine(arguments, source, tokenizer, state, tasks[0].chat)
             if state.is_main_process:
                 directory.write_settings(settings)
         workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
@@ -72,9 +73,17 @@ def evaluate(arguments: Namespace) -> None:
                 tracker.report(results, {name: directory.finished(name).values() for name in names})
 
 
+def _load_tasks(arguments: Namespace, tokenizer: Tokenizer) -> list[Task]:
+    chat = load_chat(tokenizer, arguments.chat_template) if arguments.chat else None
+    places = arguments.data_dir, arguments.prompts_dir
+    return load_tasks(arguments.benchmarks, *places, arguments.limit, chat)
+
+
 def _settings(arguments: Namespace, tasks: Sequence[Task], context: int) -> Record:
-    # What items must share to belong to one evaluation.
+    # What items must share to belong to one evaluation; the paper's protocol has no name.
+    protocol = {"protocol": chat.settings()} if (chat := tasks[0].chat) else {}
     return {
+        **protocol,
         "model": {"name": arguments.model, "revision": None},
         "engine": arguments.engine,
         "dtype": arguments.dtype,
@@ -98,19 +107,23 @@ def _environment(arguments: Namespace, state: PartialState) -> dict[str, object]
 
 
 def _load_engine(
-    arguments: Namespace, source: ModelSource, tokenizer: Tokenizer, state: PartialState
+    arguments: Namespace,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    state: PartialState,
+    chat: Chat | None,
 ) -> Engine:
     if arguments.engine == "vllm":
         if state.num_processes > 1:
             raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
-        return VLLMEngine(source, tokenizer, arguments.dtype)
+        return VLLMEngine(source, tokenizer, arguments.dtype, chat)
     try:
         model = source.load(getattr(torch, arguments.dtype)).to(state.device)
     except torch.OutOfMemoryError as error:
         remedy = "give a narrower --dtype, or --engine vllm, which spreads it over the GPUs"
         place = f"the memory of {state.device}"
         raise ValueError(f"--model {source.name} does not fit into {place}: {remedy}") from error
-    return HFEngine(model, tokenizer, arguments.batch_size)
+    return HFEngine(model, tokenizer, arguments.batch_size, chat)
 
 
 def output_dir(arguments: Namespace) -> Path:
@@ -118,4 +131,5 @@ def output_dir(arguments: Namespace) -> Path:
     if arguments.output_dir:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
-    return (model if model.is_dir() else Path("runs") / model.name) / "evaluation"
+    name = "evaluation-chat" if arguments.chat else "evaluation"
+    return (model if model.is_dir() else Path("runs") / model.name) / name

@@ -3,6 +3,7 @@
     vocagnolm evaluate --model runs/my-student
     accelerate launch evaluate_math.py --model Qwen/Qwen2.5-Math-7B       # one process per GPU
     vocagnolm evaluate --model M --dry_run                                # prompts and token counts
+    vocagnolm evaluate --model M --chat              # zero-shot, in the model's own chat template
     vocagnolm evaluate --regrade FILE.jsonl.gz --benchmark gsm8k          # grade stored outputs
 
 Killed at any moment, the same command continues. Exit status: 0 done, 2 a wrong argument or file,
@@ -35,6 +36,8 @@ def _parse(argv: Sequence[str] | None = None) -> Namespace:
     add("--benchmarks", nargs="+", default=list(PAPER_BENCHMARKS), help=names)
     add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
+    add("--chat", action="store_true", help="Zero-shot: not the paper's protocol, and marked so.")
+    add("--chat_template", type=Path, metavar="FILE", help="In place of the model's own.")
     add("--output_dir", type=Path, help="Default: MODEL/evaluation, or runs/NAME/evaluation.")
     add("--limit", type=int, help="Only the first so many items of each benchmark.")
     add("--engine", choices=("hf", "vllm"), default="hf")
@@ -68,10 +71,12 @@ def _benchmark_names(text: str) -> list[str]:
 
 def _check(arguments: Namespace, given: set[str]) -> None:
     if arguments.regrade:
-        useless = given - {"regrade", "benchmark", "output"}
+        useless = given - {"regrade", "benchmark", "output", "chat"}
         if useless or not arguments.benchmark:
             found = ", ".join(f"--{name}" for name in sorted(useless)) or "no --benchmark"
-            raise ValueError(f"--regrade takes --benchmark and --output only, found {found}")
+            raise ValueError(
+                f"--regrade takes --benchmark, --output and --chat only, found {found}"
+            )
         return
     if useless := given & {"benchmark", "output"}:
         raise ValueError(f"--{min(useless)} belongs to --regrade: leave it out")
@@ -79,6 +84,7 @@ def _check(arguments: Namespace, given: set[str]) -> None:
         raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
     if arguments.engine == "vllm":
         command.refuse_idle(given, {"batch_size", "attn_implementation"}, "with --engine vllm")
+    _check_protocol(arguments, given)
     if arguments.benchmarks == ["demo"]:
         command.refuse_idle(given, {"data_dir", "prompts_dir"}, "on the demo")
     if Path(arguments.model).is_dir():
@@ -90,13 +96,24 @@ def _check(arguments: Namespace, given: set[str]) -> None:
             raise ValueError(f"--{name} {path}: expected a directory, found none: give another")
 
 
+def _check_protocol(arguments: Namespace, given: set[str]) -> None:
+    if not arguments.chat:
+        command.refuse_idle(given, {"chat_template"}, "without --chat")
+        return
+    command.refuse_idle(given, {"prompts_dir"}, "with --chat, which asks zero-shot")
+    if "demo" in arguments.benchmarks:
+        raise ValueError("--chat: the demo is asked for no boxed answers: leave demo out")
+
+
 def _evaluate_or_regrade(arguments: Namespace) -> None:
     # Only now: what grades and asks takes seconds to import.
     from vocagnolm.evaluation import evaluate, regrading
     from vocagnolm.evaluation.engines.vllm_engine import import_vllm
 
     if arguments.regrade:
-        regrading.regrade(arguments.regrade, arguments.benchmark, arguments.output)
+        benchmark = BENCHMARKS[arguments.benchmark]
+        asked = benchmark.in_chat() if arguments.chat else benchmark
+        regrading.regrade(arguments.regrade, asked, arguments.output)
         return
     if arguments.engine == "vllm" and not arguments.dry_run:
         # It may be missing, which is said before anything is downloaded.

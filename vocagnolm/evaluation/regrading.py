@@ -14,14 +14,14 @@ from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Record, check_fields, read_lines, to_line
 from vocagnolm.evaluation.report import GRADER, second_opinion
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
 from vocagnolm.host.files import write_text
 
 # The fields of a line, with the types each may have.
 _FIELDS = {"idx": (), "gold": (str, int, float, bool), "raw_output": (str,)}
 
 
-def regrade(file: Path, benchmark: str, output: Path | None) -> None:
+def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     """Grade stored outputs and write every line again, all or none, with the graders' verdicts.
 
     The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
@@ -34,18 +34,18 @@ def regrade(file: Path, benchmark: str, output: Path | None) -> None:
         raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
     with Grader() as grader:
-        graded = grader.grade(BENCHMARKS[benchmark].answer_kind, answers)
+        graded = grader.grade(benchmark.answer_kind, answers)
         shown = tqdm(graded, total=len(records), unit="output", disable=None)
         verdicts = [asdict(verdict) for verdict in shown]
     pairs = zip(records, verdicts, strict=True)
     text = "".join(
-        to_line({**record, "benchmark": benchmark, **verdict}) for record, verdict in pairs
+        to_line({**record, "benchmark": benchmark.id, **verdict}) for record, verdict in pairs
     )
     if output is None:
         sys.stdout.write(text)
     else:
         write_text(output, text)
-    (sys.stdout if output else sys.stderr).write(_summary(file, benchmark, summarize(verdicts)))
+    (sys.stdout if output else sys.stderr).write(_summary(file, benchmark.id, summarize(verdicts)))
 
 
 def _read(file: Path) -> list[Record]:

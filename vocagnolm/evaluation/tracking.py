@@ -30,13 +30,15 @@ class Tracker:
     A checkpoint's has the checkpoint's name before all else: `eval/checkpoint-500/gsm8k/...`.
     """
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, *, chat: bool = False):
         self._wandb = import_wandb()
         offline_reason()
         path = Path(model)
         is_checkpoint = not (path / TRACKER_FILE).is_file() and path.is_dir()
         self._place = read_place(path.resolve().parent if is_checkpoint else path)
-        self._part = path.resolve().name if is_checkpoint and self._place else ""
+        part = path.resolve().name if is_checkpoint and self._place else ""
+        # Beside a few-shot evaluation, not in place of it.
+        self._part = "-".join(filter(None, (part, "chat" if chat else "")))
 
     def report(self, results: Record, records: Mapping[str, Iterable[Record]]) -> None:
         """Put the columns into the summary, wrong answers into tables, and verdicts into files."""

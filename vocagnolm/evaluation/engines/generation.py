@@ -81,6 +81,8 @@ class Decoding:
     # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
     context: int
     eos_ids: frozenset[int]
+    # A chat template has written them already.
+    add_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         if "" in self.stops:
@@ -92,7 +94,8 @@ class Decoding:
         """Tokenize each prompt, with the special tokens that the tokenizer adds to a text."""
         if not prompts:
             return []
-        encoded: list[list[int]] = self.tokenizer(list(prompts), verbose=False)["input_ids"]
+        options = {"verbose": False, "add_special_tokens": self.add_special_tokens}
+        encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
         lengths = [len(ids) for ids in encoded]
         if not min(lengths):
             raise ValueError(f"prompt {lengths.index(0)} has no token: write something into it")

@@ -28,6 +28,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from vocagnolm.evaluation.engines import generation
+from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion, Decoding
 from vocagnolm.models.source import context_length
 
@@ -119,7 +120,13 @@ class HFEngine:
     The batch size is halved for good when a batch does not fit into memory.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch_size: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        batch_size: int,
+        chat: Chat | None = None,
+    ):
         if batch_size < 1:
             raise ValueError(f"the batch size is {batch_size}: give 1 or more rows")
         _check_servable(model)
@@ -127,6 +134,8 @@ class HFEngine:
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
         self._tokenizer = tokenizer
         self._eos_ids = generation.end_of_text_ids(model.generation_config, tokenizer)
+        self._eos_ids |= chat.end_ids if chat else frozenset()
+        self._is_chat = chat is not None
         logging.getLogger("transformers.generation.stopping_criteria").addFilter(_is_no_reminder)
 
     def generate(
@@ -134,7 +143,8 @@ class HFEngine:
     ) -> Iterator[list[Completion]]:
         """Give completions as they finish, as every `Engine`."""
         context = context_length(self._model.config)
-        decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, self._eos_ids)
+        limits = max_new_tokens, context, self._eos_ids, not self._is_chat
+        decoding = Decoding(self._tokenizer, tuple(stops), *limits)
         encoded = decoding.encode(prompts)
         known = self._model.get_input_embeddings().weight.shape[0]
         largest = max((max(ids) for ids in encoded), default=0)

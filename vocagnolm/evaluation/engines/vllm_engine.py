@@ -11,6 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
 from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
 
@@ -32,7 +33,13 @@ def import_vllm() -> Any:
 class VLLMEngine:
     """Completes prompts with vLLM; a ValueError where it is missing or cannot load the model."""
 
-    def __init__(self, source: ModelSource, tokenizer: Tokenizer, dtype: str = "auto"):
+    def __init__(
+        self,
+        source: ModelSource,
+        tokenizer: Tokenizer,
+        dtype: str = "auto",
+        chat: Chat | None = None,
+    ):
         self._vllm = import_vllm()
         config, name, revision = source.config(), source.name, source.revision
         self._tokenizer = tokenizer
@@ -43,6 +50,8 @@ class VLLMEngine:
             # None is saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
         self._eos_ids = end_of_text_ids(ending, tokenizer)
+        self._eos_ids |= chat.end_ids if chat else frozenset()
+        self._is_chat = chat is not None
         try:
             self._llm = self._vllm.LLM(
                 model=name,
@@ -67,8 +76,8 @@ class VLLMEngine:
         self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
         """Give completions as they finish, as every `Engine`."""
-        context, eos_ids = self._context, self._eos_ids
-        decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, context, eos_ids)
+        limits = max_new_tokens, self._context, self._eos_ids, not self._is_chat
+        decoding = Decoding(self._tokenizer, tuple(stops), *limits)
         return self._run(decoding.encode(prompts), decoding)
 
     def _run(self, prompt_ids: list[list[int]], decoding: Decoding) -> Iterator[list[Completion]]:

@@ -8,25 +8,27 @@ from typing import Literal
 
 from vocagnolm.evaluation.grading.normalization import strip_string
 
-AnswerKind = Literal["free", "letter", "marked"]
+AnswerKind = Literal["free", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
 NO_LETTER = "placeholder"
 _LETTER = re.compile(r"answer is \(?([abcde])")
+_CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
 
 
 def extract(kind: AnswerKind, output: str) -> str | None:
     """Find the normalised answer of an output; "" or `NO_LETTER` for none, None without output.
 
-    "free" looks for numbers and formulas, "letter" for multiple choice, "marked" for the word
-    behind `####` in the first line (the demo).
+    "free" looks for numbers and formulas, "letter" for multiple choice, also in a box with
+    "boxed_letter", "marked" for the word behind `####` in the first line (the demo).
 
     >>> extract("free", "2 + 2 = 4. The answer is 4."), extract("letter", "The answer is (B).")
     ('4', 'B')
     """
     if not output or output == "error":
         return None
-    find = {"free": _free, "letter": _letter, "marked": _marked}[kind]
+    finders = {"free": _free, "letter": _letter, "boxed_letter": _boxed_letter, "marked": _marked}
+    find = finders[kind]
     return strip_string(strip_string(find(output)))
 
 
@@ -34,6 +36,14 @@ def _letter(output: str) -> str:
     """Find the first letter after "answer is"; "answer is because" gives B."""
     text = output.partition("Problem:")[0].replace("choice is", "answer is").lower()
     found = _LETTER.search(text)
+    return found[1].upper() if found else NO_LETTER
+
+
+def _boxed_letter(output: str) -> str:
+    r"""Find the letter in the last box, as `\boxed{\text{(B) 7}}`; without a box as `_letter`."""
+    if "boxed" not in output:
+        return _letter(output)
+    found = _CHOICE.match(_boxed(output.rpartition("boxed")[2]))
     return found[1].upper() if found else NO_LETTER
 
 

@@ -26,8 +26,8 @@ _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", 
 
 
 def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
-    if kind in ("letter", "marked"):
-        return prediction == gold, "choice" if kind == "letter" else "string"
+    if kind in ("letter", "boxed_letter", "marked"):
+        return prediction == gold, "string" if kind == "marked" else "choice"
     if quick := decide(prediction, gold):
         return quick
     return symbolic.algebraically_equal(str(prediction), gold), "symbolic"

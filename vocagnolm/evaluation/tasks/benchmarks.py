@@ -1,12 +1,13 @@
 """The benchmarks as data: `benchmarks.yaml` holds a record for each, in the order of Table 1."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from types import MappingProxyType, NoneType
 
 import yaml
 
+from vocagnolm.evaluation.engines.chat import INSTRUCTION, MAX_NEW_TOKENS
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Fields, check_fields
@@ -82,6 +83,13 @@ class Benchmark:
         gold = strip_string(raw_gold)
         question += _HINTS.get(gold.lower(), "")
         return Item(idx, question.strip(), strip_string(gold))
+
+    def in_chat(self) -> "Benchmark":
+        """Ask the question alone, for an answer in a box, up to the end of the model's turn."""
+        template = f"{{question}}\n{INSTRUCTION.replace('{}', '{{}}')}"
+        kind: AnswerKind = "boxed_letter" if self.answer_kind == "letter" else self.answer_kind
+        asked = {"prompt_set": None, "shots": 0, "template": template, "stops": ()}
+        return replace(self, **asked, max_new_tokens=MAX_NEW_TOKENS, answer_kind=kind)
 
 
 def _read_benchmarks() -> Mapping[str, Benchmark]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import shared_length
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
@@ -73,6 +74,8 @@ class Task:
     prompt_set: PromptSet | None
     # Items that are asked, the first by `idx`; None for all.
     limit: int | None
+    # The template of another protocol, if it is not the paper's.
+    chat: Chat | None = None
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -83,7 +86,8 @@ class Task:
     def prompts(self) -> dict[int, str]:
         """The whole prompt of each item, by `idx`."""
         benchmark, shots = self.benchmark, self.prompt_set
-        return {item.idx: build_prompt(benchmark, shots, item.question) for item in self.items}
+        asked = {item.idx: build_prompt(benchmark, shots, item.question) for item in self.items}
+        return {idx: self.chat.prompt(text) for idx, text in asked.items()} if self.chat else asked
 
     def settings(self) -> dict[str, object]:
         """Settings that two items must share to belong together."""
@@ -97,6 +101,10 @@ class Task:
     def marks(self) -> dict[str, str]:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
         marks = {}
+        if self.chat:
+            marks["chat"] = (
+                "protocol: zero-shot in the model's chat template, not the paper's few-shot"
+            )
         if len(self.items) < len(self.loaded.items):
             marks["partial"] = f"partial: {len(self.items)} of {len(self.loaded.items)} items"
         origin = self.prompt_set.origin if self.prompt_set else None
@@ -112,7 +120,8 @@ class Task:
     def preview(self, tokenizer: PreTrainedTokenizerBase, context: int) -> str:
         """Show the first whole prompt, and the token counts of all."""
         benchmark, prompts = self.benchmark, list(self.prompts.values())
-        ids: list[list[int]] = tokenizer(prompts, verbose=False)["input_ids"]
+        options = {"verbose": False, "add_special_tokens": not self.chat}
+        ids: list[list[int]] = tokenizer(prompts, **options)["input_ids"]
         lengths = list(map(len, ids))
         room = "" if context == NO_LIMIT else f", and {context} with the prompt"
         if too_long := sum(length >= context for length in lengths):
@@ -130,15 +139,21 @@ class Task:
 
 
 def load_tasks(
-    names: Iterable[str], data_dir: Path | None, prompts_dir: Path | None, limit: int | None
+    names: Iterable[str],
+    data_dir: Path | None,
+    prompts_dir: Path | None,
+    limit: int | None,
+    chat: Chat | None = None,
 ) -> list[Task]:
     """Read items and prompts of benchmarks; a ValueError says what to do about a bad file."""
     tasks = []
     for name in names:
         benchmark, prompts = BENCHMARKS[name], None
+        if chat:
+            benchmark = benchmark.in_chat()
         if benchmark.prompt_set:
             prompts = load_prompt_set(benchmark.prompt_set, prompts_dir)
-        tasks.append(Task(benchmark, load_items(benchmark, data_dir), prompts, limit))
+        tasks.append(Task(benchmark, load_items(benchmark, data_dir), prompts, limit, chat))
     return tasks
 
 

@@ -1,0 +1,222 @@
+"""Zero-shot in a model's chat template: prompts, ends, verdicts, and the mark on every output."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer, GenerationConfig
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from vocagnolm.analysis.runs import read_runs
+from vocagnolm.evaluation import main as evaluate_math
+from vocagnolm.evaluation.engines.chat import INSTRUCTION, Chat, load_chat
+from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.tasks import tasks
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
+from vocagnolm.evaluation.tracking import summary
+
+# With its own start token, today's date, and white space before the end of a turn.
+TEMPLATE = (
+    "{{ bos_token }}{% if not date_string is defined %}{{ strftime_now('%d') }}{% endif %}"
+    "{{ date_string }} {% for m in messages %}[{{ m.role }}] {{ m.content }} {{ eos_token }}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+ITEMS = [{"question": f"Ben has {n} + 1 hens?", "answer": f"So #### {n + 1}"} for n in range(5)]
+
+
+@pytest.fixture
+def argv(
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> list[str]:
+    """A command line that asks a model, which has no template, five questions of GSM8K."""
+    model = tmp_path / "model"
+    tiny_llama(len(student_tokenizer), initializer_range=0.5).save_pretrained(model)
+    student_tokenizer.save_pretrained(model)
+    (tmp_path / "data" / "gsm8k").mkdir(parents=True)
+    lines = (json.dumps(item) + "\n" for item in ITEMS)
+    (tmp_path / "data" / "gsm8k" / "test.jsonl").write_text("".join(lines))
+    (tmp_path / "template.jinja").write_text(TEMPLATE)
+    few = dataclasses.replace(BENCHMARKS["gsm8k"], item_count=len(ITEMS))
+    monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
+    options = ["--model", str(model), "--benchmarks", "gsm8k", "--batch_size", "4"]
+    return [*options, "--data_dir", str(tmp_path / "data")]
+
+
+@pytest.fixture
+def chat_argv(argv: list[str], tmp_path: Path) -> list[str]:
+    return [*argv, "--chat", "--chat_template", str(tmp_path / "template.jinja")]
+
+
+def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokenizer) -> None:
+    chat, benchmark = Chat(student_tokenizer, TEMPLATE), BENCHMARKS["gsm8k"].in_chat()
+    asked = chat.prompt(benchmark.template.format(question="1 + 1?"))
+    eos = student_tokenizer.eos_token
+    turn = f"[user] 1 + 1?\n{INSTRUCTION} {eos}[assistant]"
+    assert asked == f"{student_tokenizer.bos_token}26 Jul 2024 {turn}"
+    assert chat.end_ids == {student_tokenizer.eos_token_id}
+    assert (benchmark.shots, benchmark.prompt_set, benchmark.stops) == (0, None, ())
+
+
+@pytest.mark.parametrize(
+    ("behind", "ends"), [("<|turn|>\n", ["<|turn|>"]), ("\n\nUser:", []), ("", [])]
+)
+def test_turn_ends_with_the_templates_special_token(
+    tokenizer_dirs: dict[str, Path], behind: str, ends: list[str]
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["nfc_digits"])
+    tokenizer.add_tokens(["<|turn|>"], special_tokens=True)
+    source = "{% for m in messages %}{{ m.content }}" + behind + "{% endfor %}"
+    assert Chat(tokenizer, source).end_ids == set(tokenizer.convert_tokens_to_ids(ends))
+
+
+def test_engine_adds_no_tokens_and_stops_at_the_turn(
+    tiny_llama: Callable[..., Any], student_tokenizer: Tokenizer
+) -> None:
+    chat = Chat(student_tokenizer, TEMPLATE)
+    model = tiny_llama(len(student_tokenizer), initializer_range=0.5)
+    model.generation_config = GenerationConfig(eos_token_id=1)
+    prompt = chat.prompt("Why?")
+    ids = student_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    written = model.generate(torch.tensor([ids]), max_new_tokens=9, do_sample=False)[0, len(ids) :]
+    fifth = int(written[4])
+    object.__setattr__(chat, "end_ids", frozenset({fifth}))
+    engine = HFEngine(model, student_tokenizer, 2, chat)
+    ((done,),) = engine.generate([prompt], (), 9)
+    assert done.n_prompt_tokens == len(ids)
+    assert done.n_new_tokens == written.tolist().index(fifth) + 1
+    assert done.finish_reason == "eos"
+
+
+@pytest.mark.parametrize(
+    ("output", "letter"),
+    [
+        (r"So \boxed{B}.", "B"),
+        (r"\boxed{A}, no: \boxed{\text{(d) 7}}", "D"),
+        (r"$\boxed{\textbf{C}}$", "C"),
+        (r"\boxed{Because}", "placeholder"),
+        (r"\boxed{12}", "placeholder"),
+        ("The answer is (e).", "E"),
+    ],
+)
+def test_letter_is_read_in_the_last_box(output: str, letter: str) -> None:
+    assert extract("boxed_letter", output) == letter
+
+
+def test_every_output_is_marked_and_resumes(
+    chat_argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model" / "evaluation-chat"
+    card = ModelCard("---\ntags: [vocagnolm, 'arxiv:2503.19123']\n---\nA student.\n")
+    card.save(tmp_path / "model" / "README.md")
+    assert evaluate_math.main(chat_argv) == 0
+    mark = "protocol: zero-shot in the model's chat template, not the paper's few-shot"
+    said = capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    column = results["benchmarks"]["gsm8k"]
+    assert "chat" in column["marked"]
+    assert results["settings"]["protocol"]["name"] == "zero-shot chat"
+    for text in (said, (out / "row.md").read_text(), (out / "row.tex").read_text()):
+        assert mark in text
+        assert f"{column['rounded']:.1f}*" in text
+    shown = ModelCard.load(tmp_path / "model" / "README.md")
+    (result,) = shown.data.eval_results
+    assert result.metric_name.startswith(f"accuracy, zero-shot chain of thought; {mark}")
+    assert all("/chat" in name for name, _ in summary(results) if "gsm8k" in name)
+    (run,) = read_runs([out])
+    assert run.prompts == "chat"
+    assert run.conditions["gsm8k"]["protocol"] == "chat"
+    # Interrupted, and asked again: the items are verified by their prompts.
+    lines = (out / "gsm8k.jsonl").read_text().splitlines(keepends=True)
+    (out / "gsm8k.jsonl").unlink()
+    (out / "gsm8k.part0.jsonl").write_text("".join(lines[:3]))
+    assert evaluate_math.main(chat_argv) == 0
+    assert (out / "gsm8k.jsonl").read_text().splitlines(keepends=True) == lines
+
+
+def test_card_keeps_both_protocols_apart(
+    argv: list[str], chat_argv: list[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "model" / "README.md"
+    ModelCard("---\ntags: [vocagnolm, 'arxiv:2503.19123']\n---\nA student.\n").save(path)
+    (tmp_path / "gsm8k.md").write_text("Question: 1 + 1?\nAnswer: The answer is 2.")
+    few_shot = [*argv, "--prompts_dir", str(tmp_path)]
+    for given in (few_shot, chat_argv, few_shot):
+        assert evaluate_math.main(given) == 0
+    card = ModelCard.load(path)
+    names = [each.metric_name.split(" chain")[0] for each in card.data.eval_results]
+    assert sorted(names) == ["accuracy, few-shot", "accuracy, zero-shot"]
+    heads = [line for line in card.text.splitlines() if line.startswith("## ")]
+    assert sorted(heads) == ["## Evaluation", "## Evaluation, zero-shot chat"]
+
+
+def test_protocols_do_not_share_a_directory(
+    argv: list[str], chat_argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--output_dir", str(tmp_path / "out")]
+    assert evaluate_math.main([*chat_argv, *there]) == 0
+    capsys.readouterr()
+    assert evaluate_math.main([*argv, *there]) == 2
+    assert "protocol was {'" in capsys.readouterr().err
+    (tmp_path / "template.jinja").write_text(TEMPLATE + " ")
+    assert evaluate_math.main([*chat_argv, *there]) == 2
+    assert "protocol was {'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "template", "said"),
+    [
+        (
+            "--chat",
+            None,
+            "--chat: the model has no chat template: give one by --chat_template FILE",
+        ),
+        (
+            "--chat --prompts_dir .",
+            None,
+            "--prompts_dir has no effect with --chat, which asks zero",
+        ),
+        ("--chat_template t", None, "--chat_template has no effect without --chat: leave it out"),
+        ("--chat --benchmarks demo", None, "--chat: the demo is asked for no boxed answers"),
+        ("--chat --chat_template {}", "{{ oops(", "--chat: the template says: "),
+        (
+            "--chat --chat_template {}",
+            "{{ strftime_now('%d') }}",
+            "--chat: the template writes toda",
+        ),
+        ("--chat --chat_template no", None, "--chat_template no: expected a Jinja template in UTF"),
+    ],
+)
+def test_chat_is_refused_in_one_line(
+    argv: list[str],
+    options: str,
+    template: str | None,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if template:
+        (tmp_path / "template.jinja").write_text(template)
+    given = options.format(tmp_path / "template.jinja").split()
+    assert evaluate_math.main([*argv, *given]) == 2
+    complained = capsys.readouterr().err
+    assert complained.startswith(f"vocagnolm evaluate: error: {said}")
+    assert complained.count("\n") == 1
+
+
+def test_models_own_template_is_used(student_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    student_tokenizer.save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.chat_template = TEMPLATE
+    assert load_chat(tokenizer, None).source == TEMPLATE
