@@ -32,9 +32,9 @@ _MODULES = {
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",
     "aggregate_teacher_losses": "guidance",
-    "align_corpus": "data",
     "align_spans": "alignment",
     "encode": "spans",
+    "prepare_dataset": "packing",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

@@ -20,11 +20,13 @@ from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, MethodName, Objective
+from vocagnolm.packing import Blocks
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.arguments import named_arguments
 from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.training.log import tell_in_lines
+from vocagnolm.training.mixture import Mixture
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
 
@@ -34,8 +36,9 @@ logger = logging.getLogger(__name__)
 class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
-    `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=..., data_collator=...)` with
-    `Blocks` and `PackedCollator`, and otherwise as any Trainer. The update is the same for every
+    `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=...)` with `Blocks`, as
+    `prepare_dataset` makes them, and otherwise as any Trainer; a `data_collator` is a
+    `PackedCollator`, by default that of the blocks. The update is the same for every
     split of a global batch into processes, accumulation steps and micro-batches (with
     `selection_scope="sequence"`, the default, and not `unmapped="mean"`).
 
@@ -69,6 +72,8 @@ class VocAgnoTrainer(ResumableTrainer):
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = Method(method) if isinstance(method, str) else method
         method.check_teacher(models)
+        if given.get("data_collator") is None:
+            given["data_collator"] = _collator_of(given.get("train_dataset"), method)
         super().__init__(**given | {"compute_metrics": self._mean_token_losses})
         self.model: PreTrainedModel
         self._check_student(models)
@@ -290,3 +295,12 @@ class VocAgnoTrainer(ResumableTrainer):
             name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
             for name, part in ranges.items()
         }
+
+
+def _collator_of(data: object, method: Method) -> PackedCollator | None:
+    """Make the collator of blocks; None for data of another kind."""
+    blocks = data.blocks if isinstance(data, Mixture) else data
+    if not isinstance(blocks, Blocks):
+        return None
+    chunks = method.chunks if method.method == "chunk" else None
+    return PackedCollator(blocks.max_length, False, blocks.teacher_max_length, chunks=chunks)

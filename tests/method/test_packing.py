@@ -6,15 +6,17 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
-from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
+from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width, prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -211,3 +213,37 @@ def test_chunks_differ_by_one_token_at_most(tokens: int, chunks: int) -> None:
     assert (len(edges), edges[0], edges[-1]) == (chunks + 1, 0, tokens)
     assert edges.dtype == np.int64
     assert set(np.diff(edges)) <= {tokens // chunks, -(-tokens // chunks)}
+
+
+def test_prepare_dataset_is_all_steps_at_once(
+    training_texts: list[str], student_tokenizer: Any, teacher_tokenizer: Any
+) -> None:
+    tokenizers, texts = (student_tokenizer, teacher_tokenizer), training_texts[:20]
+    data = datasets.Dataset.from_dict({"body": texts, "url": texts})
+    sizes = {"max_length": MAX_LENGTH, "teacher_context": TEACHER_CONTEXT}
+    found = prepare_dataset(data, *tokenizers, text_column="body", **sizes)
+    expected = make_blocks(texts, *tokenizers)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        for name, arrays in theirs.items():
+            np.testing.assert_equal(ours[name], arrays)
+    plain = prepare_dataset(data, student_tokenizer, text_column="body", max_length=MAX_LENGTH)
+    assert not len(plain[0]["teacher_ids"][0])
+    several = prepare_dataset(
+        data, student_tokenizer, [teacher_tokenizer, student_tokenizer], text_column="body"
+    )
+    assert len(several[0]["teacher_counts"][0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"body": ["a"]}, "text_column='text' is no column of the dataset: its columns are body$"),
+        ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
+    ],
+)
+def test_prepare_dataset_refuses_in_one_line(
+    columns: dict[str, list[str]], said: str, student_tokenizer: Any
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        prepare_dataset(datasets.Dataset.from_dict(columns), student_tokenizer)

@@ -106,7 +106,9 @@ def test_index_of_the_documents_names_each_page() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", ["library.md", "coming_from_trl.md"])
 def test_library_example_of_the_documents_runs(
+    page: str,
     tokenizer_dirs: dict[str, Path],
     tiny_llama: Callable[..., Any],
     training_texts: list[str],
@@ -123,9 +125,9 @@ def test_library_example_of_the_documents_runs(
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": text}) for text in training_texts[:20]]
     Path("pages.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    (example,) = code_blocks("python", PAGES["library.md"])
+    (example,) = code_blocks("python", PAGES[page])
     names: dict[str, Any] = dict(zip(("STUDENT", "TEACHER"), directories, strict=True))
-    exec(compile(example, "library.md", "exec"), names)
+    exec(compile(example, page, "exec"), names)
     assert names["trainer"].state.global_step > 0
 
 
