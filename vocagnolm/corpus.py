@@ -57,7 +57,7 @@ def load_corpus(
     if _is_local(path, dataset, option):
         return _load_local(path, split, text_column, format, option)
     corpus = _load(dataset, _HUB.format(option, dataset), split, name=config_name)
-    return _only_text(corpus, text_column, format, dataset)
+    return only_text(corpus, text_column, format, dataset)
 
 
 def load_corpora(sources: Sequence[tuple[str, Mapping[str, Any]]]) -> datasets.Dataset:
@@ -105,7 +105,7 @@ def load_sample(
     stream = _load(dataset, shown, split, name=config_name, streaming=True)
     corpus = datasets.Dataset.from_list(list(stream.take(count)))
     info = (stream.info.splits or {}).get(split)
-    corpus = _only_text(corpus, text_column, format, dataset)
+    corpus = only_text(corpus, text_column, format, dataset)
     return corpus, info.num_examples if info else None
 
 
@@ -152,7 +152,7 @@ def _load_local(
     for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
         name = [glob.escape(str(file))]
         corpus = _load(kinds[0], f"{option} {file}", "train", data_files=name, **options)
-        corpora.append(_only_text(corpus, text_column, format, str(file)))
+        corpora.append(only_text(corpus, text_column, format, str(file)))
     if len({is_conversations(corpus) for corpus in corpora}) > 1:
         found = (
             f.name for f, corpus in zip(files, corpora, strict=True) if is_conversations(corpus)
@@ -185,9 +185,10 @@ def _load(builder: str, shown: str, split: str, **options: object) -> datasets.D
         raise ValueError(f"{shown} cannot be read: {reason}") from error
 
 
-def _only_text(
+def only_text(
     corpus: datasets.Dataset, text_column: str, format: formats.Format | None, shown: str
 ) -> datasets.Dataset:
+    """Keep the column of documents, or read those of conversations; `shown` names it in errors."""
     names = {text_column, "messages", "prompt", "completion"} & {*corpus.column_names}
     if len(names) > 1:
         table = corpus.with_format("arrow")

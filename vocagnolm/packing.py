@@ -1,7 +1,7 @@
 """Pack segments into blocks of `max_length` student tokens.
 
 Enters: aligned segments (`vocagnolm.data`). Leaves: a map-style dataset of blocks, so that resuming
-is an index. Knows no model, and tokenizers only where all steps are one call.
+is an index. Knows neither tokenizers nor models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,6 @@ from vocagnolm.alignment import align_segment
 
 if TYPE_CHECKING:
     import datasets
-    from transformers import PreTrainedTokenizerBase
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -194,49 +193,3 @@ class Blocks(Dataset[Block]):
     def fill_fraction(self) -> float:
         """Share of the positions that hold a token, in [0, 1]."""
         return self.student_tokens / max(len(self) * self.max_length, 1)
-
-
-def prepare_dataset(
-    dataset: "datasets.Dataset",
-    student_tokenizer: "PreTrainedTokenizerBase",
-    teacher_tokenizer: "PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None" = None,
-    *,
-    max_length: int = 2048,
-    teacher_context: int = 4096,
-    text_column: str = "text",
-    num_proc: int | None = None,
-) -> Blocks:
-    """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
-
-    A block has up to `max_length` tokens of the student and `teacher_context` of the, or each,
-    teacher, within the contexts of their models. Without a teacher it is for training on all
-    tokens. Aligned documents are cached as `datasets.map` caches.
-
-    Raises:
-        ValueError: the column is not there, or no document of it can be used.
-    """
-    # Work on text alone loads neither of them.
-    from vocagnolm.corpus import TEXT
-    from vocagnolm.data import align_corpus
-    from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
-
-    if text_column not in dataset.column_names:
-        columns = ", ".join(dataset.column_names)
-        raise ValueError(
-            f"text_column={text_column!r} is no column of the dataset: its columns are {columns}"
-        )
-    corpus = dataset.select_columns([text_column])
-    if text_column != TEXT:
-        corpus = corpus.rename_column(text_column, TEXT)
-    given = teacher_tokenizer or ()
-    tokenizers = given if isinstance(given, Sequence) else (given,)
-    teachers = tuple(teacher_reader(each, teacher_context) for each in tokenizers)
-    reader = student_reader(student_tokenizer, max_length)
-    aligned = align_corpus(
-        corpus, reader, Teachers(teachers) if teachers else None, num_proc=num_proc
-    )
-    if not len(aligned.rows):
-        raise ValueError(
-            f"no usable document among {len(corpus):,}: {aligned.skipped[:1] or 'there is none'}"
-        )
-    return Blocks(aligned.rows, max_length, [teacher_context] * max(len(teachers), 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from fractions import Fraction
 from typing import Any
@@ -16,7 +17,8 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
-from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width, prepare_dataset
+from vocagnolm.dataset import prepare_dataset
+from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -235,10 +237,31 @@ def test_prepare_dataset_is_all_steps_at_once(
     assert len(several[0]["teacher_counts"][0]) == 2
 
 
+def test_prepare_dataset_reads_conversations(
+    student_tokenizer: Any, teacher_tokenizer: Any
+) -> None:
+    turns = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is 2."}]
+    data = datasets.Dataset.from_dict({"messages": [turns] * 3})
+    tokenizers = copy.deepcopy((student_tokenizer, teacher_tokenizer))
+    for tokenizer in tokenizers:
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        )
+    answers, whole = (
+        prepare_dataset(data, *tokenizers, max_length=99, train_on=on)
+        for on in ("completions", "all")
+    )
+    assert len(answers) == 1
+    spans = [
+        np.diff(blocks[0]["student_labelled"][0].reshape(-1, 2)) for blocks in (answers, whole)
+    ]
+    assert 0 < spans[0].sum() < spans[1].sum()
+
+
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"body": ["a"]}, "text_column='text' is no column of the dataset: its columns are body$"),
+        ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset, and neither"),
         ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
     ],
 )

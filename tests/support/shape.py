@@ -54,6 +54,7 @@ READING_ORDER = (
     "alignment",
     "data",
     "packing",
+    "dataset",
     "row_segments",
     "collator",
     "output_head",
