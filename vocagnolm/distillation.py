@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.output_head import Head, HeadGradients, rows_per_tile
+from vocagnolm.output_head import Head, HeadGradients, log_softmax_, rows_per_tile
 from vocagnolm.token_loss import by_predicted_token
 
 # KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the words that student and teacher share; L1 of
@@ -107,11 +107,8 @@ class _Distilled(torch.autograd.Function):
         loss_N = hidden_ND.new_zeros(len(targets_N), dtype=head.sum_dtype)
         distance_R = loss_N.new_empty(len(pairs.token_R))
         rows = rows_per_tile(len(loss_N), student.weight_VD, teacher.weight_VD)
-        # Memory for the logits of one tile after the other, and for their logarithms.
-        ours, theirs = (
-            [states.head.tile(rows, states.weight_VD) for _ in range(2)]
-            for states in (student, teacher)
-        )
+        ours_KV = head.tile(rows, student.weight_VD)
+        theirs_KV = teacher.head.tile(rows, teacher.weight_VD)
         places = (pairs.token_R, pairs.teacher_token_R, pairs.alone_U)
         token_RK, teacher_token_RK, alone_UK = (torch.split(place, rows) for place in places)
         tiles = list(zip(token_RK, teacher_token_RK, strict=True))
@@ -120,10 +117,10 @@ class _Distilled(torch.autograd.Function):
             for number, (token_K, other_K) in enumerate(tiles):
                 row_K = token_K - 1
                 target_K1 = targets_N[row_K, None]
-                log_q_KV = _log_softmax(teacher.logits(other_K - 1, theirs[0]), theirs[1])
-                logits_KV = student.logits(row_K, ours[0])
+                log_q_KV = log_softmax_(teacher.logits(other_K - 1, theirs_KV))
+                logits_KV = student.logits(row_K, ours_KV)
                 slope_KV = head.slope(logits_KV) if any(needed) else None
-                log_p_KV = _log_softmax(logits_KV, ours[1])
+                log_p_KV = log_softmax_(logits_KV)
                 loss_N[row_K] = -log_p_KV.gather(-1, target_K1)[:, 0]
                 # d loss / d logits = p - 1 at the target
                 gradient_KV = p_KV = log_p_KV.exp()
@@ -151,11 +148,6 @@ class _Distilled(torch.autograd.Function):
         factor = grad / _SPREAD
         sums = (None if sums is None else sums * factor for sums in ctx.saved_tensors)
         return *sums, *[None] * 4
-
-
-def _log_softmax(logits_KV: Tensor, tile_KV: Tensor | None) -> Tensor:
-    out_KV = None if tile_KV is None else tile_KV[: len(logits_KV)]
-    return torch.log_softmax(logits_KV, -1, out=out_KV)
 
 
 def _kl(
@@ -237,7 +229,7 @@ def losses_and_entropies(
     rows = rows_per_tile(len(targets_N1), weight_VD)
     for start in range(0, len(targets_N1), rows):
         tile = slice(start, start + rows)
-        log_p_KV = states.logits(tile).log_softmax(-1)
+        log_p_KV = log_softmax_(states.logits(tile))
         found_2N[0, tile] = -log_p_KV.gather(-1, targets_N1[tile].clamp(min=0))[:, 0]
         found_2N[1, tile] = torch.special.entr(log_p_KV.exp_()).sum(-1)
     found_2N.masked_fill_(targets_N1[:, 0] == IGNORED_LABEL, 0.0)

@@ -66,8 +66,7 @@ class Head(NamedTuple):
         """Turn logits, in place, into the gradient of sum(grad * loss) at the matrix product."""
         # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
         slope_KV = self.slope(logits_KV)
-        gradient_KV = logits_KV.sub_(logits_KV.amax(-1, keepdim=True)).exp_()
-        gradient_KV /= gradient_KV.sum(-1, keepdim=True)
+        gradient_KV = torch.softmax(logits_KV, -1, out=logits_KV)
         minus_one_K1 = gradient_KV.new_full((len(targets_K), 1), -1.0)
         gradient_KV.scatter_add_(-1, targets_K[:, None], minus_one_K1)
         gradient_KV *= grad_K[:, None] * self.scale
@@ -79,6 +78,13 @@ class Head(NamedTuple):
             return None
         # (cap * tanh(x / cap))' = 1 - tanh(x / cap) ** 2
         return (logits_KV / self.cap).square_().neg_().add_(1.0)
+
+
+def log_softmax_(logits_KV: Tensor) -> Tensor:
+    """Turn logits, in place, into log-probabilities."""
+    # PyTorch's kernels reduce a row before they write it, element by element. That they do so is
+    # seen as every run begins: token losses are compared with those of the model's own logits.
+    return torch.log_softmax(logits_KV, -1, out=logits_KV)
 
 
 class HeadGradients:

@@ -26,6 +26,7 @@ from vocagnolm.output_head import (
     HeadGradients,
     is_quantized,
     last_hidden_state,
+    log_softmax_,
     output_embeddings,
     read_head,
     rows_per_tile,
@@ -58,17 +59,15 @@ class _TokenLoss(torch.autograd.Function):
         rows = rows_per_tile(len(targets_N), weight_VD)
         weight_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
         loss_N = torch.empty(len(targets_N), dtype=head.sum_dtype, device=hidden_ND.device)
-        # A row's loss is log(sum(exp(logits))) - logits[target], both less the largest logit:
+        # A row's loss is -log P(target):
         #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
         # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for start in range(0, len(targets_N), rows):
                 tile = slice(start, start + rows)
                 logits_KV = head.logits(hidden_ND[tile], weight_VD, bias_V, tile_KV)
-                largest_K1 = logits_KV.amax(-1, keepdim=True)
-                below_K1 = largest_K1 - logits_KV.gather(-1, targets_N[tile, None])
-                log_sum_K1 = logits_KV.sub_(largest_K1).exp_().sum(-1, keepdim=True).log_()
-                loss_N[tile] = (log_sum_K1 + below_K1)[:, 0]
+                log_p_KV = log_softmax_(logits_KV)
+                loss_N[tile] = -log_p_KV.gather(-1, targets_N[tile, None])[:, 0]
         return loss_N
 
     @staticmethod
