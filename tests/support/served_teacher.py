@@ -97,9 +97,12 @@ class ServedTeacher(ThreadingHTTPServer):
 
     @torch.no_grad()
     def followers(self) -> dict[str, float]:
-        """Every token that may follow the start token, by its text."""
+        """Every token that may follow the start token, by its text, of which parts have none."""
         logits_V = self.model(torch.tensor([[self.start]])).logits[0, -1].float().log_softmax(-1)
-        return {self.token(token): value for token, value in enumerate(logits_V.tolist())}
+        return {
+            self.token(token).replace("\ufffd", ""): value
+            for token, value in enumerate(logits_V.tolist())
+        }
 
     def token(self, token: int) -> str:
         start = self.text([self.start])

@@ -132,7 +132,9 @@ class OpenAIDialect:
     def read_first(self, answer: JsonObject) -> dict[str, float]:
         """Read the losses of first tokens, by their texts; raises as `read` does."""
         followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
-        return {text: _loss(logprob) for text, logprob in followers.items()}
+        # Parts of characters share a text, nothing or U+FFFD, which has the loss of any of them.
+        whole = {text: value for text, value in followers.items() if text.strip("\ufffd")}
+        return {text: _loss(value) for text, value in whole.items()}
 
 
 # In the order in which they are tried: the first two tell ids, which are checked exactly.
