@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from vocagnolm import cli
 from vocagnolm.host.command import Exit
 from vocagnolm.store import server as polite
+from vocagnolm.store.difference import without_tokens
 from vocagnolm.store.served_text import find_spans
 from vocagnolm.store.store import Store
 from vocagnolm.tokenizers import load_tokenizer, start_id
@@ -224,7 +225,7 @@ def test_thousand_documents_survive_a_fifth_of_faults(
     assert sum(server.failed[fault] for fault in FAULTS) > 200
     assert contents(tmp_path / "bad") == contents(tmp_path / "good")
     opened = Store(tmp_path / "bad")
-    assert (opened.manifest["documents"], opened.without_tokens()) == (1000, 0)
+    assert (opened.manifest["documents"], without_tokens(opened)) == (1000, 0)
     cli_local = arguments(teacher, corpus, tmp_path / "local")
     assert cli.main(cli_local) == 0
     local = Store(tmp_path / "local")

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vocagnolm.store.store import Store
+from vocagnolm.spans import Spans
+from vocagnolm.store.store import LossArray, Store
 
 
 @dataclass(frozen=True)
-class Difference:
+class StoreDifference:
     """Losses of the tokens that two stores have, and documents in which their tokens differ.
 
     The correlation is Pearson's, NaN where a store's losses are all the same.
@@ -23,14 +24,14 @@ class Difference:
     not_alike: int
 
 
-def difference(one: Store, other: Store) -> Difference:
+def difference(one: Store, other: Store) -> StoreDifference:
     """Compare the losses of all documents; a ValueError where the stores are of other texts.
 
     A document that one of them keeps without tokens, or cuts otherwise, is counted and left out.
     """
-    keys = one.keys()
-    if keys != other.keys():
-        apart = len(keys ^ other.keys())
+    keys = one.document_keys()
+    if keys != other.document_keys():
+        apart = len(keys ^ other.document_keys())
         raise ValueError(
             f"{one.directory} and {other.directory} are stores of different corpora: {apart:,} "
             "documents are in one of them only; compare stores of one corpus"
@@ -44,7 +45,7 @@ def difference(one: Store, other: Store) -> Difference:
     # Counts, and sums of x, y, x squared, y squared, x times y.
     tokens, not_alike, sums, apart_nats, largest = 0, 0, np.zeros(5), 0.0, 0.0
     for key in sorted(keys):
-        (x_spans, x), (y_spans, y) = one.tokens(key), other.tokens(key)
+        (x_spans, x), (y_spans, y) = _tokens(one, key), _tokens(other, key)
         if not len(x) or not np.array_equal(x_spans, y_spans):
             not_alike += 1
             continue
@@ -58,4 +59,16 @@ def difference(one: Store, other: Store) -> Difference:
     x_mean, y_mean, x_square, y_square, product = sums / tokens
     spread = math.sqrt(max(0.0, (x_square - x_mean**2) * (y_square - y_mean**2)))
     correlation = (product - x_mean * y_mean) / spread if spread else math.nan
-    return Difference(tokens, correlation, apart_nats / tokens, largest, len(keys), not_alike)
+    return StoreDifference(tokens, correlation, apart_nats / tokens, largest, len(keys), not_alike)
+
+
+def without_tokens(store: Store) -> int:
+    """Count the documents that have no token, as a tokenizer or a server could not read them."""
+    return sum(not len(_tokens(store, key)[1]) for key in store.document_keys())
+
+
+def _tokens(store: Store, key: bytes) -> tuple[Spans, LossArray]:
+    """Return the spans [N, 2] and the losses [N] of a document by its key."""
+    found = store.of_key(key)
+    spans = np.concatenate([segment.spans for segment in found])
+    return spans, np.concatenate([segment.losses for segment in found])

@@ -18,6 +18,7 @@ from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.store import codec, store
 from vocagnolm.store.dialects import DIALECTS
+from vocagnolm.store.difference import without_tokens
 from vocagnolm.store.job import (
     PACKAGES,
     ScoringJob,
@@ -108,7 +109,7 @@ def score(options: Scoring) -> None:
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
         opened = store.Store(job.directory)
-        lost = opened.without_tokens()
+        lost = without_tokens(opened) if served else 0
         more = f", documents without losses: {lost:,}" if lost else ""
         say(f"{job.directory}: {opened.manifest['tokens']:,} tokens{more}")
 

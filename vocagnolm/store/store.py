@@ -320,7 +320,7 @@ class Store:
     def segments(self, text: str) -> list[StoredSegment] | None:
         """Return the segments of a document, in order; None if some of it is missing."""
         try:
-            whole = self._segments(document_key(text))
+            whole = self.of_key(document_key(text))
         except ValueError as error:
             raise ValueError(
                 f"the teacher-loss store {self.directory} has {error}, met at the document that "
@@ -328,21 +328,13 @@ class Store:
             ) from error
         return whole if whole and whole[-1].end == len(text) else None
 
-    def keys(self) -> set[bytes]:
+    def document_keys(self) -> set[bytes]:
         """Return the keys of all documents."""
         self._open()
         # NumPy leaves out zeros at the end.
         return {key.ljust(KEY_BYTES, b"\0") for key in self._keys.tolist()}
 
-    def tokens(self, key: bytes) -> tuple[Spans, LossArray]:
-        """Return the spans [N, 2] and the losses [N] of a document by its key."""
-        found = self._segments(key)
-        return (
-            np.concatenate([segment.spans for segment in found]),
-            np.concatenate([segment.losses for segment in found]),
-        )
-
-    def _segments(self, key: bytes) -> list[StoredSegment]:
+    def of_key(self, key: bytes) -> list[StoredSegment]:
         """Return the segments of a document that follow each other from its start."""
         self._open()
         # Rows with the same key stand together, in any order of their starts.
@@ -355,12 +347,6 @@ class Store:
                 whole.append(segment)
                 at = segment.end
         return whole
-
-    def without_tokens(self) -> int:
-        """Count the segments that hold no token, as a tokenizer or a server could not read them."""
-        self._open()
-        counts = [pc.list_value_length(batch.column("losses")) for batch in self._batches]
-        return sum(len(count) - int(np.count_nonzero(count)) for count in counts)
 
     def _open(self) -> None:
         if not self._batches:
