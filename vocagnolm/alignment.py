@@ -198,8 +198,8 @@ def lay_out(
     """Make the columns of `data.Segments` of segments [S, 3] of texts: number, start and end.
 
     A column has numbers, or is (edges, values) of arrays. A token that a cut goes through is in
-    both segments. Teachers' tokens follow one another in a row, each behind its start token, which
-    has no span:
+    both segments, one of a chat template has no characters. Teachers' tokens follow one another in
+    a row, each behind its start token, which has no span:
 
         B a b c | B d e         counts [4, 3]
           0 1 2     3 4         steps
@@ -219,7 +219,6 @@ def lay_out(
             unmapped |= number >= count[ours.rows]
         else:
             unmapped |= find_ranges(ours.spans, part.spans)[:, 0] == UNMAPPED
-    # A token of a chat template has no characters.
     has_text = ours.spans[:, 0] < ours.spans[:, 1]
     unmapped &= has_text
     closed = rows[is_last & (student.end is not None)]

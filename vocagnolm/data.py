@@ -131,7 +131,6 @@ def align_corpus(
     format, and is read from there the next time if it is as it was written. It is made part by
     part: what a killed process has finished is kept, and machines that share the cache share the
     work, each on the parts that no other one works on. A single teacher may be given by its reader.
-
     Conversations are not cut, and `train_on` says which of their tokens have labels.
     """
     # Threads inside of each process would fight over the cores.
