@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -179,7 +180,8 @@ def take_turns_apart(
         context.Process(target=_serve_turns, args=(make, theirs), daemon=True).start()
     for turn in range(warm_up + repetitions):
         for name in rng.sample(list(makers), len(makers)):
-            pipes[name].send(turn)
+            with suppress(BrokenPipeError):  # what ended it was sent before
+                pipes[name].send(turn)
             taken = pipes[name].recv()
             if isinstance(taken, str):
                 raise RuntimeError(f"{name}: {taken}")

@@ -1,6 +1,6 @@
 """Compare the growth of a training step with its tokens: exponents of time and memory.
 
-Steps of 256, 512 and 1,024 tokens in documents of about 200, every way and size in turns. The value
+Steps of 256, 512 and 1,024 tokens in documents of about 100, every way and size in turns. The value
 is the largest exponent of ours, of a line through the logarithms; below 1 is what a step costs
 whatever its size. TRL's are shown beside them.
 """
@@ -26,7 +26,7 @@ class Size:
 
     tokens: str = "256 512 1024"
     turns: int = 3
-    peers: peers.Size = field(default_factory=lambda: peers.Size.trained(lengths="200"))
+    peers: peers.Size = field(default_factory=lambda: peers.Size.trained(lengths="100"))
 
 
 FULL, SMALL = Size(), Size("128 256 512")
