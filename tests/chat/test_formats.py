@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from vocagnolm.chat.formats import (
     Conversation,
+    Format,
     check_unmixed,
     conversation,
     find_format,
@@ -60,7 +61,9 @@ def test_absent_fields_of_messages_are_no_fault() -> None:
         (["messages", "prompt", "completion"], "prompt_completion", "prompt_completion"),
     ],
 )
-def test_format_is_found_by_the_columns(columns: list[str], given: str, expected: str) -> None:
+def test_format_is_found_by_the_columns(
+    columns: list[str], given: Format | None, expected: Format
+) -> None:
     assert find_format(columns, given, "text", "a.jsonl") == expected
 
 
@@ -74,7 +77,7 @@ def test_format_is_found_by_the_columns(columns: list[str], given: str, expected
     ],
 )
 def test_format_is_refused_when_columns_do_not_say(
-    columns: list[str], given: str, told: str
+    columns: list[str], given: Format | None, told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
         find_format(columns, given, "text", "a.jsonl")
