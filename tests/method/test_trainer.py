@@ -463,7 +463,12 @@ def test_log_reports_what_a_slow_count_finds(
         ),
         ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
-        ({"data_collator": None}, {}, True, "for the blocks of vocagnolm.packing.Blocks, got <fun"),
+        (
+            {"data_collator": print},
+            {},
+            True,
+            "for the blocks of vocagnolm.packing.Blocks, got <bui",
+        ),
         (
             {
                 "method": Method("chunk", chunks=MAX_LENGTH + 1),
@@ -493,6 +498,13 @@ def test_trainer_refuses_contradictions(
     teacher = pair[1] if with_teacher else None
     with pytest.raises(ValueError, match=message):
         make_trainer(tmp_path, blocks, pair[0], teacher, options=options, **training)
+
+
+def test_collator_is_that_of_the_blocks_by_default(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair, options={"data_collator": None})
+    assert trainer.data_collator == PackedCollator(MAX_LENGTH, False, blocks.teacher_max_length)
 
 
 # Options of TrainingArguments, and what is said of them where the command line is not used.
