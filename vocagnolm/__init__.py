@@ -9,7 +9,6 @@ The method lies flat in this package; everything around it is a room. Read it in
     alignment      Algorithm 1: the teacher tokens behind each student token
     data           documents -> segments that fit all readers, aligned, cached
     packing        segments -> blocks of max_length tokens
-    dataset        all of that in one call
     row_segments   where documents end in a packed row
     collator       blocks -> a batch, ranges re-based
     output_head    hidden states -> logits, a tile at a time
@@ -35,7 +34,7 @@ _MODULES = {
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "dataset",
+    "prepare_dataset": "run.dataset",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

@@ -215,7 +215,7 @@ def _align_batch(
         rows = _align(kept, skipped, student, guide, schema)
     if not skipped:
         return rows
-    nothing = {field.name: [] for field in schema if pa.types.is_list(field.type)}
+    nothing: dict[str, Any] = {field.name: [] for field in schema if pa.types.is_list(field.type)}
     reasons = [{**nothing, "document": i, "start": 0, "skipped": why} for i, why in skipped.items()]
     both = pa.concat_tables([rows, pa.Table.from_pylist(reasons, schema)])
     return both.sort_by([("document", "ascending"), ("start", "ascending")])
@@ -319,7 +319,8 @@ def _segment(
     Returns the segments [S, 3] as number of the text, start and end; and why texts are skipped.
     """
     counts = np.stack([np.diff(model.edges) for model in models])
-    fits = ((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0)
+    is_in = (counts > 0) & (counts <= np.array(limits)[:, None])
+    fits: npt.NDArray[np.bool_] = np.all(is_in, axis=0)
     fits[[*given]] = False
     segments = [(text, 0, len(texts[text])) for text in np.flatnonzero(fits).tolist()]
     skipped: dict[int, str] = {}
@@ -371,9 +372,10 @@ def _cut(
                 return f"character {at} alone exceeds a context"
             edges.append(_best(text, places, at, stop))
         edges.append(mark)
-    first = [spans[:, 1].searchsorted(edges[:-1], side="right") for spans in models]
-    last = [spans[:, 0].searchsorted(edges[1:], side="left") for spans in models]
-    is_empty = any((a >= b).any() for a, b in zip(first, last, strict=True))
+    is_empty = any(
+        (ends.searchsorted(edges[:-1], "right") >= starts.searchsorted(edges[1:])).any()
+        for starts, ends in (spans.T for spans in models)
+    )
     return EMPTY if is_empty else edges
 
 
@@ -389,7 +391,7 @@ def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> in
             return 0 if before == "\n\n" else 1
         return 2 if before.endswith(" ") or after == " " else 3
 
-    best = []
+    best: list[int] = []
     for free, part in product(places, (8, 2)):
         floor = stop - (stop - start) // part
         found = np.flatnonzero(free[floor + 1 : stop + 1])[::-1] + floor + 1

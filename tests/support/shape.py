@@ -54,7 +54,6 @@ READING_ORDER = (
     "alignment",
     "data",
     "packing",
-    "dataset",
     "row_segments",
     "collator",
     "output_head",

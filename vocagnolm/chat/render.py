@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,14 +110,14 @@ class Template:
     def _apply(self, messages: list[dict[str, str]]) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        given = {"date_string": _DATE, **dict(self.tokens)}
+        given: dict[str, Any] = {"date_string": _DATE, **dict(self.tokens)}
         try:
-            (text,), _ = render_jinja_template([messages], chat_template=self.source, **given)
+            rendered = render_jinja_template([messages], chat_template=self.source, **given)
         # A template can raise anything, most often about the order of roles.
         except Exception as error:
             said = " ".join(str(error).split())
             raise ValueError(f"its chat template says: {said}") from error
-        return str(text)
+        return str(rendered[0][0])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import field
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
 from vocagnolm.host.progress import tell_datasets_progress
@@ -146,8 +146,7 @@ def resolve_dtype(choice: str, device: torch.device) -> str:
 def option(default: _T, help: str) -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`."""
     if isinstance(default, list):
-        copied: _T = field(default_factory=default.copy, metadata={"help": help})
-        return copied
+        return cast(_T, field(default_factory=default.copy, metadata={"help": help}))
     return field(default=default, metadata={"help": help})
 
 

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vocagnolm.chat.formats import Format
 from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
@@ -256,7 +257,7 @@ def _read_evaluated(data: DataArguments) -> datasets.Dataset | None:
     if not data.eval_dataset:
         return None
     with first_of_machine_first():
-        format = data.format[0] if data.format else None
+        format = cast(Format, data.format[0]) if data.format else None
         named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
         return load_corpus(data.eval_dataset, format=format, **named)
 

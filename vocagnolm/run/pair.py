@@ -131,11 +131,10 @@ def load_pair(
             _check_scored_by(student.tokenizer, stores)
         return Pair(student, reader, (), stores, model, device)
     names = model.teacher or []
-    unknown = [None] * len(names)
+    unknown: list[str | None] = [None] * len(names)
     revisions, elsewhere = model.teacher_revision or unknown, model.teacher_tokenizer or unknown
     teachers = _models(model, "teacher", names, revisions, elsewhere)
-    templates = model.teacher_chat_template or [None]
-    guide = _guide(student, teachers, templates, method, length)
+    guide = _guide(student, teachers, model.teacher_chat_template or (None,), method, length)
     return Pair(student, reader, tuple(teachers), guide, model, device)
 
 

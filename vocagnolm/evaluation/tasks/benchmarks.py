@@ -88,8 +88,8 @@ class Benchmark:
         """Ask the question alone, for an answer in a box, up to the end of the model's turn."""
         template = f"{{question}}\n{INSTRUCTION.replace('{}', '{{}}')}"
         kind: AnswerKind = "boxed_letter" if self.answer_kind == "letter" else self.answer_kind
-        asked = {"prompt_set": None, "shots": 0, "template": template, "stops": ()}
-        return replace(self, **asked, max_new_tokens=MAX_NEW_TOKENS, answer_kind=kind)
+        alone = replace(self, prompt_set=None, shots=0, template=template, stops=())
+        return replace(alone, max_new_tokens=MAX_NEW_TOKENS, answer_kind=kind)
 
 
 def _read_benchmarks() -> Mapping[str, Benchmark]:
