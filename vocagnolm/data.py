@@ -319,8 +319,7 @@ def _segment(
     Returns the segments [S, 3] as number of the text, start and end; and why texts are skipped.
     """
     counts = np.stack([np.diff(model.edges) for model in models])
-    is_in = (counts > 0) & (counts <= np.array(limits)[:, None])
-    fits: npt.NDArray[np.bool_] = np.all(is_in, axis=0)
+    fits = np.array(((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0))
     fits[[*given]] = False
     segments = [(text, 0, len(texts[text])) for text in np.flatnonzero(fits).tolist()]
     skipped: dict[int, str] = {}

@@ -1,11 +1,15 @@
 """Questions in a model's own chat template, zero-shot: another protocol than the paper's."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase as Tokenizer
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 # Behind the question, as the model cards of DeepSeekMath and Qwen2.5-Math say to ask.
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
