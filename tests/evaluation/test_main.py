@@ -270,7 +270,10 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
         "--model M --engine vllm --attn_implementation sdpa",
         "--attn_implementation has no effect with --engine vllm: leave it out",
     ),
-    "regrade alone": ("--regrade F", "takes --benchmark and --output only, found no --benchmark"),
+    "regrade alone": (
+        "--regrade F",
+        "takes --benchmark, --output and --chat only, found no --benchmark",
+    ),
     "regrade and model": ("--regrade F --benchmark gsm8k --model M", "only, found --model"),
     "regrade and limit": ("--regrade F --benchmark gsm8k --limit 3", "only, found --limit"),
     "benchmark alone": ("--model M --benchmark gsm8k", "--benchmark belongs to --regrade: leave"),
