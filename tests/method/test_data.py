@@ -30,7 +30,7 @@ import vocagnolm.host.cache
 import vocagnolm.tokenizers
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Segments, align_corpus
+from vocagnolm.data import Segments, _cut, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode, encode_texts
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
@@ -287,6 +287,13 @@ def test_align_corpus_fills_segments_well(
     assert 0.8 < tight <= 1.0
     assert max(segments.rows["student_tokens"]) <= 512
     assert max(segments.rows["teacher_tokens"]) <= 1024
+
+
+def test_no_cut_goes_through_a_token() -> None:
+    ours = np.array([[at, at + 1] for at in range(12)])
+    # Where six of twelve characters end, so does a token of which the next one has a part.
+    theirs = np.insert(ours, 6, [5, 7], axis=0)
+    assert _cut("x" * 12, [ours, theirs], [8, 100], ()) == [0, 5, 12]
 
 
 def test_align_corpus_cuts_at_white_space(

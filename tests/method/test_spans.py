@@ -142,6 +142,20 @@ def test_special_strings_stay_text(tokenizers_by_family: Tokenizers, family: str
     assert set(tokenizer(text).input_ids) & set(tokenizer.all_special_ids)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"truncation": True, "max_length": 2}, {"padding": "max_length", "max_length": 99}],
+)
+def test_other_calls_of_the_tokenizer_change_nothing(
+    tokenizers_by_family: Tokenizers, options: dict[str, Any]
+) -> None:
+    tokenizer = tokenizers_by_family["nfc_digits"]
+    text = f"a {tokenizer.all_special_tokens[0]} b"
+    expected = encode(tokenizer, text).ids.tolist()
+    assert tokenizer(text, **options).input_ids != expected
+    assert encode(tokenizer, text).ids.tolist() == expected
+
+
 def test_encode_batch_gives_what_encode_gives(
     tokenizers_by_family: Tokenizers, fuzz_texts: Callable[..., list[str]]
 ) -> None:
