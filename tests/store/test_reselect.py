@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,28 @@ def test_difference_is_that_of_all_losses(world: dict[str, Any]) -> None:
     assert found.largest_nats == pytest.approx(np.abs(x - y).max())
     assert (found.documents, found.not_alike) == (len(set(world["texts"])), 0)
     assert difference(one, one).correlation == pytest.approx(1)
+
+
+def test_difference_leaves_out_documents_cut_otherwise(
+    world: dict[str, Any], tmp_path: Path
+) -> None:
+    (one, other), cut = map(Store, world["stores"][1:]), []
+    texts = list(dict.fromkeys(world["texts"]))
+    for text in texts:
+        (segment,) = other.segments(text) or []
+        spans = segment.spans.copy()
+        spans[-1, 0] -= text == texts[0]
+        cut.append((document_key(text), replace(segment, spans=spans)))
+    (tmp_path / "cut").mkdir()
+    write_shard(tmp_path / "cut", 0, cut, "float32", "")
+    about = {"teacher": "T", "context": CONTEXT}
+    finish_store(
+        tmp_path / "cut", [0], about | {"tokenizer_sha256": one.manifest["tokenizer_sha256"]}
+    )
+    found = difference(one, Store(tmp_path / "cut"))
+    (left_out,) = one.segments(texts[0]) or []
+    assert (found.documents, found.not_alike) == (len(texts), 1)
+    assert found.tokens == difference(one, other).tokens - len(left_out.losses)
 
 
 def test_compare_tells_what_a_student_selects_otherwise(

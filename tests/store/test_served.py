@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,15 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.host.command import Exit
+from vocagnolm.spans import encode
 from vocagnolm.store import server as polite
+from vocagnolm.store.dialects import DIALECTS, PromptTokens
 from vocagnolm.store.difference import without_tokens
+from vocagnolm.store.served import Form, ServedScorer, UnaskableError
 from vocagnolm.store.served_text import find_spans
 from vocagnolm.store.store import Store
-from vocagnolm.tokenizers import load_tokenizer, start_id
+from vocagnolm.store.windows import Window
+from vocagnolm.tokenizers import load_tokenizer, start_id, teacher_reader
 
 
 @pytest.fixture
@@ -103,6 +108,7 @@ def test_served_store_is_the_local_one(
 REFUSED = {
     "--server localhost:8000": "is no address: give http://HOST:PORT",
     "--server http://me:secret@localhost:8000": "give it as VOCAGNOLM_API_KEY instead",
+    "--server http://localhost:seven": "is no address: give http://HOST:PORT",
     "--concurrency 0": "--concurrency must be at least 1",
     "--batch_tokens 5": "--batch_tokens has no effect with --server",
     "--engine vllm": "--engine has no effect with --server",
@@ -141,6 +147,55 @@ def test_server_without_losses_is_refused(
     complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
     assert "gives no losses of a prompt (vllm: " in complained
     assert "serve the teacher with vLLM (prompt_logprobs), SGLang" in complained
+
+
+@pytest.mark.parametrize("key", ["sk-hidden", "sk-hidden\r", "sk-hidden "])
+def test_refused_key_is_not_told(
+    server: ServedTeacher,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    key: str,
+) -> None:
+    monkeypatch.setenv("VOCAGNOLM_API_KEY", key)
+    server.plan = lambda number: "refused key"
+    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    assert "hidden" not in complained
+    said = "401 Unauthorized" if key.isprintable() and " " not in key else "set it again"
+    assert said in complained
+
+
+def test_losses_of_the_next_tokens_are_refused(
+    server: ServedTeacher,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server.dialects, server.takes_ids, server.is_late = ("openai",), False, True
+    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    assert "gives no losses of a prompt" in complained
+
+
+def test_window_that_ends_within_a_character_is_refused(
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    reader = teacher_reader(teacher_tokenizer, CONTEXT)
+    asked = ServedScorer(
+        polite.Server("http://localhost", 1), MODEL, Form(DIALECTS["openai"], "<s>"), reader
+    )
+    for text, cut, is_whole in (
+        ("a \U00010348", 0, True),
+        ("a \U00010348", 1, False),
+        ("a \ufffd", 0, True),
+    ):
+        ids = encode(teacher_tokenizer, text).ids.tolist()
+        window = Window(0, [reader.start, *ids[: len(ids) - cut]], 1)
+        told = PromptTokens([1.0] * len(window.ids), texts=[None] * len(window.ids))
+        with nullcontext() if is_whole else pytest.raises(UnaskableError, match="within a char"):
+            asked._checked(window, told)
 
 
 def test_redirect_never_carries_the_key(
@@ -373,3 +428,8 @@ def test_retry_after_is_waited_for(
     monkeypatch.setattr(polite.time, "time", lambda: 1_000_000_000.0)
     assert polite._retry_after_s("Sun, 09 Sep 2001 01:46:47 GMT") == 7.0
     assert polite._retry_after_s("soon") == 0.0
+    server.retry_after = "1e999"
+    server.plan = lambda number: "busy" if number == len(server.bodies) == asked + 1 else None
+    asked = len(server.bodies)
+    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "T")) == 0
+    assert waited[3:] == [600.0]

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 MODEL = "a-teacher"
-FAULTS = ("kill", "busy", "error", "half", "html", "nan", "short", "lie")
+FAULTS = ("kill", "busy", "error", "half", "garbled", "html", "nan", "minus", "short", "lie")
 # Of a request that has its number: the fault to answer with, None for none.
 Plan = Callable[[int], "str | None"]
 
@@ -32,6 +32,7 @@ class ServedTeacher(ThreadingHTTPServer):
         takes_ids: whether a prompt may be ids.
         start: its start token; it puts one before a text if `adds_start`.
         hides_start: leave the start token out, and the loss of the first one, as llama-cpp-python.
+        is_late: tell each token the next one's loss, as that does with another start token.
     """
 
     daemon_threads = True
@@ -43,6 +44,7 @@ class ServedTeacher(ThreadingHTTPServer):
         self.model, self.tokenizer, self.start = model, tokenizer, start
         self.dialects: Sequence[str] = ("vllm", "sglang", "openai")
         self.takes_ids, self.adds_start, self.hides_start = True, False, False
+        self.is_late = False
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.failed: Counter[str] = Counter()
@@ -126,6 +128,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._say(429, {"error": "busy"}, **{"Retry-After": self.server.retry_after})
             elif fault == "error":
                 self._say(500, {"error": "out of order"})
+            elif fault == "garbled":
+                self._say(200, "{}", **{"Content-Encoding": "gzip"})
+            elif fault == "refused key":
+                self._say(401, {"error": f"not {self.headers['Authorization']}"})
             elif fault == "html":
                 self._say(200, "<html>a proxy</html>")
             elif fault == "elsewhere":
@@ -182,6 +188,8 @@ class _Handler(BaseHTTPRequestHandler):
         if "openai" in server.dialects and body.get("echo"):
             texts = [*map(server.token, told), "x"]
             values = [*values, -1.0]
+            if server.is_late:
+                values = [None, *values[2:], -1.0]
             if server.hides_start:
                 texts, values = texts[1:], [None, *values[2:]]
                 texts = [text.replace("\ufffd", "") for text in texts]
@@ -212,6 +220,8 @@ def _spoilt(ids: list[int], fault: str | None) -> list[int]:
 def _worse(values: list[float | None], fault: str | None) -> list[float | None]:
     if fault == "nan":
         values[len(values) // 2] = float("nan")
+    if fault == "minus":
+        values[-1] = float("inf")
     return values[:-1] if fault == "short" else values
 
 

@@ -37,6 +37,8 @@ _ASKED = 5
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 # Decoders say this for a part of a character.
 PART = "\ufffd"
+# A first token told twice, in two batches; losses of other tokens are further apart.
+_SAME_NATS = 0.5
 # vLLM says this for minus infinity.
 _NO_NUMBER_NATS = 9999.0
 # Requests before the time is estimated, and seconds between two lines about the progress.
@@ -53,8 +55,8 @@ _S = TypeVar("_S", bound="Served")
 Check = Callable[[PromptTokens], _T]
 
 
-class TooLongError(ValueError):
-    """A prompt of more tokens than the context has, which no further answer will change."""
+class UnaskableError(ValueError):
+    """A prompt that cannot be asked for, which no further answer will change."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,21 @@ class Form:
     lead: str | None = None
     first: Mapping[str, float] = field(default_factory=dict)
     is_trimmed: bool = False
+
+    def with_first(self, losses: LossArray, text: str) -> LossArray:
+        """Complete the losses of all tokens behind the start token; `text` is the first one's.
+
+        A ValueError where the server tells another loss of it: llama-cpp-python has those of the
+        next tokens, all through, if the start token is not its model's BOS token.
+        """
+        told, known = losses[0], self.first.get(text, np.nan)
+        if abs(told - known) > _SAME_NATS:
+            raise ValueError(
+                f"the first token's loss is {told:.3f} and, behind the start token, {known:.3f}: "
+                "the losses are of other tokens, as with a start token that is not the model's BOS"
+            )
+        losses[0] = known if np.isnan(told) else told
+        return losses
 
     def __str__(self) -> str:
         return f"{self.dialect.name}, {'ids' if self.lead is None else 'text'}"
@@ -146,7 +163,7 @@ class Served:
                 return Unscored(f"the server answers {error}")
             try:
                 return check(dialect.read(answer, prompt))
-            except TooLongError as error:
+            except UnaskableError as error:
                 return Unscored(str(error))
             except MALFORMED as error:
                 reason = f"{type(error).__name__}: {error}"
@@ -211,11 +228,20 @@ class ServedScorer(Served):
             # Servers tell parts of a character in several ways.
             if PART not in ours and _visible(text) != _visible(ours):
                 raise ValueError(f"token {at} is {text!r}, not {ours!r}")
+        if not self.takes_ids:
+            self._check_end(window)
         losses = np.array(found.losses[count - window.scored :], np.float32)
-        if self._form.first and window.scored == count - 1:
-            losses[0] = self._form.first.get(self._text(window.ids[1]), np.nan)
+        if window.scored == count - 1:
+            losses = self._form.with_first(losses, self._text(window.ids[1]))
         self.meter.tokens += len(losses)
         return numbers(losses)
+
+    def _check_end(self, window: Window) -> None:
+        """Reject a window that ends within a character, for which a text has U+FFFD."""
+        text = decode_behind(self._reader, window.ids[1:])
+        is_in_doubt = text.endswith(PART)
+        if is_in_doubt and encode(self._reader.tokenizer, text).ids[-1] != window.ids[-1]:
+            raise UnaskableError("a window of it ends within a character, which no text can tell")
 
     def _text(self, token: int) -> str:
         if token not in self._texts:
@@ -231,7 +257,7 @@ def decode_behind(reader: Reader, ids: Sequence[int]) -> str:
 
 def numbers(losses: LossArray) -> LossArray:
     """Return losses that are numbers, all of them; a ValueError for others."""
-    bad = np.flatnonzero(~(losses < _NO_NUMBER_NATS))
+    bad = np.flatnonzero(~(np.abs(losses) < _NO_NUMBER_NATS))
     if len(bad):
         raise ValueError(f"no loss of {len(bad)} tokens, the first of them number {bad[0] + 1}")
     return losses
@@ -283,7 +309,7 @@ async def _forms(
         body = dialect.request_first(model, start.text, start.vocabulary)
         try:
             first = dialect.read_first(await server.ask(client, dialect.path, body, PROBED))
-            forms.append(Form(dialect, start.text, first))
+            forms = [Form(dialect, start.text, first)]
         except (OSError, *MALFORMED):
             pass
     for form in (*forms, Form(dialect, "")):

@@ -14,7 +14,7 @@ import numpy as np
 
 from vocagnolm.spans import Spans
 from vocagnolm.store.dialects import PromptTokens
-from vocagnolm.store.served import PART, PROBED, Form, Served, TooLongError, numbers
+from vocagnolm.store.served import PART, PROBED, Form, Served, UnaskableError, numbers
 from vocagnolm.store.server import Server
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Unscored
@@ -49,11 +49,10 @@ class ServedReader(Served):
         """Return the tokens of a text; a ValueError where it is made of others."""
         if len(found.losses) > self._context:
             tokens = f"{len(found.losses):,} tokens"
-            raise TooLongError(f"it has {tokens}, more than --context {self._context}")
+            raise UnaskableError(f"it has {tokens}, more than --context {self._context}")
         spans = find_spans(text, [piece or "" for piece in found.texts[1:]])
         losses = np.array(found.losses[1:], np.float32)
-        if self._form.first:
-            losses[0] = self._form.first.get(found.texts[1] or "", np.nan)
+        losses = self._form.with_first(losses, found.texts[1] or "")
         self.meter.tokens += len(losses)
         return spans, numbers(losses)
 

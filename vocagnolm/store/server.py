@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +23,8 @@ API_KEY = "VOCAGNOLM_API_KEY"
 # Before a request is sent again; together five minutes, which a server may take to start.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
 _CONNECT_S, _ANSWER_S = 10.0, 600.0
+# The most that a server may ask to wait for.
+_LONGEST_S = 600.0
 # Requests that are wrong in themselves, such as too long ones; and those that come too often.
 _REFUSALS, _BUSY = (400, 413, 422), (408, 425, 429)
 
@@ -46,11 +49,19 @@ class Server:
     """
 
     def __init__(self, url: str, concurrency: int):
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"--server {url} is no address: give http://HOST:PORT")
-        if parts.username or parts.password or parts.query:
+        try:
+            parts = urlsplit(url)
+            is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            is_address = False
+        if "@" in url or "?" in url:
             raise ValueError(f"--server has a key in its address: give it as {API_KEY} instead")
+        if not is_address:
+            raise ValueError(f"--server {url} is no address: give http://HOST:PORT")
+        # An error of httpx would show it.
+        self._key = os.environ.get(API_KEY, "")
+        if not re.fullmatch("[!-~]*", self._key):
+            raise ValueError(f"{API_KEY} has a space, a line end, or no ASCII: set it again")
         try:
             import httpx
         except ImportError as error:
@@ -63,9 +74,8 @@ class Server:
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[httpx.AsyncClient]:
         """Keep connections open meanwhile, for `ask`."""
-        key = os.environ.get(API_KEY)
         async with self._httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=self._httpx.Timeout(_ANSWER_S, connect=_CONNECT_S, pool=None),
             limits=self._httpx.Limits(max_connections=self.concurrency),
         ) as client:
@@ -86,7 +96,9 @@ class Server:
                 return found
             self.asked_again += 1
             # Not all at once, as those that failed at once would.
-            await asyncio.sleep(max(found.wait_s, wait_s * random.uniform(0.5, 1.0)))
+            await asyncio.sleep(
+                max(min(found.wait_s, _LONGEST_S), wait_s * random.uniform(0.5, 1.0))
+            )
             found = await self._answer(client, path, body)
         if not isinstance(found, _Fault):
             return found
@@ -101,7 +113,7 @@ class Server:
     ) -> JsonObject | _Fault:
         try:
             response = await client.post(self.url + path, json=body)
-        except self._httpx.TransportError as error:
+        except self._httpx.RequestError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise ValueError(f"--server {self.url}: {error}") from error
             return _Fault(f"{type(error).__name__} {error}", is_reached=False)
@@ -113,7 +125,9 @@ class Server:
                 answer = None
             if isinstance(answer, dict):
                 return answer
-        said = " ".join(f"{status} {response.reason_phrase} {response.text[:200]}".split())
+        # Some servers repeat the key that they refuse.
+        text = response.text.replace(self._key, "***") if self._key else response.text
+        said = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
         if response.is_success:
             return _Fault(f"an answer that is cut, or no JSON: {said}")
         if status >= 500 or status in _BUSY:
