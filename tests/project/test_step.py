@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from world import make_blocks, make_models, make_trainer
 
 # The goal is 13 and 3,000; a loader that aligns, so that a row takes half the bytes, adds a file.
-MAX_FILES, MAX_LINES = 14, 3233
+MAX_FILES, MAX_LINES = 14, 3429
 
 
 class StepTracer(TrainerCallback):
