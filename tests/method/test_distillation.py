@@ -239,6 +239,31 @@ def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.Monke
     torch.testing.assert_close(again, 3 * first)
 
 
+def test_frozen_head_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under adapters: a gradient [V, D] that nothing reads would be as large as the head."""
+    student, found, own = build("bias", STUDENT_WORDS, 0), [], output_head.HeadGradients.sums
+
+    def sums(self: Any) -> Any:
+        found.append(own(self))
+        return found[0]
+
+    monkeypatch.setattr(output_head.HeadGradients, "sums", sums)
+    student.lm_head.requires_grad_(False)
+    ids, tokens = torch.ones(1, 9).long(), torch.arange(1, 9)
+    distill(student, ids, states_of(student, ids), tokens, "forward_kl")
+    assert [gradient is None for gradient in found[0]] == [False, True, True]
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_teacher_may_have_another_dtype(distance: Any) -> None:
+    ids, tokens, found = torch.arange(18).view(2, 9), torch.arange(1, 9), []
+    student, teacher = build("llama", STUDENT_WORDS, 0).double(), build("llama", 57, 1)
+    for dtype in (torch.float32, torch.float64):
+        total, *_ = distill(student, ids, states_of(teacher.to(dtype), ids), tokens, distance)
+        found.append((total, gradients(student, total)))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
 def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_head, "TILE_LOGITS", 3 * (STUDENT_WORDS + 570))
     student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", 570, 1)
