@@ -63,12 +63,13 @@ PLACE = {
 }
 
 
-@pytest.mark.parametrize("part", ["", "checkpoint-20"])
+@pytest.mark.parametrize("part", ["", "checkpoint-20", "chat", "checkpoint-20-chat"])
 def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: str) -> None:
-    model = tmp_path / "run" / part
+    model = tmp_path / "run" / part.removesuffix("chat").removesuffix("-")
     model.mkdir(parents=True)
     (tmp_path / "run" / "wandb_run.json").write_text(json.dumps(PLACE))
-    Tracker(str(model)).report(RESULTS, {"gsm8k": RECORDS})
+    tracker = Tracker(str(model), chat=part.endswith("chat"))
+    tracker.report(RESULTS, {"gsm8k": RECORDS})
     (run,) = offline.glob("offline-run-*-abc123")
     found = stored(run)
     start = found["run"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -15,6 +16,7 @@ from vocagnolm import cli, data
 from vocagnolm.cli import score
 from vocagnolm.run import main as train
 from vocagnolm.run import prepare
+from vocagnolm.run.documents import Documents
 from vocagnolm.run.parse import parse
 
 CPU = ("--use_cpu", "True", "--teacher", "t")
@@ -150,3 +152,10 @@ def test_one_store_serves_all_corpora(
 @pytest.mark.parametrize("command", ["audit", "inspect"])
 def test_commands_that_look_at_one_corpus_say_so(command: str) -> None:
     assert cli.main([command, "--student", "s", "--teacher", "t", *TWO]) == 2
+
+
+def test_steps_of_a_mixture_are_extrapolated() -> None:
+    """From a tenth of each corpus."""
+    sample: Any = SimpleNamespace(scale=10.0)
+    blocks: Any = SimpleNamespace(parts={"a": 70, "b": 100})
+    assert Documents([sample, sample], blocks, weights=[0.7, 0.3]).steps(10) == 100
