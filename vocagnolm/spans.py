@@ -210,10 +210,11 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     return None
 
 
-def _by_offsets(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], literal: bool = True
-) -> list[Encoding]:
-    raw = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=literal)
+def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
+    return _filled(encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)
+
+
+def _filled(raw: Sequence[Encoding], texts: Sequence[str]) -> list[Encoding]:
     return [
         Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
     ]
@@ -266,7 +267,16 @@ def encode_raw(
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
     """Tokenize rendered conversations as `apply_chat_template` does; spans cover all of it."""
-    return _by_offsets(tokenizer, texts, literal=False)
+    found = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
+    added = tokenizer.added_tokens_decoder.items()
+    # These take the white space of contents beside them: it is for other tokens.
+    greedy = {number: token.content for number, token in added if token.lstrip or token.rstrip}
+    for one, text in zip(found, texts, strict=True):
+        for at in np.flatnonzero(np.isin(one.ids, [*greedy])).tolist():
+            (start, end), name = one.spans[at].tolist(), greedy[int(one.ids[at])]
+            if (place := text.find(name, start, end)) >= 0:
+                one.spans[at] = place, place + len(name)
+    return _filled(found, texts)
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,16 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.chat.formats import read_rows
 from vocagnolm.chat.reading import TrainOn
+from vocagnolm.chat.render import Template
+from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
+from vocagnolm.packing import Blocks
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
@@ -166,6 +171,32 @@ def test_answers_without_an_end_are_warned_of(
         (row,) = align_corpus(corpus_of(talk(*TALK)), one, teacher).rows
         assert ("not taught to stop" in caplog.text) == (one is endless)
     assert said(endless, row["student_ids"], row["student_labelled"]) == [TALK[1], TALK[3]]
+
+
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+def test_no_teacher_token_has_labels_without_contents(
+    train_on: TrainOn, tokenizers_by_family: Tokenizers
+) -> None:
+    readers, question = pair(tokenizers_by_family), "" if train_on == "all" else "q"
+    rows = align_corpus(corpus_of(talk(question, "")), *readers, train_on=train_on).rows
+    batch = PackedCollator(200)([Blocks(rows, 200, 200)[0]])
+    assert (batch["labels"] >= 0).any()
+    assert (batch["teacher_labels"] == -100).all()
+
+
+def test_special_tokens_leave_white_space_to_contents(tokenizers_by_family: Tokenizers) -> None:
+    """Those of the Phi-3 family take what follows them."""
+    tokenizer, plain = deepcopy(tokenizers_by_family["nfc_digits"]), pair(tokenizers_by_family)[0]
+    names = ("<|user|>", "<|assistant|>", "<|end|>")
+    tokenizer.add_tokens([AddedToken(name, special=True, rstrip=True) for name in names])
+    form = "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n"
+    template = Template(f"{{% for m in messages %}}{form}{{% endfor %}}", ())
+    student, teacher = student_reader(tokenizer, 99), teacher_reader(tokenizer, 99)
+    corpus = corpus_of(talk("q", "  42"))
+    (row,) = align_corpus(corpus, replace(student, template=template), None).rows
+    assert said(student, row["student_ids"], row["student_labelled"]) == ["42<|end|>"]
+    (row,) = align_corpus(corpus, plain, replace(teacher, template=template)).rows
+    assert said(teacher, row["teacher_ids"], row["teacher_labelled"]) == ["42"]
 
 
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:

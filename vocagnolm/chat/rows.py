@@ -109,5 +109,7 @@ def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]
         for read in reads:
             ranges = np.concatenate([ranges, read.labelled + at])
             at += len(read.spans) + 1
-        placed.append(ranges[ranges[:, 0] < ranges[:, 1]].ravel())
+        kept = ranges[ranges[:, 0] < ranges[:, 1]].ravel()
+        # No range would stand for all tokens: that of the first one has no label.
+        placed.append(kept if len(kept) or not reads else np.array([0, 1]))
     return np.cumsum([0, *map(len, placed[1:])]), np.concatenate(placed)

@@ -116,7 +116,7 @@ def reasons(method: Method) -> dict[str, str]:
         "dropped": f"Not trained: {score} is not {among}.",
         "unmapped trained": f"Trained; {alone}.",
         "unmapped": f"Not trained; {alone}.",
-        "unlabelled": "Nothing to learn: no token before it predicts it.",
+        "unlabelled": "Nothing to learn: no token before it predicts it, or it is of no answer.",
     }
 
 
