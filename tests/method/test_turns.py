@@ -16,10 +16,11 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
-from vocagnolm.chat.formats import read_rows
+from vocagnolm.chat.formats import Format, read_rows
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.render import Template
 from vocagnolm.collator import PackedCollator
+from vocagnolm.corpus import only_text
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
@@ -117,6 +118,19 @@ def test_long_conversation_ends_behind_an_answer(
     ]
 
 
+@pytest.mark.parametrize("model", [0, 1])
+def test_conversation_fills_a_context_exactly(model: int, tokenizers_by_family: Tokenizers) -> None:
+    corpus = corpus_of(talk(*TALK))
+    (row,) = align_corpus(corpus, *pair(tokenizers_by_family)).rows
+    # Up to the last label.
+    tokens = row[("student_labelled", "teacher_labelled")[model]][-1]
+    for limit, left_out in ((tokens, 0), (tokens - 1, 2)):
+        limits = [200, 200]
+        limits[model] = limit
+        (row,) = align_corpus(corpus, *pair(tokenizers_by_family, *limits)).rows
+        assert row["left_out_messages"] == left_out
+
+
 def test_unusable_conversations_are_skipped_with_reasons(tokenizers_by_family: Tokenizers) -> None:
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
     student, teacher = pair(tokenizers_by_family)
@@ -173,6 +187,16 @@ def test_answers_without_an_end_are_warned_of(
     assert said(endless, row["student_ids"], row["student_labelled"]) == [TALK[1], TALK[3]]
 
 
+def test_end_of_another_turn_is_no_end(tokenizers_by_family: Tokenizers) -> None:
+    student, _ = pair(tokenizers_by_family)
+    assert student.template
+    source = student.template.source.replace("if message['role'] == 'assistant'", "if loop.last")
+    student = replace(student, template=replace(student.template, source=source))
+    (row,) = align_corpus(corpus_of(talk(*TALK)), student, None).rows
+    found = said(student, row["student_ids"], row["student_labelled"])
+    assert found == [TALK[1], f"{TALK[3]}</s>"]
+
+
 @pytest.mark.parametrize("train_on", ["completions", "all"])
 def test_no_teacher_token_has_labels_without_contents(
     train_on: TrainOn, tokenizers_by_family: Tokenizers
@@ -199,6 +223,16 @@ def test_special_tokens_leave_white_space_to_contents(tokenizers_by_family: Toke
     assert said(teacher, row["teacher_ids"], row["teacher_labelled"]) == ["42"]
 
 
+def test_formats_of_one_file_are_cached_apart(tmp_path: Path) -> None:
+    both = {"messages": [talk("a", "b")], "prompt": ["c"], "completion": ["d"]}
+    datasets.Dataset.from_dict(both).save_to_disk(tmp_path)
+    corpus = datasets.load_from_disk(tmp_path)
+    assert isinstance(corpus, datasets.Dataset)
+    texts: dict[Format, str] = {"messages": "a\nb", "prompt_completion": "c\nd"}
+    for name, text in texts.items():
+        assert only_text(corpus, "text", name, "it")["text"][:] == [text]
+
+
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:
     student = student_reader(tokenizers_by_family["metaspace"], 50)
     pages = datasets.Dataset.from_dict({"text": ["a page"]})
@@ -207,10 +241,15 @@ def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers
         align_corpus(corpus_of(talk(*TALK)), replace(student, template=None), None)
 
 
-def test_rows_change_with_template_and_labels(tokenizers_by_family: Tokenizers) -> None:
+def test_rows_change_with_template_and_labels(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
     """Nothing that was cached for other settings is read."""
     student, teacher = pair(tokenizers_by_family)
-    corpus = corpus_of(talk(*TALK))
+    corpus_of(talk(*TALK)).save_to_disk(tmp_path)
+    # One in memory is not cached.
+    corpus = datasets.load_from_disk(tmp_path)
+    assert isinstance(corpus, datasets.Dataset)
 
     def row(**options: Any) -> dict[str, Any]:
         segments: Segments = align_corpus(corpus, student, teacher, **options)
