@@ -30,7 +30,7 @@ import vocagnolm.host.cache
 import vocagnolm.tokenizers
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Segments, _cut, align_corpus
+from vocagnolm.data import EMPTY, Segments, _cut, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode, encode_texts
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
@@ -294,6 +294,20 @@ def test_no_cut_goes_through_a_token() -> None:
     # Where six of twelve characters end, so does a token of which the next one has a part.
     theirs = np.insert(ours, 6, [5, 7], axis=0)
     assert _cut("x" * 12, [ours, theirs], [8, 100], ()) == [0, 5, 12]
+
+
+@pytest.mark.parametrize(
+    ("spans", "marks", "expected"),
+    [
+        ([[0, 1]] * 4 + [[1, 2]] * 4, (), [0, 1, 2]),  # equal parts would be of half a character
+        ([[0, 1]] * 5 + [[1, 2]], (), "character 0 alone exceeds a context"),
+        ([[0, 1]], (1,), EMPTY),
+    ],
+)
+def test_characters_of_many_tokens_are_cut_apart(
+    spans: list[list[int]], marks: tuple[int, ...], expected: Any
+) -> None:
+    assert _cut("😀😀", [np.array(spans)], [4], marks) == expected
 
 
 def test_align_corpus_cuts_at_white_space(

@@ -9,10 +9,14 @@ import signal
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+import torch
+from stored_world import in_memory
 from transformers import AutoTokenizer
 
 from vocagnolm.data import align_corpus
@@ -22,7 +26,8 @@ from vocagnolm.run import parse as config
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
 from vocagnolm.run.watchers import describe_store, load_recorder
-from vocagnolm.store.store import Store
+from vocagnolm.store.recorder import LossRecorder
+from vocagnolm.store.store import Store, finish_store, written
 from vocagnolm.tokenizers import student_reader, teacher_reader
 
 BLOCK, STEPS = 64, 8
@@ -167,6 +172,22 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
             described = describe_store(job, pair, documents)
             found.append(load_recorder(job, pair, documents, described))
     assert len(found) == 2
+
+
+def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:
+    row = {"document": 0, "teacher_tokens": 3, "teacher_steps": [1, 1], "teacher_jumps": []}
+    segments = [{**row, "start": 0, "end": 2}, {**row, "start": 2, "end": 4}]
+    blocks: Any = SimpleNamespace(segments=lambda block: [0, 1])
+    tables = in_memory(["abcd"]), datasets.Dataset.from_list(segments)
+    recorder = LossRecorder(tmp_path, *tables, blocks, "float32", {})
+    for _ in range(2):
+        recorder.add(torch.tensor([5]), torch.tensor([[9.0, 1, 2, 9, 3, 4, 9]]))
+    recorder.write(1)
+    description = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
+    finish_store(tmp_path, written(tmp_path), description)
+    found = Store(tmp_path)
+    assert [one.losses.tolist() for one in found.segments("abcd") or []] == [[1, 2], [3, 4]]
+    assert found.manifest["tokens"] == 4
 
 
 def test_store_of_another_run_is_refused(
