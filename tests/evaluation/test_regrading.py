@@ -70,9 +70,24 @@ def test_regrade_writes_what_the_grader_says(
     printed, complained = capsys.readouterr()
     assert complained == ""
     right = sum(record["correct"] for record in graded)
-    assert f"as gsm8k (partial: 7 of 1319 items): {100 * right / 7:.1f} (95 % interval " in printed
+    assert (
+        f"as gsm8k, few-shot (partial: 7 of 1319 items): {100 * right / 7:.1f} (95 % interval "
+        in printed
+    )
     assert f"{right} of 7 right, 14.3% without an answer, graded by ZubinGou/math-eval" in printed
     assert "math-verify 0." in printed
+
+
+@pytest.mark.processes
+def test_regrade_marks_answers_of_a_chat(
+    tmp_path: Path, workers: Grader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    boxed = [{"idx": 0, "gold": "8", "raw_output": r"It is $\boxed{8}$."}]
+    file, output = write(tmp_path / "f.jsonl", boxed), tmp_path / "graded.jsonl"
+    regrade(file, BENCHMARKS["gsm8k"].in_chat(), output)
+    (graded,) = read(output.read_text())
+    assert (graded["correct"], graded["protocol"]) == (True, "zero-shot chat")
+    assert "as gsm8k, zero-shot chat (partial: 1 of" in capsys.readouterr().out
 
 
 @pytest.mark.processes

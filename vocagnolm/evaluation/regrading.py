@@ -10,6 +10,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from vocagnolm.evaluation.accuracy import summarize
+from vocagnolm.evaluation.engines.chat import PROTOCOL
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Record, check_fields, read_lines, to_line
@@ -38,14 +39,16 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         shown = tqdm(graded, total=len(records), unit="output", disable=None)
         verdicts = [asdict(verdict) for verdict in shown]
     pairs = zip(records, verdicts, strict=True)
-    text = "".join(
-        to_line({**record, "benchmark": benchmark.id, **verdict}) for record, verdict in pairs
-    )
+    known = {"benchmark": benchmark.id}
+    # Asked otherwise than the paper's.
+    if benchmark != BENCHMARKS[benchmark.id]:
+        known["protocol"] = PROTOCOL
+    text = "".join(to_line({**record, **known, **verdict}) for record, verdict in pairs)
     if output is None:
         sys.stdout.write(text)
     else:
         write_text(output, text)
-    (sys.stdout if output else sys.stderr).write(_summary(file, benchmark.id, summarize(verdicts)))
+    (sys.stdout if output else sys.stderr).write(_summary(file, summarize(verdicts), **known))
 
 
 def _read(file: Path) -> list[Record]:
@@ -56,12 +59,12 @@ def _read(file: Path) -> list[Record]:
         raise ValueError(f"--regrade {file} cannot be read: {error}") from error
 
 
-def _summary(file: Path, benchmark: str, summary: Record) -> str:
+def _summary(file: Path, summary: Record, benchmark: str, protocol: str = "few-shot") -> str:
     low, high = summary["interval"]
     expected = BENCHMARKS[benchmark].item_count
     partial = f" (partial: {summary['n']} of {expected} items)" if summary["n"] < expected else ""
     text = (
-        f"{file} as {benchmark}{partial}: {summary['rounded']:.1f} "
+        f"{file} as {benchmark}, {protocol}{partial}: {summary['rounded']:.1f} "
         f"(95 % interval {low:.1f} to {high:.1f}), {summary['correct']} of {summary['n']} right, "
         f"{summary['unanswered']:.1%} without an answer, graded by {GRADER}\n"
     )

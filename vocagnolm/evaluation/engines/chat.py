@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
+# The name of this protocol in all that is written.
+PROTOCOL = "zero-shot chat"
 # Behind the question, as the model cards of DeepSeekMath and Qwen2.5-Math say to ask.
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 # Chains of thought are longer than a few-shot answer; Qwen2.5-Math's evaluation allows as many.
@@ -51,7 +53,7 @@ class Chat:
     def settings(self) -> dict[str, object]:
         """Return what two answers must share to belong together."""
         sha256 = hashlib.sha256(self.source.encode()).hexdigest()
-        return {"name": "zero-shot chat", "instruction": INSTRUCTION, "template_sha256": sha256}
+        return {"name": PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
 
     def _render(self, turns: list[dict[str, str]], *, answers: bool) -> str:
         try:
