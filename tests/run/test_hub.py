@@ -35,6 +35,7 @@ COLUMN: dict[str, Any] = {
     "column": "GSM8K",
     "partial": False,
     "marks": ["our own prompts"],
+    "marked": ["prompts"],
     "rounded": 36.2,
 }
 

@@ -35,9 +35,7 @@ class ModelArguments(AdapterArguments):
     teacher_tokenizer: list[str] | None = option(
         None, "Tokenizer of each teacher, if they are not with their weights."
     )
-    student_chat_template: str | None = option(
-        None, "plain, chatml or a file, for conversations; by default its tokenizer's own."
-    )
+    student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
     teacher_chat_template: list[str] | None = option(
         None, "The same of each teacher, or one for all."
     )
@@ -70,14 +68,14 @@ class DataArguments:
 
     dataset: list[str] = option(
         ["open-web-math/open-web-math"],
-        "A .jsonl, .json, .parquet or .txt file, a directory, or a hub name; or several.",
+        "A file, a directory or a hub name; or several.",
     )
     dataset_weights: list[float] | None = option(
-        None, "Share of each corpus in every global batch; by default all blocks are read once."
+        None, "Shares of the corpora in every global batch."
     )
     dataset_config: list[str] | None = option(None, "Hub configuration, one for all or each.")
     dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
-    text_column: list[str] = option(["text"], "Column that holds the text, one for all or each.")
+    text_column: list[str] = option(["text"], "Column of the text, one for all or each.")
     format: list[str] | None = option(
         None,
         "text, messages or prompt_completion, for all or each; by default as the columns say.",
