@@ -29,7 +29,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_KILLED = 0.9
 TESTS = {
-    "alignment": "method/test_alignment",
+    "alignment": "method/test_alignment method/test_data",
     "guidance": "method/test_guidance",
     "spans": "method/test_spans",
     "packing": "method/test_packing",
