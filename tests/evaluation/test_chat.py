@@ -193,7 +193,7 @@ def test_protocols_do_not_share_a_directory(
         (
             "--chat --chat_template {}",
             "{{ strftime_now('%d') }}",
-            "--chat: the template writes toda",
+            "the chat template writes today's date",
         ),
         ("--chat --chat_template no", None, "--chat_template no: expected a Jinja template in UTF"),
     ],

@@ -40,7 +40,7 @@ ROOMS = {
     "store": "conventions host training chat method models",
     "views": "conventions host chat method",
     "run": "conventions host training chat method models store views",
-    "evaluation": "host models",
+    "evaluation": "host chat models",
     "analysis": "conventions host method evaluation views",
     "demo": "conventions host method run evaluation",
     "cli": "host chat method store views run analysis demo",

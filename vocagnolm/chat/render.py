@@ -43,7 +43,7 @@ _BUILT_IN = {
 _MARK, _LEFT, _RIGHT = "\ue000{}\ue001", "\u2003\u2002", "\u2002\u2003"
 _IS_MARK = re.compile("\ue000(\\d+)\ue001")
 # Templates of the Llama family write today's date, unless they are given one: this is their own.
-_DATE = "26 Jul 2024"
+DATE = "26 Jul 2024"
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,15 @@ class Rendered:
     trimmed: int
 
 
+def check_date(source: str, option: str) -> None:
+    """Reject a template that renders a text in another way on another day."""
+    if "strftime_now" in source and "date_string" not in source:
+        raise ValueError(
+            "the chat template writes today's date, so that a text would be another one tomorrow: "
+            f"give a template with a fixed date by {option}"
+        )
+
+
 @dataclass(frozen=True)
 class Template:
     """A chat template, and the special tokens that it may name."""
@@ -68,12 +77,8 @@ class Template:
     tokens: tuple[tuple[str, str], ...]
 
     def check(self) -> None:
-        """Reject a template that renders a text in another way on another day."""
-        if "strftime_now" in self.source and "date_string" not in self.source:
-            raise ValueError(
-                "the chat template writes today's date, so that a text would be another one "
-                "tomorrow: give a template with a fixed date"
-            )
+        """Reject a template as `check_date` does."""
+        check_date(self.source, "--student_chat_template or --teacher_chat_template")
 
     def as_json(self) -> dict[str, object]:
         """Return what `Template.of_json` reads."""
@@ -110,7 +115,7 @@ class Template:
     def _apply(self, messages: list[dict[str, str]]) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        given: dict[str, Any] = {"date_string": _DATE, **dict(self.tokens)}
+        given: dict[str, Any] = {"date_string": DATE, **dict(self.tokens)}
         try:
             rendered = render_jinja_template([messages], chat_template=self.source, **given)
         # A template can raise anything, most often about the order of roles.

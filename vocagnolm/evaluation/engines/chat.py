@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vocagnolm.chat.render import DATE, check_date
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -17,8 +19,6 @@ PROTOCOL = "zero-shot chat"
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
 # Chains of thought are longer than a few-shot answer; Qwen2.5-Math's evaluation allows as many.
 MAX_NEW_TOKENS = 2048
-# For templates that write today's date, unless they are given one: items are asked on many days.
-_DATE = "26 Jul 2024"
 _MARK = "\ue000"
 
 
@@ -30,11 +30,7 @@ class Chat:
     source: str
 
     def __post_init__(self) -> None:
-        if "strftime_now" in self.source and "date_string" not in self.source:
-            raise ValueError(
-                "--chat: the template writes today's date, so that prompts would change over "
-                "night: give one with a fixed date by --chat_template FILE"
-            )
+        check_date(self.source, "--chat_template FILE")
 
     def prompt(self, question: str) -> str:
         """Render a user's turn, and the beginning of the answer."""
@@ -62,13 +58,12 @@ class Chat:
                 chat_template=self.source,
                 tokenize=False,
                 add_generation_prompt=answers,
-                date_string=_DATE,
+                date_string=DATE,  # items are asked on many days
             )
         # A template can raise anything.
         except Exception as error:
-            raise ValueError(
-                f"--chat: the template says: {' '.join(str(error).split())}"
-            ) from error
+            said = " ".join(str(error).split())
+            raise ValueError(f"--chat: the template says: {said}") from error
         return str(text)
 
 
