@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from score_world import arguments, write_corpus
-from transformers import PreTrainedTokenizerBase
+from served_teacher import ServedTeacher, served
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
+from vocagnolm.store import server as polite
+from vocagnolm.tokenizers import start_id
 
 
 @pytest.fixture(scope="session")
@@ -46,3 +49,14 @@ def scored(teacher: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
     path = tmp_path_factory.mktemp("scored") / "S"
     assert cli.main(arguments(teacher, corpus, path)) == 0
     return path
+
+
+@pytest.fixture
+def server(
+    teacher: Path, teacher_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ServedTeacher]:
+    """The teacher behind a server; nobody waits for it."""
+    monkeypatch.setattr(polite, "WAITS_S", (0.0,) * 8)
+    model = AutoModelForCausalLM.from_pretrained(teacher)
+    with served(model, teacher_tokenizer, start_id(teacher_tokenizer, "teacher")) as found:
+        yield found

@@ -15,7 +15,10 @@ from score_world import (
     DOCUMENTS,
     arguments,
     contents,
+    served_arguments,
+    without_tokenizer,
 )
+from served_teacher import ServedTeacher
 
 from vocagnolm.store.store import Store
 
@@ -136,3 +139,18 @@ def test_two_processes_stop_with_one_line(
     assert [processes.wait(process) for process in job] == [2, 2], log.read_text()
     assert log.read_text().count("holds another store") == 1
     assert "Traceback" not in log.read_text()
+
+
+def test_two_processes_share_the_work_of_a_server(
+    processes: Processes, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+) -> None:
+    paths, log = [tmp_path / "one", tmp_path / "two"], tmp_path / "log"
+    alone, both = (
+        without_tokenizer(served_arguments(server, teacher, corpus, path))[1:] for path in paths
+    )
+    assert processes.wait(processes.start(alone, log, tmp_path / "alone")) == 0, log.read_text()
+    job = processes.start_two(both, log, tmp_path / "scored")
+    assert [processes.wait(process) for process in job] == [0, 0], log.read_text()
+    check_scored_once(tmp_path / "scored", DOCUMENTS // 4)
+    assert len({process for _, process, _ in lines_of(tmp_path / "scored")}) == 2
+    assert contents(paths[0]) == contents(paths[1])

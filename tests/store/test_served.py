@@ -2,43 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from score_world import CONTEXT, arguments, contents, refusal, write_corpus
+from score_world import (
+    CONTEXT,
+    MIN_CONTEXT,
+    arguments,
+    contents,
+    refusal,
+    served_arguments,
+    without_tokenizer,
+    write_corpus,
+)
 from served_teacher import FAULTS, MODEL, ServedTeacher, at_random, served
 from tokenizers.pre_tokenizers import Metaspace
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.host.command import Exit
 from vocagnolm.spans import encode
 from vocagnolm.store import server as polite
 from vocagnolm.store.dialects import DIALECTS, PromptTokens
-from vocagnolm.store.difference import without_tokens
 from vocagnolm.store.served import Form, ServedScorer, UnaskableError
-from vocagnolm.store.served_text import find_spans
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
 from vocagnolm.tokenizers import load_tokenizer, start_id, teacher_reader
-
-
-@pytest.fixture
-def server(
-    teacher: Path, teacher_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ServedTeacher]:
-    """The teacher behind a server; nobody waits for it."""
-    monkeypatch.setattr(polite, "WAITS_S", (0.0,) * 8)
-    model = AutoModelForCausalLM.from_pretrained(teacher)
-    with served(model, teacher_tokenizer, start_id(teacher_tokenizer, "teacher")) as found:
-        yield found
 
 
 @pytest.fixture
@@ -47,15 +45,6 @@ def few(texts: list[str], tmp_path: Path) -> list[str]:
     some = [*texts[:7], *texts[-3:]]
     write_corpus(tmp_path / "few.jsonl", some)
     return some
-
-
-def served_arguments(
-    server: ServedTeacher, teacher: Path, corpus: Path, path: Path, *more: str
-) -> list[str]:
-    argv = arguments(teacher, corpus, path, "--server", server.url, "--served_model", MODEL, *more)
-    # Weights are not here.
-    at = argv.index("--batch_tokens")
-    return argv[:at] + argv[at + 2 :]
 
 
 # Its kinds, and the dialect that is found.
@@ -101,6 +90,23 @@ def test_served_store_is_the_local_one(
         np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
     assert unscored <= 2
     assert server.busiest <= 16
+
+
+def test_estimate_counts_windows_and_their_tokens(
+    server: ServedTeacher,
+    teacher: Path,
+    few: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    argv = served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")
+    argv[argv.index("--shard_documents") + 1] = "100"
+    caplog.set_level(logging.INFO)
+    assert cli.main(argv) == 0
+    prompts = [body["prompt"] for body in server.bodies][1:]  # one is a probe
+    assert len(prompts) > len(few)
+    tokens = f"about {sum(map(len, prompts)):,} tokens, about {len(prompts)} requests"
+    assert f"{len(few)} documents, {tokens}, 16 at once" in caplog.text
 
 
 # What it refuses
@@ -280,7 +286,7 @@ def test_thousand_documents_survive_a_fifth_of_faults(
     assert sum(server.failed[fault] for fault in FAULTS) > 200
     assert contents(tmp_path / "bad") == contents(tmp_path / "good")
     opened = Store(tmp_path / "bad")
-    assert (opened.manifest["documents"], without_tokens(opened)) == (1000, 0)
+    assert (opened.manifest["documents"], opened.manifest["unscored"]) == (1000, 0)
     cli_local = arguments(teacher, corpus, tmp_path / "local")
     assert cli.main(cli_local) == 0
     local = Store(tmp_path / "local")
@@ -290,11 +296,33 @@ def test_thousand_documents_survive_a_fifth_of_faults(
         np.testing.assert_allclose(mine.losses, expected.losses, rtol=2e-3, atol=1e-4)
 
 
+def possible_losses(
+    server: ServedTeacher, tokenizer: PreTrainedTokenizerBase, text: str
+) -> dict[tuple[int, int], list[float]]:
+    """The losses of each token of a text in all requests that give it enough context, by span."""
+    found: dict[tuple[int, int], list[float]] = {}
+    lead = str(tokenizer.decode([server.start]))
+    for body in server.bodies:
+        prompt = str(body.get("prompt", body.get("text"))).removeprefix(lead)
+        encoded, ids = encode(tokenizer, prompt), server.ids(body.get("prompt", body.get("text")))
+        if not text.count(prompt) or len(ids) > CONTEXT or len(ids) != len(encoded.ids) + 1:
+            continue
+        values = [-float(value or 0) for value in server.logprobs(ids)[1:]]
+        for begin in (match.start() for match in re.finditer(f"(?={re.escape(prompt)})", text)):
+            least = MIN_CONTEXT if begin else 0
+            for (start, end), value in [
+                *zip((encoded.spans + begin).tolist(), values, strict=True)
+            ][least:]:
+                found.setdefault((start, end), []).append(value)
+    return found
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "adds start", "separator"])
 def test_tokens_are_found_without_a_tokenizer(
     server: ServedTeacher,
     scored: Path,
     teacher: Path,
+    teacher_tokenizer: PreTrainedTokenizerBase,
     few: list[str],
     tmp_path: Path,
     kind: str,
@@ -302,19 +330,24 @@ def test_tokens_are_found_without_a_tokenizer(
     abilities = {**KINDS, "separator": KINDS["hides start"]}[kind][0]
     vars(server).update({**abilities, "adds_start": kind != "separator"})
     argv = served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")
-    for name in ("--teacher", "--min_context"):
-        at = argv.index(name)
-        argv = argv[:at] + argv[at + 2 :]
-    assert cli.main(argv) == 0
-    mine, local, checked = Store(tmp_path / "S"), Store(scored), 0
+    assert cli.main(without_tokenizer(argv)) == 0
+    mine, local, whole, cut = Store(tmp_path / "S"), Store(scored), 0, 0
     assert (mine.manifest["teacher"], mine.manifest["context"]) == (MODEL, CONTEXT)
     for text in few:
         (found,), (expected,) = mine.segments(text) or [], local.segments(text) or []
-        if len(found.losses):
-            checked += 1
-            assert np.array_equal(found.spans, expected.spans)
+        if not len(found.losses):
+            continue
+        assert np.array_equal(found.spans, expected.spans)
+        if len(found.losses) < CONTEXT:
+            whole += 1
             np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
-    assert checked >= 3
+            continue
+        cut += 1
+        possible = possible_losses(server, teacher_tokenizer, text)
+        for span, loss in zip(found.spans.tolist(), found.losses.tolist(), strict=True):
+            assert min(abs(loss - one) for one in possible[tuple(span)]) < 2e-3 * loss + 1e-4
+    assert whole >= 3
+    assert cut >= 3
 
 
 @pytest.mark.parametrize("puts_space", [True, False])
@@ -345,32 +378,6 @@ def test_text_has_the_space_that_is_not_put(
     for text in [short] if puts_space else [short, long]:
         (found,), (expected,) = mine.segments(text) or [], local.segments(text) or []
         np.testing.assert_allclose(found.losses, expected.losses, rtol=2e-3, atol=1e-4)
-
-
-SPANS = {
-    "whole tokens": ("a bc", ["a", " bc"], [[0, 1], [1, 4]]),
-    "parts as U+FFFD": ("a 😀b", ["a", " \ufffd", "\ufffd", "b"], [[0, 1], [1, 3], [2, 3], [3, 4]]),
-    "parts as nothing": ("😀b", ["", "", "b"], [[0, 1], [0, 1], [1, 2]]),
-    "the last part has it all": ("é!", ["", "é", "!"], [[0, 1], [0, 1], [1, 2]]),
-    "a part and more": ("éx", ["\ufffd", "\ufffdx"], [[0, 1], [0, 2]]),
-    "spaces left out": ("the  cat", ["the", "cat"], [[0, 3], [3, 8]]),
-    "a space before it": ("the cat", [" the", " cat"], [[0, 3], [3, 7]]),
-    "U+FFFD in the text": ("a\ufffd b", ["a", "\ufffd", " b"], [[0, 1], [1, 2], [2, 4]]),
-    "two in parts": ("😀😀a", ["\ufffd"] * 4 + ["a"], None),
-    "a lie": ("one two", ["one", " tow"], None),
-    "too little": ("one two", ["one"], None),
-    "too much": ("one", ["one", " two"], None),
-}
-
-
-@pytest.mark.parametrize("case", SPANS)
-def test_spans_are_found_by_texts(case: str) -> None:
-    text, pieces, expected = SPANS[case]
-    if expected is None:
-        with pytest.raises(ValueError, match="token"):
-            find_spans(text, pieces)
-    else:
-        assert find_spans(text, pieces).tolist() == expected
 
 
 # Faults
@@ -407,6 +414,7 @@ def test_document_without_an_answer_is_listed(
     counts = [len((opened.segments(text) or [])[0].losses) for text in ("first", "the wrong one")]
     assert counts[0] > 0 == counts[1]
     assert "tokens, documents without losses: 1\n" in capsys.readouterr().out
+    assert opened.manifest["unscored"] == opened.manifest["shards"][0]["unscored"] == 1
 
 
 def test_retry_after_is_waited_for(

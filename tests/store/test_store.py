@@ -207,6 +207,22 @@ def test_stored_document_without_tokens_is_found(tmp_path: Path) -> None:
     assert as_lists(Store(tmp_path).segments("text")) == [(0, 4, [], [])]
 
 
+def test_documents_without_tokens_are_counted(tmp_path: Path) -> None:
+    none = np.empty((0, 2), np.int64), np.empty(0, np.float32)
+    rows = [
+        *segments_of("text", [2], 0),
+        *((document_key(t), StoredSegment(0, 1, *none)) for t in "ab"),
+    ]
+    store.write_shard(tmp_path, 0, rows, "float16", "")
+    # Of a job that did not count them.
+    (path,) = tmp_path.glob("*.entry.json")
+    entry = json.loads(path.read_text())
+    path.write_text(json.dumps({name: entry[name] for name in entry if name != "unscored"}))
+    store.finish_store(tmp_path, [0], about(0))
+    manifest = Store(tmp_path).manifest
+    assert (manifest["documents"], manifest["unscored"]) == (3, 2)
+
+
 def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path: Path) -> None:
     files = sorted(map(str, finished.glob("*.arrow")))
     rows = datasets.load_dataset("arrow", data_files=files, split="train", cache_dir=str(tmp_path))

@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
+from served_teacher import MODEL, ServedTeacher
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
@@ -33,6 +34,20 @@ def arguments(teacher: Path, corpus: Path, path: Path, *more: str) -> list[str]:
     options = [*sizes, "--shard_documents", "4", "--batch_tokens", "256"]
     where = ["--teacher", str(teacher), "--dataset", str(corpus), "--output_dir", str(path)]
     return ["score", *where, *options, *more]
+
+
+def served_arguments(
+    server: ServedTeacher, teacher: Path, corpus: Path, path: Path, *more: str
+) -> list[str]:
+    argv = arguments(teacher, corpus, path, "--server", server.url, "--served_model", MODEL, *more)
+    # Weights are not here.
+    at = argv.index("--batch_tokens")
+    return argv[:at] + argv[at + 2 :]
+
+
+def without_tokenizer(argv: list[str]) -> list[str]:
+    at = argv.index("--teacher")
+    return argv[:at] + argv[at + 2 :]
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -114,6 +114,8 @@ class ServedTeacher(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: ServedTeacher
     protocol_version = "HTTP/1.1"
+    # Or each answer waits for the receipt of its headers.
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""

@@ -44,8 +44,7 @@ _SHOWN = 10
 _BLOCK_TOKENS = 2048
 _OF_WEIGHTS = ("batch_tokens", "dtype", "quantization", "engine", "attn_implementation")
 _OF_TOKENIZERS = (
-    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
-    *("min_context", "trust_remote_code"),
+    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template", "trust_remote_code"),
 )
 _OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column", "format")
 

@@ -62,11 +62,6 @@ def difference(one: Store, other: Store) -> StoreDifference:
     return StoreDifference(tokens, correlation, apart_nats / tokens, largest, len(keys), not_alike)
 
 
-def without_tokens(store: Store) -> int:
-    """Count the documents that have no token, as a tokenizer or a server could not read them."""
-    return sum(not len(_tokens(store, key)[1]) for key in store.document_keys())
-
-
 def _tokens(store: Store, key: bytes) -> tuple[Spans, LossArray]:
     """Return the spans [N, 2] and the losses [N] of a document by its key."""
     found = store.of_key(key)

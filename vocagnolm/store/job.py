@@ -53,7 +53,7 @@ class ScoringJob:
     corpus: datasets.Dataset
     # None where a server reads documents itself.
     reader: Reader | None
-    min_context: int | None
+    min_context: int
     shard_documents: int
     loss_dtype: codec.LossDtype
 
@@ -90,6 +90,16 @@ class ScoringJob:
                 return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
         # One of them cannot be read: find it.
         return [encoding for text in texts for encoding in self.encode([text])]
+
+    def windows(self, encodings: Sequence[Encoding]) -> list[Window]:
+        """Cut encoded documents into windows; a rendered conversation has its own start token."""
+        assert self.reader is not None
+        found: list[Window] = []
+        for number, one in enumerate(encodings):
+            own = [] if self.template and len(one.ids) else [self.reader.start]
+            ids = [*own, *one.ids.tolist()]
+            found += windows(number, ids[1:], ids[0], self.reader.limit, self.min_context)
+        return found
 
     def is_written(self, shard: int) -> bool:
         """Return True if a shard exists; see `store.is_written`."""
@@ -180,19 +190,12 @@ def _score(
     """Return spans and losses of the teacher's tokens in each text."""
     if isinstance(scorer, ServedReader):
         return scorer.read(texts)
-    reader = job.reader
-    assert reader is not None
-    assert job.min_context is not None
     encodings = job.encode(texts)
-    asked: list[Window] = []
-    # The windows of a document score its tokens in order, each of them once.
-    found: list[list[store.LossArray]] = [[np.empty(0, np.float32)] for _ in texts]
-    for number, one in enumerate(encodings):
-        start, ids = reader.start, one.ids.tolist()
-        # A rendered conversation has its own start token, for which 0 is written.
-        if job.template and ids:
-            start, found[number] = ids.pop(0), [np.zeros(1, np.float32)]
-        asked += windows(number, ids, start, reader.limit, job.min_context)
+    asked = job.windows(encodings)
+    # The windows of a document score its tokens in order, each of them once; for the start token of
+    # a conversation 0 is written.
+    starts = (min(len(one.ids), 1) if job.template else 0 for one in encodings)
+    found: list[list[store.LossArray]] = [[np.zeros(count, np.float32)] for count in starts]
     failed: dict[int, Unscored] = {}
     for window, row in zip(asked, scorer.losses(asked), strict=True):
         if isinstance(row, Unscored):

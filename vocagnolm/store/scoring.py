@@ -18,7 +18,6 @@ from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.store import codec, store
 from vocagnolm.store.dialects import DIALECTS
-from vocagnolm.store.difference import without_tokens
 from vocagnolm.store.job import (
     PACKAGES,
     ScoringJob,
@@ -87,11 +86,14 @@ def score(options: Scoring) -> None:
     with in_agreement():
         config = options.source.config() if options.teacher else None
         reader = load_reader(options, config) if config else None
-        min_context = _min_context(options, reader.limit) if reader else None
+        context = reader.limit if reader else options.context
+        if context is None:
+            raise ValueError("--context is required without --teacher: the most of a request")
+        min_context = _min_context(options, context)
         corpus = load_corpora(corpora_of(options))
         sizes = (min_context, options.shard_documents)
         job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
-        served = _find_server(options, reader) if options.server else None
+        served = _find_server(options, reader, context, min_context) if options.server else None
         _check_turns(options, job, served)
         plan = _plan(options, config, job, dtype) | (served.about if served else {})
     # The first process looks for all, as it also repairs.
@@ -108,10 +110,9 @@ def score(options: Scoring) -> None:
         _estimate(job, served, state.num_processes)
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
-        opened = store.Store(job.directory)
-        lost = without_tokens(opened) if served else 0
-        more = f", documents without losses: {lost:,}" if lost else ""
-        say(f"{job.directory}: {opened.manifest['tokens']:,} tokens{more}")
+        made = store.manifest_of(job.directory)
+        more = f", documents without losses: {made['unscored']:,}" if made["unscored"] else ""
+        say(f"{job.directory}: {made['tokens']:,} tokens{more}")
 
 
 def _check_turns(
@@ -167,8 +168,9 @@ def _plan(
         read: dict[str, object] = {
             "teacher": options.served_model,
             "tokenizer_sha256": UNKNOWN,
-            "segmentation": "whole documents",
+            "segmentation": "windows of whole documents, by their text",
             "context": options.context,
+            "min_context": job.min_context,
         }
     else:
         read = {
@@ -213,7 +215,9 @@ def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
     return True
 
 
-def _find_server(options: Scoring, reader: Reader | None) -> ServedScorer | ServedReader:
+def _find_server(
+    options: Scoring, reader: Reader | None, context: int, min_context: int
+) -> ServedScorer | ServedReader:
     """Find how to ask the server."""
     assert options.server
     assert options.served_model
@@ -226,11 +230,9 @@ def _find_server(options: Scoring, reader: Reader | None) -> ServedScorer | Serv
         return find_served(
             server, name, dialects, start, lambda form: ServedScorer(server, name, form, reader)
         )
-    if options.context is None:
-        raise ValueError("--context is required without --teacher: the most tokens of a request")
-    context, start = options.context, Start(DOCUMENT_SEPARATOR, _ANY_VOCABULARY)
+    start, sizes = Start(DOCUMENT_SEPARATOR, _ANY_VOCABULARY), (context, min_context)
     return find_served(
-        server, name, dialects, start, lambda form: ServedReader(server, name, form, context)
+        server, name, dialects, start, lambda form: ServedReader(server, name, form, *sizes)
     )
 
 
@@ -239,9 +241,9 @@ def _estimate(job: ScoringJob, served: ServedScorer | ServedReader, processes: i
     documents = len(job.corpus) * len(left) // (job.shards * processes)
     sample = job.documents(left[0]) if left else []
     if isinstance(served, ServedReader):
-        served.expect(documents, documents, "one request each")
-    elif sample and job.reader:
-        served.estimate(documents, job.encode(sample))
+        served.estimate(documents, sample or [""])
+    elif sample:
+        served.estimate(documents, len(sample), job.windows(job.encode(sample)))
 
 
 def _load_scorer(options: Scoring, job: ScoringJob, dtype: str, state: PartialState) -> Scorer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from vocagnolm.host.units import duration
-from vocagnolm.spans import Encoding, encode
+from vocagnolm.spans import encode
 from vocagnolm.store.dialects import Dialect, OpenAIDialect, Prompt, PromptTokens
 from vocagnolm.store.server import RefusedRequestError, Server
 from vocagnolm.store.store import LossArray
@@ -49,6 +49,7 @@ _KINDS = (
 )
 
 
+_A = TypeVar("_A")
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Served")
 # What reads the wanted part of an answer, or raises an error.
@@ -57,6 +58,10 @@ Check = Callable[[PromptTokens], _T]
 
 class UnaskableError(ValueError):
     """A prompt that cannot be asked for, which no further answer will change."""
+
+
+class Refused(Unscored):
+    """Losses of a prompt that the server finds wrong, as it does of one that is too long."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +134,22 @@ class Served:
             *(f"{requests:,.0f}", self._server.concurrency),
         )
 
-    def _ask_all(
-        self, prompts: Sequence[Prompt], checks: Sequence[Check[_T]]
+    def all_of(
+        self,
+        asked: Sequence[_A],
+        one: Callable[[httpx.AsyncClient, _A], Awaitable[_T | Unscored]],
     ) -> list[_T | Unscored]:
+        """Ask for all, so many at once."""
+
         async def together() -> list[_T | Unscored]:
             gate = asyncio.Semaphore(self._server.concurrency)
             async with self._server.connected() as client:
 
-                async def one(prompt: Prompt, check: Check[_T]) -> _T | Unscored:
+                async def in_turn(what: _A) -> _T | Unscored:
                     async with gate:
-                        found = await self.ask(client, prompt, check)
-                    self.meter.add()
-                    return found
+                        return await one(client, what)
 
-                return list(await asyncio.gather(*map(one, prompts, checks)))
+                return list(await asyncio.gather(*map(in_turn, asked)))
 
         return asyncio.run(together())
 
@@ -160,7 +167,7 @@ class Served:
             try:
                 answer = await self._server.ask(client, dialect.path, body, times)
             except RefusedRequestError as error:
-                return Unscored(f"the server answers {error}")
+                return Refused(f"the server answers {error}")
             try:
                 return check(dialect.read(answer, prompt))
             except UnaskableError as error:
@@ -187,17 +194,20 @@ class ServedScorer(Served):
         """True where token ids are sent, and not text."""
         return self._form.lead is None
 
-    def estimate(self, documents: int, sample: Sequence[Encoding]) -> None:
-        """Tell how much is to be done, by some of the documents."""
-        counts = np.array([len(one.ids) for one in sample])
-        requests = np.ceil(counts / self._reader.text_limit).mean()
-        tokens = f"about {documents * counts.mean():,.0f} tokens"
-        self.expect(documents, documents * requests, tokens)
+    def estimate(self, documents: int, sample: int, windows: Sequence[Window]) -> None:
+        """Tell how much is to be done, by the windows of some of the documents."""
+        share = documents / sample
+        tokens = sum(len(window.ids) for window in windows)
+        self.expect(documents, share * len(windows), f"about {share * tokens:,.0f} tokens")
 
     def losses(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
         """Return the losses of the scored tokens of each window, in nats; some may fail."""
-        checks = [partial(self._checked, window) for window in windows]
-        return self._ask_all(list(map(self._prompt, windows)), checks)
+        return self.all_of(windows, self._read)
+
+    async def _read(self, client: httpx.AsyncClient, window: Window) -> LossArray | Unscored:
+        found = await self.ask(client, self._prompt(window), partial(self._checked, window))
+        self.meter.add()
+        return found
 
     async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
         """Ask for the losses of a short text."""

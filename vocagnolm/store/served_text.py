@@ -1,7 +1,7 @@
 """Losses from a server whose tokenizer is not at hand: its tokens are found in the text.
 
-A document is asked for as a whole. Where the texts of the tokens that come back do not make up the
-document, character by character, it is left out.
+A document is asked for as a whole, or in windows of its text where it exceeds the context. Where
+the texts of the tokens that come back do not make it up, character by character, it is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from vocagnolm.spans import Spans
 from vocagnolm.store.dialects import PromptTokens
-from vocagnolm.store.served import PART, PROBED, Form, Served, UnaskableError, numbers
+from vocagnolm.store.served import PART, PROBED, Form, Refused, Served, numbers
 from vocagnolm.store.server import Server
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Unscored
@@ -23,18 +23,36 @@ from vocagnolm.tokenizers import PROBE
 if TYPE_CHECKING:
     import httpx
 
+# Characters of a token, before any of a document is known: where it may fit as a whole, and else.
+_MOST, _USUAL = 4, 3
+# Of a context, as the next characters may have more tokens than those before.
+_FILL = 0.9
+# Tokens beside the least context, among which two windows have to agree.
+_SHARED = 16
+_Tokens = tuple[Spans, LossArray]
+
 
 class ServedReader(Served):
-    """Reads and scores texts, each in one request, of at most `context` tokens."""
+    """Reads and scores texts, in requests of at most `context` tokens.
 
-    def __init__(self, server: Server, model: str, form: Form, context: int):
+    A further window of a text has `min_context` tokens before those that it scores.
+    """
+
+    def __init__(self, server: Server, model: str, form: Form, context: int, min_context: int):
         super().__init__(server, model, form)
-        self._context = context
+        self._context, self._min_context = context, min_context
 
-    def read(self, texts: Sequence[str]) -> list[tuple[Spans, LossArray] | Unscored]:
+    def read(self, texts: Sequence[str]) -> list[_Tokens | Unscored]:
         """Return the spans and the losses of each text's tokens; some may fail."""
-        checks = [partial(self._checked, text) for text in texts]
-        return self._ask_all([f"{self._form.lead}{text}" for text in texts], checks)
+        return self.all_of(texts, self._read)
+
+    def estimate(self, documents: int, sample: Sequence[str]) -> None:
+        """Tell how much is to be done, by the characters of some of the documents."""
+        window = _USUAL * (self._context - self._min_context)
+        further = sum(max(0, len(text) - _MOST * self._context) / window for text in sample)
+        characters = documents * sum(map(len, sample)) / len(sample)
+        requests = documents * (1 + further / len(sample))
+        self.expect(documents, requests, f"about {characters:,.0f} characters")
 
     async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
         """Ask for the losses of a short text."""
@@ -42,19 +60,96 @@ class ServedReader(Served):
             return Unscored("it cannot be asked for ids without a tokenizer")
         # Other characters may be told in parts.
         text = PROBE.encode("ascii", "ignore").decode()[: self._context // 2]
-        found = await self.ask(client, self._form.lead + text, partial(self._checked, text), PROBED)
+        check = partial(self._checked, text, is_first=True)
+        found = await self.ask(client, self._form.lead + text, check, PROBED)
         return found if isinstance(found, Unscored) else found[1]
 
-    def _checked(self, text: str, found: PromptTokens) -> tuple[Spans, LossArray]:
-        """Return the tokens of a text; a ValueError where it is made of others."""
-        if len(found.losses) > self._context:
-            tokens = f"{len(found.losses):,} tokens"
-            raise UnaskableError(f"it has {tokens}, more than --context {self._context}")
+    async def _read(self, client: httpx.AsyncClient, text: str) -> _Tokens | Unscored:
+        """Read a text in windows, each of which shares tokens with the one before.
+
+        With a context of 8, at least 2 tokens of it, and 1 more to agree upon (* is the place):
+
+            window 0  s a b c d e f g
+            window 1          s e f * g h i j k
+        """
+        spans, losses = np.empty((0, 2), np.int64), np.empty(0, np.float32)
+        begin = end = 0
+        width = len(text) if len(text) <= _MOST * self._context else _USUAL * self._context
+        while end < len(text):
+            before, end = end, _word_end(text, begin + width)
+            if end <= before:
+                return Unscored("a window of it has no room behind --min_context")
+            asked = text[begin:end]
+            check = partial(self._checked, asked, is_first=not begin)
+            found = await self.ask(client, f"{self._form.lead}{asked}", check)
+            self.meter.add()
+            if isinstance(found, Refused) and len(asked.encode()) >= self._context:
+                # It may be too long.
+                width, end = (before + end) // 2 - begin, before
+                continue
+            if isinstance(found, Unscored):
+                return found
+            places, values = found
+            if len(values) >= self._context:
+                width, end = int(places[int(_FILL * self._context) - 2, 1]), before
+                continue
+            kept, first = 0, 0
+            if begin:
+                both = joint(spans, places + begin, self._min_context)
+                if both is None:
+                    return Unscored("two windows cut it into other tokens where they meet")
+                kept, first = both
+            spans = np.concatenate([spans[:kept], places[first:] + begin])
+            losses = np.concatenate([losses[:kept], values[first:]])
+            width = int(len(asked) * _FILL * self._context / len(values))
+            back = self._min_context + min(_SHARED, self._context // 8)
+            begin = int(spans[max(0, len(spans) - back), 0])
+            # Some tokenizers put a space before a text.
+            begin += text[begin] == " "
+        self.meter.tokens += len(losses)
+        return spans, losses
+
+    def _checked(self, text: str, found: PromptTokens, *, is_first: bool) -> _Tokens:
+        """Return the tokens of a text; a ValueError where it is made of others.
+
+        Of a further window, whose first tokens are context, a server may keep the first loss.
+        """
         spans = find_spans(text, [piece or "" for piece in found.texts[1:]])
         losses = np.array(found.losses[1:], np.float32)
-        losses = self._form.with_first(losses, found.texts[1] or "")
-        self.meter.tokens += len(losses)
-        return spans, numbers(losses)
+        if is_first:
+            losses = self._form.with_first(losses, found.texts[1] or "")
+        numbers(losses[0 if is_first else 1 :])
+        return spans, losses
+
+
+def _word_end(text: str, place: int) -> int:
+    """Return a place to cut a text, before a space in the last quarter if there is one."""
+    if place >= len(text):
+        return len(text)
+    space = max(text.rfind(mark, place - place // 4, place + 1) for mark in " \n")
+    return place if space < 0 else space
+
+
+def joint(before: Spans, behind: Spans, least: int) -> tuple[int, int] | None:
+    """Find where one window takes over from another, by the spans of their tokens in the text.
+
+    Returns how many tokens of the one to keep, and the first of the other's: the last place with
+    `least` tokens of its own before it where both have the same token on either side. None without.
+
+    >>> one, other = np.array([[0, 2], [2, 3], [3, 5], [5, 6]]), np.array([[2, 3], [3, 5], [5, 8]])
+    >>> joint(one, other, least=1)
+    (2, 1)
+    """
+    pairs = np.hstack([before[:-1], before[1:]])[-len(behind) :].tolist()
+    offset = len(before) - len(pairs)
+    places = {tuple(pair): offset + at for at, pair in enumerate(pairs)}
+    for first in range(len(behind) - 1, max(least, 1) - 1, -1):
+        (start, end), (next_start, next_end) = behind[first - 1 : first + 1].tolist()
+        kept = places.get((start, end, next_start, next_end))
+        # Not within a character.
+        if kept is not None and end <= next_start:
+            return kept, first
+    return None
 
 
 def find_spans(text: str, pieces: Sequence[str]) -> Spans:

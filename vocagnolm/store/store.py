@@ -61,6 +61,7 @@ class ShardEntry(FileEntry):
     documents: int
     segments: int
     tokens: int
+    unscored: int
 
 
 # Kinds of what readers take from a manifest, of the store and of each shard.
@@ -147,10 +148,9 @@ def _entry(path: Path) -> ShardEntry:
     """Read the description of a shard, or make it."""
     entry = json_or_empty(_entry_path(path))
     try:
-        _check_kinds(entry, _OF_SHARD)
+        _check_kinds(entry, {**_OF_SHARD, "unscored": int})
     except ValueError:
-        # A kill came before it was written, another job's `finish_store` has removed it, or it is
-        # damaged.
+        # A kill came before it was written, another job has removed it, it is damaged or of before.
         return _describe(path)
     return cast(ShardEntry, entry)
 
@@ -159,14 +159,18 @@ def _describe(path: Path) -> ShardEntry:
     try:
         with pa.memory_map(str(path)) as file:
             table = pa.ipc.open_stream(file).read_all()
+            named, tokens = table["document"], pc.list_value_length(table["losses"])
+            documents = pc.count_distinct(named).as_py()
+            scored = pc.count_distinct(named.filter(pc.greater(tokens, 0))).as_py()
             return {
                 "file": path.name,
                 "source": (table.schema.metadata or {})[b"source"].decode(),
                 "sha256": file_sha256(path),
                 "bytes": path.stat().st_size,
-                "documents": pc.count_distinct(table["document"]).as_py(),
+                "documents": documents,
                 "segments": len(table),
-                "tokens": pc.sum(pc.list_value_length(table["losses"])).as_py() or 0,
+                "tokens": pc.sum(tokens).as_py() or 0,
+                "unscored": documents - scored,
             }
     except (pa.ArrowException, KeyError, OSError) as error:
         raise ValueError(
@@ -211,12 +215,12 @@ def finish_store(
     entries = [_entry(directory / shard_name(number)) for number in numbers]
     # Names of the shards' texts, in order, name the corpus.
     sources = "".join(entry["source"] for entry in entries)
+    # Documents without losses are not counted in stores of before.
+    names = (*_TOTALS, "unscored")
     about = {
         **description,
         "corpus_sha256": hashlib.sha256(sources.encode()).hexdigest(),
-        "documents": sum(entry["documents"] for entry in entries),
-        "segments": sum(entry["segments"] for entry in entries),
-        "tokens": sum(entry["tokens"] for entry in entries),
+        **{name: sum(cast(dict[str, int], entry)[name] for entry in entries) for name in names},
     }
     with unless_finished(directory):
         seal(directory, about, SHARDS, entries)
