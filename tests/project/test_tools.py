@@ -6,6 +6,7 @@ import random
 import xml.etree.ElementTree as ET
 
 import mutants
+import pytest
 import stress
 
 SOURCE = """
@@ -53,6 +54,12 @@ def test_mutants_differ_in_one_node() -> None:
     }
     chosen = mutants.choose(found, 4, random.Random(0))
     assert sorted({mutant.line for mutant in chosen}) == [3, 4, 5, 6]
+
+
+def test_judgements_are_of_mutants_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = ("a > 2", "a >= 2", "the same"), ("a > 1", "a >= 1", "of a line that is gone")
+    monkeypatch.setitem(mutants.JUDGED, "module", judged)
+    assert list(mutants.judgements("module", mutants.mutants_of(SOURCE))) == [judged[0]]
 
 
 def test_modules_of_mutants_have_tests() -> None:

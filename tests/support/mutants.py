@@ -4,8 +4,8 @@
 
 In every mutant one operator, number, name or statement of a module is another one. It is killed
 when a test file of its module fails or hangs; tests marked `slow` or `processes` are left out. The
-status is 1 where a survivor is not judged in `JUDGED`, which names those that mean the same, or
-where fewer than 90 % of the others are killed.
+status is 1 where a survivor is not judged in `JUDGED`, which names those that mean the same, where
+a judgement is of no mutant that there is, or where fewer than 90 % of the others are killed.
 """
 
 from __future__ import annotations
@@ -241,6 +241,13 @@ def _be_pytest(tree: Path, tests: str, log: Path) -> None:
     os._exit(int(status))
 
 
+def judgements(module: str, mutants: list[Mutant]) -> Iterator[tuple[str, str, str]]:
+    """The entries of `JUDGED` that are of some mutants."""
+    for old, new, why in JUDGED.get(module, ()):
+        if any(m.before != m.after == m.before.replace(old, new) for m in mutants):
+            yield old, new, why
+
+
 def hunt(modules: list[str], each: int, seed: int) -> int:
     """Run the tests on mutants of some modules, and print who survives; the exit status."""
     # What all tests load, before they are forked.
@@ -271,14 +278,12 @@ def hunt(modules: list[str], each: int, seed: int) -> int:
             path.write_text(own, encoding="utf-8")
             say(f"{module:12} {len(chosen) - len(alive)} of {len(chosen)} killed ({len(found)})")
             for m in alive:
-                reasons = (
-                    why
-                    for old, new, why in JUDGED.get(module, ())
-                    if m.before.replace(old, new) == m.after
-                )
-                why = next(reasons, "")
+                why = next(judgements(module, [m]), ("", "", ""))[-1]
                 unjudged += not why
                 say(f"    line {m.line}: {m.before}\n        -> {m.after}\n        {why}")
+            for one in sorted({*JUDGED.get(module, ())} - {*judgements(module, found)}):
+                unjudged += 1
+                say(f"    judged, but no mutant: {one[0]} -> {one[1]}")
             killed += len(chosen) - len(alive)
             total += len(chosen)
     say(f"{killed} of {total} killed ({100 * killed / total:.0f} %), {unjudged} survivors unjudged")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import random
 import re
 import shutil
@@ -17,6 +18,7 @@ import pytest
 import torch
 from manifests import change_manifest
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.metadata import Metadata
 
 from vocagnolm.host import manifest
 from vocagnolm.host.files import write_json
@@ -49,7 +51,7 @@ def write_checkpoint(path: Path, step: int) -> None:
         torch.save({"state": torch.full((100,), float(step))}, path / name)
     shards = path / "pytorch_model_fsdp_0"  # of FSDP, in a directory of their own
     shards.mkdir()
-    (shards / ".metadata").write_text("where everything is")
+    (shards / ".metadata").write_bytes(pickle.dumps(Metadata({})))
     torch.save({"state": torch.zeros(10)}, shards / "__0_0.distcp")
     (path / "trainer_state.json").write_text(json.dumps({"global_step": step}))
 
@@ -254,13 +256,21 @@ class Evil:
         return Path.write_text, (self.canary, "run")
 
 
-@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+INDEX = "pytorch_model_fsdp_0/.metadata"
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth", INDEX])
 def test_evil_pickle_is_not_run_and_older_taken(name: str, tmp_path: Path) -> None:
     older, newest = (make_checkpoint(tmp_path / "run", step) for step in (3, 4))
-    canary = tmp_path / "canary"
-    torch.save(Evil(canary), newest / name)
+    canary, crafted = tmp_path / "canary", newest / name
+    if name == INDEX:
+        crafted.write_bytes(pickle.dumps(Evil(canary)))
+        fault = f"it cannot be read ({crafted} is no index of shards (an index has no "
+    else:
+        torch.save(Evil(canary), crafted)
+        fault = f"{name} is no saved state ("
     finish(newest, 4, 1, FILES)
-    assert str(checkpoint_fault(newest)).startswith(f"{name} is no saved state (")
+    assert str(checkpoint_fault(newest)).startswith(fault)
     assert find_checkpoint(tmp_path / "run") == str(older)
     assert not canary.exists()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,6 +127,35 @@ def test_sharded_checkpoint_is_read_exactly_when_resumed_whole(name: str, tmp_pa
     for number, state in theirs["state"].items():
         assert ours["state"][number].keys() == state.keys()
         assert all(torch.equal(ours["state"][number][key], state[key]) for key in state)
+
+
+def named(module: str, name: str) -> bytes:
+    """A pickle of what a module calls so."""
+    return f"c{module}\n{name}\n.".encode()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(
+    ("crafted", "fault"),
+    [
+        (named("colorsys", "rgb_to_hsv"), "an index has no colorsys.rgb_to_hsv"),
+        (named("colorsys", "Metadata"), "an index has no colorsys.Metadata"),
+        (named("torch.distributed.checkpoint.metadata", "os"), "metadata.os)"),
+        (named("torch", "load"), "an index has no torch.load"),
+        (pickle.dumps([1]), "found a list"),
+        (pickle.dumps("cut off")[:-2], "pickle data was truncated"),
+        (b"ctorch.serialization\n_get_layout\n(S'x'\ntR.", "'x'"),
+    ],
+)
+def test_index_is_read_as_records_or_refused(crafted: bytes, fault: str, tmp_path: Path) -> None:
+    save_sharded(tmp_path, *trained("sgd"))
+    sys.modules.pop("colorsys", None)
+    index = tmp_path / "pytorch_model_fsdp_0" / ".metadata"
+    index.write_bytes(crafted)
+    with pytest.raises(OSError, match=f"{re.escape(str(index))} is no index of shards") as raised:
+        load_weights(tmp_path, Student())
+    assert fault in str(raised.value)
+    assert "colorsys" not in sys.modules
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -89,6 +89,20 @@ def test_trainer_resumes_from_the_newest_good_checkpoint(
         assert torch.equal(a, b)
 
 
+def test_index_is_checked_before_fsdp_reads_it(make: Callable[..., Any], tmp_path: Path) -> None:
+    index = tmp_path / "optimizer_0" / ".metadata"
+    index.parent.mkdir()
+    index.write_bytes(b"cbuiltins\nexit\n(tR.")
+    trainer = make()
+    trainer.is_fsdp_enabled = True
+    trainer.state.best_model_checkpoint = str(tmp_path)
+    for load in (trainer._load_from_checkpoint, trainer._load_optimizer_and_scheduler):
+        with pytest.raises(OSError, match="an index has no builtins"):
+            load(str(tmp_path))
+    with pytest.raises(OSError, match="an index has no builtins"):
+        trainer._load_best_model()
+
+
 def test_newest_and_best_checkpoints_stay_when_one_may(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -3,9 +3,8 @@
     vocagnolm export runs/my-student/checkpoint-500
     vocagnolm export runs/my-adapters --merge --dtype bfloat16 --output_dir my-student
 
-What FSDP has saved in pieces is put together by one process, without a GPU. Its index, a pickle, is
-read as PyTorch's distributed checkpoints always are: export checkpoints of your own only. Exit
-status: 0 done, 2 a wrong argument or file.
+What FSDP has saved in pieces is put together by one process, without a GPU. Exit status: 0 done, 2
+a wrong argument or file.
 """
 
 from collections.abc import Sequence

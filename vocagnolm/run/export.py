@@ -1,7 +1,6 @@
 """Write the student of a checkpoint whole, for `from_pretrained`.
 
-What FSDP has saved in pieces is put together by one process, without a GPU. Its index is a pickle:
-export checkpoints of your own only.
+What FSDP has saved in pieces is put together by one process, without a GPU.
 """
 
 import shutil

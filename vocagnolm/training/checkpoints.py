@@ -28,6 +28,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from vocagnolm.host import manifest
 from vocagnolm.host.files import json_or_empty
 from vocagnolm.host.settings import RUN_FILE
+from vocagnolm.training import relayout
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +192,7 @@ def _pickle_fault(path: Path) -> str | None:
         with safe_globals():  # type: ignore[no-untyped-call]  # of random states
             for file in sorted([*path.glob("*.pt"), *path.glob("*.pth")]):
                 torch.load(file, "cpu", weights_only=True, mmap=True)
+        relayout.check_indices(path)
     except (UnpicklingError, RuntimeError, EOFError) as error:
         return f"{file.name} is no saved state ({str(error).splitlines()[0][:80]})"
     return None

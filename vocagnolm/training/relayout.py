@@ -8,14 +8,14 @@ index. transformers reads either kind under its own layout only.
     whole        sharded       this process's part of each  parameters matched by their order,
     in shards    whole         in place, shard by shard     which Trainer makes alike under both
 
-The index of a sharded checkpoint is a pickle, and is read as one: read only your own checkpoints.
+The index of a sharded checkpoint is a pickle, of which only PyTorch's own records are read.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from pickle import UnpicklingError
+from pathlib import Path, PosixPath
+from pickle import Unpickler, UnpicklingError
 from typing import Any, NoReturn, cast
 
 import torch
@@ -23,12 +23,14 @@ from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import is_peft_model
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
+from torch.serialization import _get_layout
 
 # Accelerate's names for the directories in a sharded checkpoint, and the key of all inside.
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -36,6 +38,15 @@ _DIRECTORIES = {MODEL: "pytorch_model_fsdp_0", OPTIMIZER: "optimizer_0"}
 _OPTIMIZER_FILE = "optimizer.pt"
 _GATHERED_FILE = "pytorch_model_fsdp.bin"  # of FULL_STATE_DICT
 _WEIGHT_FILES = "*model*.safetensors"  # of a student, in one file or several, or of adapters
+_INDEX = ".metadata"
+# All that an index may name: records, types and places; a layout is looked up by its name.
+_RECORDS: dict[tuple[str, str], object] = {
+    **{("torch", name): x for name, x in vars(torch).items() if isinstance(x, torch.dtype)},
+    **{(metadata.__name__, name): getattr(metadata, name) for name in metadata.__all__},
+    **{(x.__module__, x.__name__): x for x in (_StorageInfo, _get_layout, torch.Size)},
+    (metadata.__name__, "_MEM_FORMAT_ENCODING"): metadata._MEM_FORMAT_ENCODING,
+    **dict.fromkeys([(name, "PosixPath") for name in ("pathlib", "pathlib._local")], PosixPath),
+}
 
 # State dicts nest tensors, numbers and lists, as an optimizer or a model likes.
 StateDict = dict[Any, Any]
@@ -247,9 +258,36 @@ def read_sharded(checkpoint: Path, which: str) -> StateDict:
     return cast(StateDict, nested[which])
 
 
+class _IndexUnpickler(Unpickler):
+    """Makes the records of an index; whatever else a pickle names is not even imported."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if (module, name) not in _RECORDS:
+            raise UnpicklingError(f"an index has no {module}.{name}")
+        return _RECORDS[module, name]
+
+
+def check_indices(checkpoint: Path) -> None:
+    """Read the indices of a sharded checkpoint; an OSError where one is more than records.
+
+    PyTorch would run what it is made of.
+    """
+    for directory in (checkpoint / name for name in _DIRECTORIES.values()):
+        if (directory / _INDEX).exists():
+            _index(directory)
+
+
 def _index(directory: Path) -> Metadata:
-    with _reading(directory):
-        return FileSystemReader(directory).read_metadata()
+    path = directory / _INDEX
+    try:
+        with path.open("rb") as file:
+            found = _IndexUnpickler(file).load()
+        if not isinstance(found, Metadata):
+            raise UnpicklingError(f"found a {type(found).__name__}")
+    # What is crafted may end in any error.
+    except Exception as error:
+        raise OSError(f"{path} is no index of shards ({error}): take another checkpoint") from error
+    return found
 
 
 def _load(directory: Path, state: StateDict) -> None:

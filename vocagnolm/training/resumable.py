@@ -164,6 +164,8 @@ class ResumableTrainer(Trainer):
         return self.model
 
     def _is_of_another_layout(self, checkpoint: str) -> bool:
+        # Before PyTorch reads it: a path may be given, or crafted, which nobody has checked.
+        relayout.check_indices(Path(checkpoint))
         return relayout.is_of_another_layout(Path(checkpoint), self.is_fsdp_enabled)
 
     def _maybe_log_save_evaluate(
