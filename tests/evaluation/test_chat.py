@@ -16,6 +16,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.analysis.runs import read_runs
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.render import Rendered, template_of
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.chat import INSTRUCTION, Chat, load_chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
@@ -67,6 +69,18 @@ def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokeni
     assert asked == f"{student_tokenizer.bos_token}26 Jul 2024 {turn}"
     assert chat.end_ids == {student_tokenizer.eos_token_id}
     assert (benchmark.shots, benchmark.prompt_set, benchmark.stops) == (0, None, ())
+
+
+@pytest.mark.parametrize("name", ["plain", "chatml"])
+def test_built_in_templates_ask_as_they_are_trained(
+    name: str, student_tokenizer: Tokenizer
+) -> None:
+    template = template_of(student_tokenizer, "student", name)
+    assert template is not None
+    asked = Chat(student_tokenizer, template.source).prompt("1 + 1?")
+    found = template.render(Conversation("1 + 1?\n2", ("user", "assistant"), (6, 8)))
+    assert isinstance(found, Rendered)
+    assert found.text[: found.places[1, 0]].rstrip(" ") == asked
 
 
 @pytest.mark.parametrize(

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 # For models without a template of their own.
 _BUILT_IN = {
     "plain": (
-        "{{ bos_token }}{% for message in messages %}"
-        "{{ message['role'] | capitalize }}: {{ message['content'] }}"
-        "{{ eos_token if message['role'] == 'assistant' else '\n\n' }}{% endfor %}"
+        "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}: "
+        "{{ message['content'] }}{{ eos_token if message['role'] == 'assistant' else '\n\n' }}"
+        "{% endfor %}{{ 'Assistant:' if add_generation_prompt }}"
     ),
     "chatml": (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-        "{{ message['content'] }}<|im_end|>{{ '\n' }}{% endfor %}"
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+        "<|im_end|>{{ '\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
     ),
 }
 # Private characters, and white space that templates trim and do not write.
