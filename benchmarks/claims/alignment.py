@@ -19,7 +19,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.generated import generate_texts, train_student, train_teacher
-from benchmarks.harness import Claim, Measured, one_thread
+from benchmarks.harness import Claim, Measured, alone
 from vocagnolm import spans
 from vocagnolm.alignment import align_spans, covered_shares
 from vocagnolm.tokenizers import load_tokenizer
@@ -42,8 +42,12 @@ FULL, TINY = Size(), Size(documents=20)
 
 
 def measure(size: Size) -> Measured:
-    """Return the share of the tokenizers' time that alignment takes."""
-    one_thread()
+    """Return the share of the tokenizers' time that alignment takes, in a process of its own."""
+    return alone(compare, size)
+
+
+def compare(size: Size) -> Measured:
+    """Measure in this process."""
     texts = generate_texts(size.documents)
     if size.corpus:
         with Path(size.corpus).open(encoding="utf-8") as lines:

@@ -53,7 +53,7 @@ def measure(size: Size) -> Measured:
 
     with tempfile.TemporaryDirectory() as name:
         # Each turn has a copy of its own, beside which nothing is cached.
-        corpora = (_write(texts, Path(name) / str(number)) for number in count())
+        corpora = (write(texts, Path(name) / str(number)) for number in count())
         ways = {
             "both tokenizations": Way(tokenize),
             "preparation": Way(
@@ -88,6 +88,7 @@ def load(size: Size) -> tuple[list[str], tuple[Reader, Reader]]:
     return texts, (Reader(student, 1, 2, limits[0]), Reader(teacher, 1, None, limits[1]))
 
 
-def _write(texts: list[str], directory: Path) -> datasets.Dataset:
+def write(texts: list[str], directory: Path) -> datasets.Dataset:
+    """A corpus on the disk, as files are read."""
     datasets.Dataset.from_dict({"text": texts}).save_to_disk(directory)
     return datasets.load_from_disk(str(directory))

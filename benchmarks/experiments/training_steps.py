@@ -8,11 +8,15 @@ it. Models and losses are random. The claims `stored_step_time`, `stored_step_me
 `online_step_time` are ratios of one measurement. A guided step computes no gradient of the losses
 that it does not select, which CPT has to: `--set top_k=1` shows what guidance costs without that.
 With `--unselected_weight` it computes all of them, too; the way of that name has share as well.
+
+The floor of a way is the time of the FLOPs that it needs (`vocagnolm.training.flops`) at the rate
+of the largest product in it, that of the student's hidden states with its head, measured beside it.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +28,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 from benchmarks.generated import generate_texts, train_student, train_teacher
+from benchmarks.gpu_first.steps import count_tokens
 from benchmarks.harness import Measured, Way, take_turns
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
@@ -35,9 +40,10 @@ from vocagnolm.store.reader import StoredReader
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.flops import model_work
 
 CPT, STORED, TEACHER, ONLINE = "CPT step", "stored step", "teacher forward", "online step"
-WEIGHTED = "stored, all weigh"
+WEIGHTED, PRODUCT = "stored, all weigh", "the head's product"
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,10 @@ def step(trainer: VocAgnoTrainer, numbers: list[int]) -> None:
     trainer.optimizer.zero_grad()
 
 
-def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, int]]:
-    """The ways, and the bytes of weights and optimizer state that each holds."""
+def make_ways(
+    size: Size, directory: Path
+) -> tuple[dict[str, Way], dict[str, int], dict[str, float]]:
+    """The ways, the bytes of weights and optimizer state that each holds, and its FLOPs."""
     texts = list(dict.fromkeys(generate_texts(size.documents)))
     student = student_reader(_with_end(train_student(texts)), size.max_length)
     teacher = teacher_reader(_with_end(train_teacher(texts)), 2 * size.max_length)
@@ -177,8 +185,26 @@ def make_ways(size: Size, directory: Path) -> tuple[dict[str, Way], dict[str, in
     }
     trained = 3 * weights  # AdamW keeps two more of each
     held = dict.fromkeys((CPT, STORED, WEIGHTED), trained)
-    held |= {TEACHER: frozen, ONLINE: trained + frozen}
-    return ways | {TEACHER: Way(forward, collate)}, held
+    held |= {PRODUCT: 0, TEACHER: frozen, ONLINE: trained + frozen}
+    batches = [collate(turn) for turn in range(size.repetitions)]
+    ours, theirs = count_tokens(batches), count_tokens(batches, "teacher_")
+    work = {TEACHER: model_work(teacher_model).forward_flops(*theirs, theirs[0])}
+    for name, trainer in trainers.items():
+        used = sum(map(trainer.objective.weighted_tokens, batches))
+        work[name] = model_work(cpt.model).training_flops(*ours, used)
+    work[ONLINE] += work[TEACHER]
+    work = {name: flops / size.repetitions for name, flops in work.items()}
+    rows = size.batch_size * size.max_length
+    product = make_product(size.device, rows, size.hidden, size.vocabulary)
+    work[PRODUCT] = 2.0 * rows * size.hidden * size.vocabulary
+    return ways | {TEACHER: Way(forward, collate), PRODUCT: Way(product)}, held, work
+
+
+def make_product(device: str, *sizes: int) -> Callable[[object], object]:
+    """Make the product of two random matrices, into memory that is there."""
+    n, k, m = sizes
+    a, b, out = (torch.randn(shape, device=device) for shape in ((n, k), (k, m), (n, m)))
+    return lambda _: torch.mm(a, b, out=out)
 
 
 def _with_end(tokenizer: Any) -> Any:
@@ -195,16 +221,19 @@ def ratio(size: Size, name: str) -> Measured:
 @cache
 def ratios(size: Size) -> tuple[dict[str, float], tuple[str, ...]]:
     """Measure all ways; once for each size, whatever claims ask."""
+    datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as directory:
-        ways, held = make_ways(size, Path(directory))
+        ways, held, work = make_ways(size, Path(directory))
         take_turns(ways, size.repetitions, size.device, memory=True)
     total = {name: held[name] + max(way.added_bytes) for name, way in ways.items()}
-    table = [f"{'':18}{'median':>10}{'quartiles':>22}{'memory':>12}"]
-    table += [
-        f"{name:18}{ways[name].spread}{total[name] / 2**20:8,.0f} MiB"
-        for name in (CPT, STORED, WEIGHTED, TEACHER, ONLINE)
-    ]
     seconds = {name: way.median_s for name, way in ways.items()}
+    rate = work[PRODUCT] / seconds[PRODUCT]
+    table = [f"{'':18}{'median':>10}{'quartiles':>22}{'memory':>12}{'GFLOP':>9}{'floor':>10}"]
+    table += [
+        f"{name:18}{ways[name].spread}{total[name] / 2**20:8,.0f} MiB{work[name] / 1e9:9.2f}"
+        f"{work[name] / rate:8.3f} s, {work[name] / rate / seconds[name]:.0%}"
+        for name in (CPT, STORED, WEIGHTED, TEACHER, ONLINE, PRODUCT)
+    ]
     found = {
         "stored_time": seconds[STORED] / seconds[CPT],
         "stored_memory": total[STORED] / total[CPT],
