@@ -98,11 +98,12 @@ def test_maxima_of_every_range_of_a_row(length):
     assert found[0].tolist() == [float(loss[0, a:b].max()) for a, b in ranges]
 
 
-def test_share_is_the_loss_for_equal_tokenizers():
-    loss = torch.rand(2, 4096, generator=torch.Generator().manual_seed(0)).pow(9)
-    own = torch.arange(4096)
+@pytest.mark.parametrize("length", [1, 4096])
+def test_share_is_the_loss_for_equal_tokenizers(length):
+    loss = torch.rand(2, length, generator=torch.Generator().manual_seed(0)).pow(9)
+    own = torch.arange(length)
     ranges = torch.stack([own, own + 1], -1).expand(2, -1, -1)
-    found, _ = aggregate_teacher_losses(loss, ranges, "share", None, torch.ones(2, 4096, 3))
+    found, _ = aggregate_teacher_losses(loss, ranges, "share", None, torch.ones(2, length, 3))
     assert torch.equal(found, loss)
 
 

@@ -200,6 +200,9 @@ def test_longest_segments_are_those_of_the_rows(aligned: Segments) -> None:
     wide = Blocks(aligned.rows, 48, [300])
     widest = max(theirs[wide.segments(block)].sum() for block in range(len(wide)))
     assert wide.longest_segments(attend_across_documents=True) == [48, 64 * -(-widest // 64)]
+    two = Blocks(aligned.rows.select(ours.argsort()[-2:]), 48, [300])
+    assert len(two) == 2
+    assert two.longest_segments(attend_across_documents=True) == [48, 64]
 
 
 @pytest.mark.parametrize(

@@ -315,6 +315,14 @@ def test_a_vocabulary_of_three_words_can_be_probed():
     torch.testing.assert_close(found, reference_losses(model, ids, ids))
 
 
+@pytest.mark.parametrize("where", ["embed_tokens", "lm_head"])
+def test_probe_reads_words_that_both_ends_have(where):
+    model = build("llama")
+    shorter = torch.nn.Parameter(torch.zeros(5, model.config.hidden_size))
+    {"embed_tokens": model.model.embed_tokens, "lm_head": model.lm_head}[where].weight = shorter
+    assert token_loss.probe_ids(model, (4, 32)).unique().tolist() == list(range(5))
+
+
 @pytest.mark.parametrize("where", ["model.layers.0.mlp.down_proj", "lm_head"])
 def test_model_with_nan_weights_is_rejected_by_name(where):
     model = build()

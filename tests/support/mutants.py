@@ -55,14 +55,14 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "packing": (
         ("range(max_length + 1)", "range(max_length + 2)", "one list that is never used"),
         ("strict=True", "strict=False", "both have as many"),
+        ("rows.max(0, initial=0)", "rows.max(0, initial=-1)", "a width where there is no block"),
     ),
-    "objective": (
-        ("[0] * len", "[-1] * len", "those left out are not counted"),
-        ("seed: int = 0", "seed: int = 1", "runs give their own"),
-    ),
+    "objective": (("seed: int = 0", "seed: int = 1", "runs give their own"),),
     "token_loss": (
         ("device.type != home", "device.type == home", "moves on a machine with a GPU only"),
         ("(2, 8)", "(2, 7)", "any few tokens will do"),
+        ("nonzero()[:, 0]", "nonzero()[:, -1]", "of one dimension"),
+        ("use_cache=False", "use_cache=True", "the same logits, and a cache that nobody reads"),
         (" if is_exact(model, logits.dtype, weight_VD.dtype) else 0.02", "", "a CPU's bfloat16"),
     ),
     "data": (
