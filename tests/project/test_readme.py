@@ -1,10 +1,9 @@
-"""What the documentation tells people to type works."""
+"""The README and the pages: their examples run, what they name exists, none is missing."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,6 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from vocagnolm.cli import audit, compare, inspect, score
-from vocagnolm.evaluation import main as evaluate_math
-from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
-from vocagnolm.run import parse as config
-
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -27,64 +21,6 @@ DOCUMENTS = [README, *PAGES.values()]
 
 def code_blocks(language: str, text: str = README) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-
-
-def commands(program: str) -> list[list[str]]:
-    """The words of every command that runs a program, in the README and the pages to type from."""
-    typed = ("method.md", "ten_minutes.md", "coming_from_trl.md", "hub.md", "full_run.md")
-    blocks = code_blocks("") + [block for page in typed for block in code_blocks("", PAGES[page])]
-    lines = [line for block in blocks for line in block.splitlines()]
-    found = [shlex.split(line, comments=True) for line in lines if program in line]
-    return [words for words in found if words]
-
-
-def train_commands() -> list[list[str]]:
-    return commands("train.py")
-
-
-@pytest.mark.parametrize("words", commands("evaluate_math.py"), ids=" ".join)
-def test_evaluation_command_of_the_readme_parses(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("DATA", "PROMPTS/cot"):
-        (tmp_path / name).mkdir(parents=True)
-    arguments = evaluate_math._parse(words[words.index("evaluate_math.py") + 1 :])
-    assert arguments.benchmarks == list(PAPER_BENCHMARKS)
-
-
-# What reads the command lines of `vocagnolm`.
-PARSERS: dict[str, Callable[[list[str]], Any]] = {
-    "audit": audit._parse,
-    "compare": lambda argv: compare._parser().parse_args(argv),
-    "evaluate": evaluate_math._parse,
-    "inspect": inspect._parse,
-    "prepare": config.parse,
-    "score": score.parse_score,
-}
-
-
-@pytest.mark.parametrize("words", commands("vocagnolm ") + commands(".cli "), ids=" ".join)
-def test_command_of_vocagnolm_parses(words: list[str]) -> None:
-    program = next(at for at, word in enumerate(words) if word in ("vocagnolm", "vocagnolm.cli"))
-    name, *argv = words[program + 1 :]
-    assert PARSERS[name](argv)
-
-
-@pytest.mark.parametrize("words", commands("slurm.sh"), ids=" ".join)
-def test_command_of_slurm_parses(words: list[str]) -> None:
-    script = words.index("accelerate_configs/slurm.sh")
-    assert all((ROOT / word.removeprefix("CONFIG=")).is_file() for word in words if "/" in word)
-    assert config.parse(words[script + 1 :]).data.max_length == 2048
-
-
-@pytest.mark.parametrize("words", train_commands(), ids=" ".join)
-def test_command_of_the_readme_parses(words: list[str]) -> None:
-    if "--config_file" in words:
-        assert (ROOT / words[words.index("--config_file") + 1]).is_file()
-    job = config.parse(words[words.index("train.py") + 1 :])
-    model = job.model
-    assert model.teacher or model.teacher_losses == ["stores/qwen"] or job.method.method == "cpt"
 
 
 def test_readme_is_short_and_wrapped() -> None:
@@ -129,6 +65,13 @@ def test_library_example_of_the_documents_runs(
     names: dict[str, Any] = dict(zip(("STUDENT", "TEACHER"), directories, strict=True))
     exec(compile(example, page, "exec"), names)
     assert names["trainer"].state.global_step > 0
+
+
+def test_example_of_trl_stands_line_by_line_beside_ours() -> None:
+    page = PAGES["coming_from_trl.md"]
+    theirs, ours = code_blocks("", page)[0], code_blocks("python", page)[0]
+    assert {"SFTTrainer", "SFTConfig"} <= set(compile(theirs, page, "exec").co_names)
+    assert theirs.count("\n") == ours.count("\n")
 
 
 @pytest.mark.parametrize("text", DOCUMENTS, ids=lambda text: text.splitlines()[0])
