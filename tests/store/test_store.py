@@ -180,6 +180,7 @@ def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
     """NumPy takes zeros at the end of a string for none."""
     opened = Store(make_store(tmp_path / "S", [TRAILING_ZERO, "another"]))
     assert as_lists(opened.segments(TRAILING_ZERO))
+    assert opened.document_keys() == {*map(document_key, [TRAILING_ZERO, "another"])}
 
 
 def test_document_without_all_segments_is_absent(tmp_path: Path) -> None:
