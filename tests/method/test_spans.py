@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,16 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_stubs import StubTokenizer, assert_spans_hold
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
 from vocagnolm.spans import (
     Spans,
     encode,
     encode_batch,
+    encode_rendered,
     fill_gaps,
 )
-from vocagnolm.tokenizers import check_tokenizer
+from vocagnolm.tokenizers import check_tokenizer, load_tokenizer
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -140,6 +142,16 @@ def test_special_strings_stay_text(tokenizers_by_family: Tokenizers, family: str
     assert_spans_hold(encoding.spans, text)
     # The test is one: by default the tokenizer does find them.
     assert set(tokenizer(text).input_ids) & set(tokenizer.all_special_ids)
+
+
+def test_special_tokens_leave_white_space_to_contents(tokenizer_dirs: dict[str, Path]) -> None:
+    tokenizer = load_tokenizer(str(tokenizer_dirs["byte_level"]), "student")
+    tokenizer.add_tokens([AddedToken("<|t|>", special=True, rstrip=True)])
+    text = "<|t|>  a<|t|> b<|t|>"
+    (found,) = encode_rendered(tokenizer, [text])
+    places = found.spans[found.ids == tokenizer.convert_tokens_to_ids("<|t|>")]
+    assert [text[start:end] for start, end in places] == ["<|t|>"] * 3
+    assert_spans_hold(found.spans, text)
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "guidance": (("values_BT.shape[-1])", "values_BT.shape[1])", "of two dimensions"),),
     "spans": (
         ("strict=True", "strict=False", "one encoding of each text"),
+        ("default=-1) + 1", "default=-1) + 2", "a number that no token has"),
         ("np.append(0, ends)", "np.append(1, ends)", "the first gap is the first token's"),
     ),
     "packing": (
