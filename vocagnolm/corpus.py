@@ -202,17 +202,16 @@ def only_text(
 
 
 def _conversations(corpus: datasets.Dataset, format: formats.Format) -> datasets.Dataset:
-    texts = datasets.Value("string")
-    columns = {
-        formats.ROLES: datasets.List(texts),
-        formats.ENDS: datasets.List(datasets.Value("int32")),
-    }
+    texts, places = datasets.Value("string"), datasets.List(datasets.Value("int32"))
+    kinds = (texts, datasets.List(texts), places, places, texts, texts)
+    columns = dict(zip((TEXT, *formats.COLUMNS), kinds, strict=True))
+    named = f"{corpus._fingerprint}|{format}|{[*columns]}"
     return corpus.map(
         partial(_read_rows, format=format),
         batched=True,
         remove_columns=corpus.column_names,
-        features=datasets.Features({TEXT: texts, **columns, formats.FAULT: texts}),
-        new_fingerprint=hashlib.sha256(f"{corpus._fingerprint}|{format}".encode()).hexdigest()[:32],
+        features=datasets.Features(columns),
+        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
         desc="Reading conversations",
     )
 
@@ -228,13 +227,13 @@ def conversations_of(
     """Return the conversations of a batch by their numbers, and the reasons why others are none."""
     found: dict[int, formats.Conversation] = {}
     faults: dict[int, str] = {}
-    names = (TEXT, formats.ROLES, formats.ENDS, formats.FAULT)
-    columns = (values(batch[name]) for name in names)
-    for number, text, roles, ends, fault in zip(numbers, *columns, strict=True):
+    columns = (values(batch[name]) for name in (TEXT, *formats.COLUMNS))
+    for number, text, roles, ends, untrained, given, fault in zip(numbers, *columns, strict=True):
         if fault is not None:
             faults[number] = fault
         else:
-            found[number] = formats.Conversation(text, tuple(roles), tuple(ends))
+            places = tuple(ends), tuple(untrained)
+            found[number] = formats.Conversation(text, tuple(roles), *places, given)
     return found, faults
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +40,7 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         ([{**ASK, "role": None}], "message 0 has a role that is not text"),
         ([ASK, {**SAY, "tool_calls": [1]}], "message 1 has tool_calls"),
         ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),
+        ([ASK, {**SAY, "weight": 0.5}], "message 1 has a weight of 0.5, where 0 and 1 are known"),
         ([{**ASK, "content": "\ud83d"}], "lone surrogate"),
     ],
 )
@@ -47,7 +50,15 @@ def test_faulty_messages_are_told_by_number(messages: object, reason: str) -> No
 
 def test_absent_fields_of_messages_are_no_fault() -> None:
     # Arrow gives every message all fields that one of them has.
-    assert isinstance(conversation([{**ASK, "tool_calls": None}, SAY]), Conversation)
+    assert conversation([{**ASK, "tool_calls": None}, SAY]) == conversation([ASK, SAY])
+
+
+def test_answers_of_weight_nothing_are_no_answers() -> None:
+    messages = [ASK, {**SAY, "weight": 0}, {**ASK, "weight": 0}, {**SAY, "weight": 1}, SAY]
+    found = conversation(messages)
+    assert isinstance(found, Conversation)
+    assert (found.untrained, found.answers) == ((1,), [3, 4])
+    assert found.messages == [ASK, SAY, ASK, SAY, SAY]
 
 
 @pytest.mark.parametrize(
@@ -114,3 +125,33 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
     assert found["roles"] == [("user", "assistant"), []]
     assert found["fault"][0] is None
     assert "message 0" in found["fault"][1]
+
+
+TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options"),
+    [
+        ({"tools": TOOLS}, {"tools": TOOLS}),
+        ({"tools": json.dumps(TOOLS)}, {"tools": TOOLS}),
+        ({"tools": [{"type": "function", "name": None}]}, {"tools": TOOLS[1:]}),
+        ({"tools": None, "chat_template_kwargs": {"thinks": False, "a": None}}, {"thinks": False}),
+        ({"tools": "{oops"}, None),
+        ({"tools": "3"}, None),
+        ({"chat_template_kwargs": [1]}, None),
+    ],
+)
+def test_tools_and_options_are_for_the_template(
+    columns: dict[str, object], options: dict[str, object] | None
+) -> None:
+    speaker = {**ASK, "name": "Ann"}
+    found = read_rows([{"messages": [speaker, SAY], **columns}], "messages")
+    if options is None:
+        assert "tools that are no list of JSON" in found["fault"][0]
+        return
+    (text,), (roles,), (ends,), (given,) = (
+        found[name] for name in ("text", "roles", "ends", "given")
+    )
+    one = Conversation(text, roles, ends, given=given)
+    assert (one.messages, one.options) == ([speaker, SAY], options)

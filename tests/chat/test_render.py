@@ -10,6 +10,7 @@ from chat_templates import CONTENTS, FORMS, TEMPLATES, TRIMS, chat_tokenizer, tu
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vocagnolm.chat.formats import Conversation, conversation
 from vocagnolm.chat.render import Rendered, Template, template_of
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
@@ -107,6 +108,27 @@ def test_text_is_that_of_the_tokenizer(name: str, shared_dir: Path) -> None:
     assert isinstance(found, Rendered)
     assert found.text == tokenizer.apply_chat_template(asked.messages, tokenize=False)
     assert Template.of_json(own.as_json()) == own
+
+
+def test_names_tools_and_options_are_shown_as_the_tokenizer_does(shared_dir: Path) -> None:
+    tokenizer = chat_tokenizer("tinyllama")
+    form = "{% for m in messages %}<{{ m.name | default('-') }}: {{ m.content }}>{% endfor %}"
+    tokenizer.chat_template = "{{ tools | tojson if thinks }}" + form
+    messages = [
+        {"role": "user", "content": "<Ann: q>", "name": "Ann"},
+        {"role": "assistant", "content": "a"},
+    ]
+    own, tools = template_of(tokenizer, "student"), [{"type": "function"}]
+    assert own is not None
+    for options in ({"thinks": True}, {"thinks": False}):
+        asked = conversation(messages, {"tools": tools, **options})
+        assert isinstance(asked, Conversation)
+        found = own.render(asked)
+        assert isinstance(found, Rendered)
+        expected = tokenizer.apply_chat_template(messages, tools, tokenize=False, **options)
+        assert found.text == expected
+        shown = [found.text[first:last] for first, last in found.places]
+        assert shown == ["<Ann: q>", "a"]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ def watched(decoding: Decoding, ids: list[int]) -> int | None:
 
 def streams(tokenizer: Any, rng: random.Random, count: int) -> Iterator[list[int]]:
     """Ids of any kind, of bytes only, of text, and of text in which characters are broken."""
-    vocabulary = tokenizer.get_vocab()
+    # A vocabulary has no order of its own.
+    vocabulary = dict(sorted(tokenizer.get_vocab().items()))
     short = [id_ for token, id_ in vocabulary.items() if len(token) == 1 or token.startswith("<0x")]
     text = "Ben: 12 数学 and 日本語.\n\nQuestion: 😀😀 \n\n\nProblem: naïve é\n\n"
     for _ in range(count):

@@ -313,7 +313,8 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
     assert is_conversations(corpus)
     first, second = corpus
     assert first == {
-        "text": "1 + 1?\n2", "roles": ["user", "assistant"], "ends": [6, 8], "fault": None
+        "text": "1 + 1?\n2", "roles": ["user", "assistant"], "ends": [6, 8], "untrained": [],
+        "given": "", "fault": None
     }  # fmt: skip
     assert (second["text"], second["roles"]) == (None, [])
     assert "nothing" in second["fault"]

@@ -95,6 +95,27 @@ def test_every_labelled_token_of_an_answer_is_guided(tokenizers_by_family: Token
     assert 0 < row["text_tokens"] < row["student_tokens"]
 
 
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+def test_answer_of_weight_nothing_has_no_label(
+    train_on: TrainOn, tokenizers_by_family: Tokenizers
+) -> None:
+    student, teacher = pair(tokenizers_by_family)
+    messages: list[dict[str, Any]] = talk(*TALK)
+    messages[1]["weight"] = 0
+    (row,) = align_corpus(corpus_of(messages), student, teacher, train_on=train_on).rows
+    ours = said(student, row["student_ids"], row["student_labelled"])
+    theirs = said(teacher, row["teacher_ids"], row["teacher_labelled"])
+    if train_on == "completions":
+        assert (ours, theirs) == ([f"{TALK[3]}</s>"], [TALK[3]])
+    else:
+        rest = f"User: {TALK[2]}\n\nAssistant: {TALK[3]}</s>"
+        assert ours == [f"User: {TALK[0]}\n\nAssistant: ", rest]
+        assert theirs == [TALK[0], *TALK[2:]]
+    messages[3]["weight"] = 0
+    ((_, reason),) = align_corpus(corpus_of(messages), student, teacher).skipped
+    assert reason == "no answer of an assistant to train on"
+
+
 @pytest.mark.parametrize(("student_limit", "teacher_limit"), [(60, 200), (200, 75)])
 def test_long_conversation_ends_behind_an_answer(
     student_limit: int, teacher_limit: int, tokenizers_by_family: Tokenizers, tmp_path: Path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +28,8 @@ from vocagnolm.store.windows import HFScorer
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.views.measure import LoadedPair, view_documents
+from vocagnolm.views.page import render_html, render_text
+from vocagnolm.views.view import GuidanceView, ViewSettings
 
 TOLERANCE = 1e-5
 
@@ -127,6 +131,17 @@ def test_view_shows_turns_and_conserves_nats(world: World) -> None:
         shown = "".join(token.text for token in view.tokens if not token.is_special)
         assert shown == view.text.replace("\n", "", 1)
         assert [token.text for token in view.tokens if token.is_special] == ["<s>", "</s>", "</s>"]
+        begins = [(token.start, token.turn) for token in view.tokens if token.turn]
+        assert begins == [(0, "user"), (view.text.index("\n") + 1, "assistant")]
+        # All characters are there, so that bars are drawn where the pieces are.
+        page = render_html(GuidanceView(ViewSettings("s", "t", method, "a text"), (view,)))
+        (box,) = re.findall('(?s)<div class="text".*?</div>', page)
+        chips = re.findall('class="turn"[^>]*>(.*?)</span>(?:<wbr>)?<span class="token', box)
+        assert chips == ["user", "assistant"]
+        box = re.sub('<span class="(turn|token [^"]*special)[^>]*>.*?</span>|<[^>]*>', "", box)
+        assert html.unescape(box) == view.text
+        told = render_text(GuidanceView(ViewSettings("s", "t", method, ""), (view,)), color=False)
+        assert told.index("\u2500\u2500 user\n") < told.index("\u2500\u2500 assistant\n")
         pieces = {id(p): p.loss_nats for token in view.tokens for p in token.pieces}
         nats = [token.teacher_loss_nats for token in view.tokens if token.teacher_loss_nats]
         assert sum(nats) == pytest.approx(np.sum([*pieces.values()]), abs=1e-3)

@@ -247,7 +247,7 @@ REFUSED: dict[str, tuple[str | None, dict[str, str | None], str]] = {
     "a store of conversations": (
         TALK,
         {"dataset": "{file}", "student_chat_template": "plain", "save_store": "{empty}/s"},
-        "--save_store keeps losses of documents",
+        "--save_store: of conversations, training computes",
     ),
     "documents and conversations": (
         '{"text": "a page"}\n' + TALK,
@@ -500,6 +500,26 @@ def test_run_refuses_to_resume_when_the_corpus_changed(
     assert train.main(world.argv(tmp_path / "run", **options)) == 2
     assert "--corpus_digest was " in capfd.readouterr().err
     assert snapshot(tmp_path / "run") == before
+
+
+def test_run_refuses_to_resume_when_a_template_changed(
+    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    template, talks = tmp_path / "own.jinja", tmp_path / "talks.jsonl"
+    form = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    template.write_text(form)
+    talks.write_text('{"prompt": "1 + 1?", "completion": "It is 2."}\n' * 60)
+    options = {"dataset": str(talks), "save_steps": "1", "max_steps": "2", "eval_fraction": None}
+    options |= {"student_chat_template": str(template), "teacher_chat_template": "plain"}
+    assert train.main(world.argv(tmp_path / "run", **options)) == 0
+    (tmp_path / "run" / "README.md").unlink()
+    # As many tokens as before.
+    template.write_text(form.replace(": {{", "; {{"))
+    capfd.readouterr()
+    assert train.main(world.argv(tmp_path / "run", **options)) == 2
+    complained = capfd.readouterr().err
+    assert "--chat_templates_sha256 was " in complained
+    assert complained.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", [{"selection_scope": "batch"}, {"unmapped": "mean"}])

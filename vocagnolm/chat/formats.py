@@ -4,6 +4,7 @@ The text of a conversation is its messages' contents, a line break between two o
 share it, wherever each one's template puts the contents.
 """
 
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -11,10 +12,12 @@ from typing import Any, Literal, get_args
 
 Format = Literal["text", "messages", "prompt_completion"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-# Columns of a conversation beside its text: who speaks, where each content ends, and a reason why
-# the row is none.
-ROLES, ENDS, FAULT = "roles", "ends", "fault"
-_SEPARATOR = "\n"
+# Columns of a conversation beside its text: who speaks, where each content ends, which answers are
+# not trained on, what templates get beside all this, and a reason why the row is none.
+ROLES, ENDS, UNTRAINED, GIVEN, FAULT = "roles", "ends", "untrained", "given", "fault"
+COLUMNS = (ROLES, ENDS, UNTRAINED, GIVEN, FAULT)
+_SEPARATOR, _ANSWERING = "\n", "assistant"
+_NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no object"
 # Templates show them, and they are no content.
 _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 
@@ -23,10 +26,13 @@ _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 class Conversation:
     r"""Messages as one text, in which that of `roles[i]` ends at the character `ends[i]`.
 
+    Answers of weight 0 are `untrained`, by their numbers. What else templates are given, such as
+    names of speakers and tools, is JSON of `messages` and `options`.
+
     >>> found = conversation([{"role": "user", "content": "1 + 1?"},
     ...                       {"role": "assistant", "content": "2"}])
     >>> found
-    Conversation(text='1 + 1?\n2', roles=('user', 'assistant'), ends=(6, 8))
+    Conversation(text='1 + 1?\n2', roles=('user', 'assistant'), ends=(6, 8), untrained=(), given='')
     >>> found.places, found.messages[1]
     ([(0, 6), (7, 8)], {'role': 'assistant', 'content': '2'})
     """
@@ -34,6 +40,8 @@ class Conversation:
     text: str
     roles: tuple[str, ...]
     ends: tuple[int, ...]
+    untrained: tuple[int, ...] = ()
+    given: str = ""
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -42,27 +50,58 @@ class Conversation:
         return [(before + width, end) for before, end in pairwise((-width, *self.ends))]
 
     @property
-    def messages(self) -> list[dict[str, str]]:
+    def messages(self) -> list[dict[str, Any]]:
         """The messages, as templates take them."""
-        pairs = zip(self.roles, self.places, strict=True)
-        return [{"role": role, "content": self.text[a:b]} for role, (a, b) in pairs]
+        return self.with_contents([self.text[a:b] for a, b in self.places])
+
+    def with_contents(self, contents: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the messages with other contents."""
+        rest = json.loads(self.given)["messages"] if self.given else [{}] * len(self.roles)
+        both = zip(rest, self.roles, contents, strict=True)
+        return [{**other, "role": role, "content": content} for other, role, content in both]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a template is given beside messages."""
+        return dict(json.loads(self.given)["options"]) if self.given else {}
+
+    @property
+    def answers(self) -> list[int]:
+        """The numbers of the assistant's messages that are trained on."""
+        trained = set(range(len(self.roles))) - {*self.untrained}
+        return [number for number in sorted(trained) if self.roles[number] == _ANSWERING]
 
 
-def conversation(messages: object) -> Conversation | str:
+def conversation(messages: object, options: Mapping[str, object] = {}) -> Conversation | str:
     """Join messages, or return the reason why they are no conversation."""
     if not isinstance(messages, list) or not messages:
         return f"expected a list of messages, found {_shown(messages)}"
-    contents, roles = [], []
+    contents, roles, untrained, others = [], [], [], []
     for number, message in enumerate(messages):
         if reason := _fault(message):
             return f"message {number} {reason}"
         contents.append(message["content"])
         roles.append(message["role"])
+        if message["role"] == _ANSWERING and message.get("weight") == 0:
+            untrained.append(number)
+        # Arrow gives every message all keys that one of them has.
+        kept = _without_none(message)
+        others.append({key: kept[key] for key in {*kept} - {"role", "content", "weight"}})
     ends, at = [], -len(_SEPARATOR)
     for content in contents:
         at += len(_SEPARATOR) + len(content)
         ends.append(at)
-    return Conversation(_SEPARATOR.join(contents), tuple(roles), tuple(ends))
+    rest = {"messages": others, "options": _without_none(dict(options))}
+    given = json.dumps(rest, sort_keys=True, default=str) if any(others) or options else ""
+    return Conversation(
+        _SEPARATOR.join(contents), tuple(roles), tuple(ends), tuple(untrained), given
+    )
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_none(one) for key, one in value.items() if one is not None}
+    return [*map(_without_none, value)] if isinstance(value, list) else value
 
 
 def _fault(message: object) -> str:
@@ -70,6 +109,8 @@ def _fault(message: object) -> str:
         return f"is no message with a role and a content, but {_shown(message)}"
     if given := [name for name in _BEYOND if message.get(name)]:
         return f"has {given[0]}, which is not trained on"
+    if message.get("weight") not in (None, 0, 1):
+        return f"has a weight of {message['weight']}, where 0 and 1 are known"
     for name in ("role", "content"):
         if not isinstance(value := message.get(name), str):
             return f"has a {name} that is not text but {_shown(value)}"
@@ -132,12 +173,13 @@ def check_unmixed(columns: Mapping[str, Sequence[bool]], text_column: str, shown
 
 def read_rows(rows: Iterable[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
     """Make the columns of conversations; a row that is none has its fault instead of a text."""
-    columns: dict[str, list[Any]] = {"text": [], ROLES: [], ENDS: [], FAULT: []}
+    columns: dict[str, list[Any]] = {name: [] for name in ("text", *COLUMNS)}
     for row in rows:
-        found = conversation(_messages(row, format))
-        values: Sequence[object] = (None, [], [], found)
+        options = _options(row)
+        found = conversation(_messages(row, format), options) if options is not None else _NO_JSON
+        values: Sequence[object] = (None, [], [], [], None, found)
         if isinstance(found, Conversation):
-            values = (found.text, found.roles, found.ends, None)
+            values = (found.text, found.roles, found.ends, found.untrained, found.given, None)
         for column, value in zip(columns.values(), values, strict=True):
             column.append(value)
     return columns
@@ -152,3 +194,16 @@ def _messages(row: Mapping[str, Any], format: Format) -> object:
         turns = row[name]
         both += [{"role": role, "content": turns}] if isinstance(turns, str) else turns or [None]
     return both
+
+
+def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read what a row gives its template, in TRL's columns; None where that is not understood."""
+    tools, options = row.get("tools") or [], row.get("chat_template_kwargs") or {}
+    try:
+        # As JSON, since Arrow would give every tool the keys of all.
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError:
+        return None
+    if not (isinstance(tools, list) and isinstance(options, dict)):
+        return None
+    return {**options, **({"tools": tools} if tools else {})}

@@ -20,7 +20,6 @@ from vocagnolm.chat.render import Rendered
 
 TrainOn = Literal["completions", "all"]
 TRAIN_ON: tuple[TrainOn, ...] = get_args(TrainOn)
-_ANSWERING = "assistant"
 
 IntArray = npt.NDArray[np.int64]
 
@@ -88,10 +87,13 @@ def read_tokens(
         ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
     # Numbers behind the first token.
     ranges = np.maximum(ranges - 1, 0)
-    answers = [number for number, role in enumerate(conversation.roles) if role == _ANSWERING]
-    labelled = ranges[answers] if train_on == "completions" else ranges
-    if special is not None and train_on == "all":
-        labelled = np.array([[0, len(spans) - 1]])
+    answers, untrained = conversation.answers, [*conversation.untrained]
+    labelled = ranges[answers]
+    if train_on == "all":
+        labelled = np.delete(ranges, untrained, axis=0)
+        if special is not None:
+            edges = [0, *ranges[untrained].ravel(), len(spans) - 1]
+            labelled = np.reshape(edges, (-1, 2))
     stops = {number: int(ranges[number, 1]) for number in answers}
     rest = (values[1:], found[1:], labelled, stops, rendered.trimmed)
     return TurnTokens(values[0].item(), *rest)

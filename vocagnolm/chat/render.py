@@ -94,8 +94,8 @@ class Template:
     def render(self, conversation: Conversation) -> Rendered | str:
         """Render a conversation, or return the reason why it cannot be followed."""
         try:
-            text = self._apply(conversation.messages)
-            pieces = _pieces(self, conversation.roles)
+            text = self._apply(conversation.messages, conversation.options)
+            pieces = _pieces(self, conversation.roles, conversation.given)
         except ValueError as error:
             return str(error)
         shown, origins = [], []
@@ -112,10 +112,10 @@ class Template:
         lost = sum(b - a for a, b in conversation.places) - sum(map(len, shown))
         return Rendered(text, places, np.array(origins, np.int64), lost)
 
-    def _apply(self, messages: list[dict[str, str]]) -> str:
+    def _apply(self, messages: list[dict[str, Any]], options: Mapping[str, Any]) -> str:
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        given: dict[str, Any] = {"date_string": DATE, **dict(self.tokens)}
+        given: dict[str, Any] = {"date_string": DATE, **dict(self.tokens), **options}
         try:
             rendered = render_jinja_template([messages], chat_template=self.source, **given)
         # A template can raise anything, most often about the order of roles.
@@ -135,14 +135,14 @@ class _Pieces:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(template: Template, roles: tuple[str, ...]) -> _Pieces:
-    """Render marks instead of contents: a well-behaved template looks at the roles alone.
+def _pieces(template: Template, roles: tuple[str, ...], given: str) -> _Pieces:
+    """Render marks instead of contents: a well-behaved template looks at all else alone.
 
     A ValueError where not every content is shown once, and in order.
     """
     marks = [_LEFT + _MARK.format(number) + _RIGHT for number in range(len(roles))]
-    both = zip(roles, marks, strict=True)
-    text = template._apply([{"role": role, "content": mark} for role, mark in both])
+    marked = Conversation("", roles, (), given=given)
+    text = template._apply(marked.with_contents(marks), marked.options)
     texts, numbers = [*_IS_MARK.split(text)[::2]], [*map(int, _IS_MARK.findall(text))]
     for number, role in enumerate(roles):
         if (count := numbers.count(number)) != 1:

@@ -1,5 +1,6 @@
 """From the corpus of a job to the blocks that it trains and evaluates on."""
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -115,6 +116,10 @@ class Documents:
         digests = [each.segments.digest() for each in self.corpora]
         digest = digests[0] if len(digests) == 1 else digests
         read: dict[str, object] = {"corpus_digest": digest, "blocks": len(self.blocks)}
+        if any(is_conversations(each.texts) for each in self.corpora):
+            readers = [pair.student_reader, *(pair.guide.readers if pair.guide else ())]
+            shown = repr([reader.template for reader in readers])
+            read["chat_templates_sha256"] = hashlib.sha256(shown.encode()).hexdigest()
         if pair.is_stored and pair.guide:
             return read | {"teacher_losses_sha256": pair.guide.fingerprint()}
         return read
@@ -248,8 +253,8 @@ def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
         )
     if job.model.save_store:
         raise ValueError(
-            "--save_store keeps losses of documents: leave it out, and score conversations with "
-            "vocagnolm score"
+            "--save_store: of conversations, training computes the teacher's losses of the answers "
+            "alone: leave it out, and score them with vocagnolm score"
         )
 
 

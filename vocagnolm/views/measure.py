@@ -11,7 +11,6 @@ from torch import nn
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import TEXT
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, Objective
@@ -64,8 +63,7 @@ def view_documents(
             for name, value in collate([block]).items()
         }
         batch = cast(Batch, moved)
-        document = corpus[row["document"]][TEXT]
-        segment = read_segment(row, document, pair.student_reader)
+        segment = read_segment(row, corpus[row["document"]], pair.student_reader)
         segment = replace(segment, document=first + segment.document)
         views += view_rows(batch, measure(batch, pair, method), [[segment]])
     return views

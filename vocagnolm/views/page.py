@@ -10,7 +10,7 @@ import itertools
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -175,7 +175,9 @@ def render_text(view: GuidanceView, *, color: bool) -> str:
     lines = [f"{settings.student} \u2190 {settings.teacher}", _settings_line(settings), legend]
     for text in view.texts:
         lines += ["", _heading(text)]
-        lines.append("".join(_paint(_token_text(t), t.status, color) for t in text.tokens))
+        lines.append(
+            "".join(_turn(t) + _paint(_token_text(t), t.status, color) for t in text.tokens)
+        )
     summary = _table([_SUMMARY_HEAD, *_summary_rows(view)], right=range(1, 6))
     return "\n".join([*lines, "", summary, "Losses: means in nats per token.", ""])
 
@@ -208,6 +210,11 @@ def token_cells(token: TokenView, text: str) -> tuple[str, str, str, str, str]:
 def _heading(text: TextView) -> str:
     end = text.start + len(text.text)
     return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.block}"
+
+
+def _turn(token: TokenView) -> str:
+    """Head a turn of a conversation, in a line of its own."""
+    return f"\n\u2500\u2500 {label(token.turn)}\n" if token.turn is not None else ""
 
 
 def _token_text(token: TokenView) -> str:
@@ -263,8 +270,11 @@ def render_html(view: GuidanceView) -> str:
         definition=f"the {method.aggregation} over {cover}",
         summary=_summary_rows(view),
         statuses=STATUSES,
-        texts=[(_heading(text), [next(numbered) for _ in text.tokens]) for text in view.texts],
+        texts=[
+            (_heading(text), [(gap, *next(numbered)) for gap in _gaps(text)]) for text in view.texts
+        ],
         invisible_name=invisible_name,
+        label=label,
         number=_number,
         facts={
             "tokens": list(itertools.starmap(_facts, tokens)),
@@ -273,6 +283,14 @@ def render_html(view: GuidanceView) -> str:
             "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
         },
     )
+
+
+def _gaps(text: TextView) -> Iterator[str]:
+    """Yield the characters before each token that none has, as between two messages."""
+    shown = 0
+    for token in text.tokens:
+        yield "" if token.is_special else text.text[shown : token.start]
+        shown = shown if token.is_special else max(shown, token.end)
 
 
 def _facts(name: str, token: TokenView, text: str) -> list[object]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from vocagnolm.alignment import align_segment, widen_spans
+from vocagnolm.chat.formats import ENDS, ROLES, Conversation
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.host.files import JsonObject
 from vocagnolm.spans import Spans
@@ -74,6 +75,8 @@ class TokenView:
     teacher_loss_nats: float | None
     # The teacher tokens that cover its characters, if they are known.
     pieces: tuple[PieceView, ...] = ()
+    # Whose turn of a conversation begins with it.
+    turn: str | None = None
 
     @property
     def is_special(self) -> bool:
@@ -148,6 +151,8 @@ class SegmentText:
     teacher_spans: Spans
     # int64 [N, 2], half-open ranges of those behind each student token.
     ranges: Spans
+    # The first character of every message, and its role.
+    turns: Sequence[tuple[int, str]] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +177,7 @@ def sample_blocks(
     """
     rows = tuple(
         tuple(
-            read_segment(row, corpus[row["document"]]["text"], student)
+            read_segment(row, corpus[row["document"]], student)
             for row in (segments[int(segment)] for segment in blocks.segments(number))
         )
         for number in numbers
@@ -180,9 +185,14 @@ def sample_blocks(
     return Sample(collate([blocks[number] for number in numbers]), rows)
 
 
-def read_segment(row: JsonObject, document: str, student: Reader) -> SegmentText:
-    """Find the characters of the tokens of a segment, a row of `data.Segments.rows`."""
-    text, ids = document[row["start"] : row["end"]], row["student_ids"]
+def read_segment(row: JsonObject, document: JsonObject, student: Reader) -> SegmentText:
+    """Find the characters of the tokens of a segment, a row of `data.Segments.rows`.
+
+    The document is a row of the corpus.
+    """
+    text, ids = document["text"][row["start"] : row["end"]], row["student_ids"]
+    roles, ends = document.get(ROLES, ()), document.get(ENDS, ())
+    begins = [begin for begin, _ in Conversation("", tuple(roles), tuple(ends)).places]
     ours = widen_spans(row["student_steps"], row["student_jumps"])
     # position   0      1 .. last - 1   last ..
     # token      <s>    of the text     </s>, behind a document's end only
@@ -205,6 +215,7 @@ def read_segment(row: JsonObject, document: str, student: Reader) -> SegmentText
         spans=np.concatenate([np.zeros((1, 2), np.int64), ours, ends]),
         teacher_spans=theirs,
         ranges=ranges,
+        turns=[*zip(begins, roles, strict=True)],
     )
 
 
@@ -248,13 +259,17 @@ def _view(
         for start, end in segment.teacher_spans.tolist():
             pieces.append(PieceView(text[start:end], start, end, next(piece_losses)))
     tokens: list[TokenView] = []
-    shown = 0
+    shown, turns = 0, [*segment.turns]
     places = enumerate(zip(segment.spans.tolist(), segment.ranges.tolist(), strict=True))
     for (position, ((start, end), (first, last))), numbers in zip(places, found, strict=True):
         student_loss, teacher_loss, has_label, is_mapped, is_trained = numbers
         status: Status = "kept" if is_trained else "dropped"
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
+        turn = None
+        while turns and start < end > turns[0][0]:
+            # Of several messages, but for the last one empty.
+            turn = turns.pop(0)[1]
         tokens.append(
             TokenView(
                 text=segment.specials.get(position, text[max(start, shown) : end]),
@@ -265,6 +280,7 @@ def _view(
                 student_loss_nats=student_loss if has_label else None,
                 teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
                 pieces=() if first == UNMAPPED else tuple(pieces[first:last]),
+                turn=turn,
             )
         )
         shown = max(shown, end)
