@@ -25,7 +25,10 @@ TEXT = "vocagnolm.conventions, vocagnolm.spans, vocagnolm.tokenizers, vocagnolm.
         ("import vocagnolm.host.plots", "matplotlib"),
         # The commands' pages of help need what they import at the top, and no more.
         ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
-        ("import vocagnolm.cli.demo, vocagnolm.cli.export", "torch transformers datasets"),
+        (
+            "import vocagnolm.cli.audit, vocagnolm.cli.demo, vocagnolm.cli.export",
+            "torch transformers datasets",
+        ),
         ("import vocagnolm.cli.score, vocagnolm.run.prepare", "torch transformers datasets"),
         ("import vocagnolm.cli.compare", "torch transformers datasets wandb matplotlib"),
         ("import vocagnolm.cli.inspect, vocagnolm.cli.reselect", "transformers datasets peft"),

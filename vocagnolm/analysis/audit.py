@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 # Documents that are in memory at once.
 _BATCH = 128
 
@@ -52,7 +51,7 @@ class AuditSettings:
     # Their number, at most.
     sequences: int = 150
     # Numbers of chunks of a sequence.
-    chunks: Sequence[int] = CHUNKS
+    chunks: Sequence[int] = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     # Documents to name per teacher.
     worst: int = 10
     # Order in which documents are put into sequences.

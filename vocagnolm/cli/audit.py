@@ -9,14 +9,11 @@ every number. Exit status: 0 done, 2 a wrong argument or file.
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
-from vocagnolm.analysis.audit import CHUNKS, AuditSettings, Named, audit, write_audit
-from vocagnolm.analysis.audit_report import audit_markdown
-from vocagnolm.corpus import load_corpus, load_sample
 from vocagnolm.host.command import Parser, check_at_least, corpora_of, run_command, say
 from vocagnolm.host.files import JsonObject, check_writable
-from vocagnolm.tokenizers import load_tokenizer
 
 _NAME = "vocagnolm audit"
 
@@ -27,19 +24,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser, defaults = Parser(_NAME, __doc__), AuditSettings()
+    parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
     parser.add_dataset(required=True)
     add("--documents", type=int, help="Only the first ones; default: all.")
     # Chunks of equal token count, Figure 3 of the paper.
-    length, cut = defaults.sequence_length, "Student tokens of a sequence that is cut into chunks."
-    add("--sequence_length", type=int, default=length, help=cut)
-    add("--sequences", type=int, default=defaults.sequences, help="How many, at most.")
-    add("--chunks", type=int, nargs="+", default=CHUNKS, help="Numbers of chunks of a sequence.")
-    add("--seed", type=int, default=defaults.seed, help="Of the documents' order in sequences.")
-    add("--worst", type=int, default=defaults.worst, help="Documents to name per teacher.")
+    cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
+    add("--sequence_length", type=int, help=cut)
+    add("--sequences", type=int, help="How many, at most; default: 150.")
+    chunks = "Numbers of chunks of a sequence; default: 2 4 8 ... 512."
+    add("--chunks", type=int, nargs="+", help=chunks)
+    add("--seed", type=int, help="Of the documents' order in sequences; default: 0.")
+    add("--worst", type=int, help="Documents to name per teacher; default: 10.")
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
@@ -48,6 +46,9 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _audit(arguments: argparse.Namespace) -> None:
+    from vocagnolm.analysis.audit import write_audit
+    from vocagnolm.analysis.audit_report import audit_markdown
+
     # Before the work, which may take minutes.
     output_dir = arguments.output_dir
     if output_dir:
@@ -59,13 +60,12 @@ def _audit(arguments: argparse.Namespace) -> None:
 
 
 def _content(arguments: argparse.Namespace) -> JsonObject:
-    settings = AuditSettings(
-        arguments.sequence_length,
-        arguments.sequences,
-        arguments.chunks,
-        arguments.worst,
-        arguments.seed,
-    )
+    from vocagnolm.analysis.audit import AuditSettings, Named, audit
+    from vocagnolm.corpus import load_corpus, load_sample
+    from vocagnolm.tokenizers import load_tokenizer
+
+    given = {each.name: vars(arguments)[each.name] for each in fields(AuditSettings)}
+    settings = AuditSettings(**{name: value for name, value in given.items() if value is not None})
     trust = arguments.trust_remote_code
     tokenizer = load_tokenizer(arguments.student, "student", trust_remote_code=trust)
     student = Named(arguments.student, tokenizer)
