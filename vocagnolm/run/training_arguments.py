@@ -12,7 +12,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
-from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+from transformers.integrations import integration_utils
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 
@@ -213,10 +213,14 @@ class RunArguments(TrainingArguments):
 
     def _check_trackers(self) -> None:
         """Reject a tracker whose package is missing, which Trainer would say much later."""
-        if "wandb" in (self.report_to or ()):
-            import_wandb()
+        for name in self.report_to or ():
+            if name == "wandb":
+                import_wandb()
+            # A callback made without its package may leave a traceback when it is deleted.
+            elif not vars(integration_utils).get(f"is_{name}_available", lambda: True)():
+                raise ValueError(f"--report_to {name} needs its package: pip install {name}")
         try:
-            for make in get_reporting_integration_callbacks(self.report_to):  # type: ignore[no-untyped-call]
+            for make in integration_utils.get_reporting_integration_callbacks(self.report_to):  # type: ignore[no-untyped-call]
                 make()
         except (ImportError, RuntimeError) as error:
             raise ValueError(f"--report_to {' '.join(self.report_to or ())}: {error}") from error
