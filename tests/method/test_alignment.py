@@ -283,6 +283,14 @@ def test_shares_keep_the_nats_of_a_text() -> None:
     assert given.tolist() == [3.0, 3.0, 3.0, 3.0, 3.0, 16.0 + 16.0, 16.0]
 
 
+def test_shares_of_tokens_without_characters_are_whole() -> None:
+    # A chat template's tokens have none.
+    student, teacher = np.array([[0, 2], [2, 4]]), np.array([[1, 1], [1, 3], [3, 3], [3, 4]])
+    ranges = align_spans(student, teacher)
+    assert ranges.tolist() == [[0, 2], [1, 4]]
+    assert covered_shares(student, teacher, ranges).tolist() == [[1.0, 1.0, 0.5], [0.5, 1.0, 1.0]]
+
+
 def test_shares_of_an_unmapped_token_are_whole() -> None:
     nothing = np.empty((0, 2), np.int64)
     student = np.array([[0, 2], [2, 3]])
