@@ -24,7 +24,7 @@ from vocagnolm.training.log import LOG_FILE, read_log
 
 _GB = 1e9
 # Student tokens that one core prepares in a second (docs/running.md).
-_PREPARED_TOKENS_PER_S = 220_000
+_PREPARED_TOKENS_PER_S = 360_000
 # Training beside a single product of its matrices: there are smaller ones, losses, and the update.
 _SHARE_OF_PRODUCT = 0.5
 _TIMED_S = 0.2
