@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from vocagnolm.analysis import audit as audit_module
 from vocagnolm.analysis.audit import AuditSettings, Named, audit
 from vocagnolm.analysis.audit_report import audit_markdown, labels
 from vocagnolm.analysis.overlap import chunk_overlaps, count_map
+from vocagnolm.chat.formats import read_rows
 from vocagnolm.corpus import load_sample
+from vocagnolm.data import align_corpus
 from vocagnolm.spans import Encoding, encode, encode_batch
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.tokenizers import load_tokenizer, student_reader, teacher_reader
 
 SMALL = AuditSettings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).
@@ -48,6 +51,28 @@ def teachers(tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> list[N
 @pytest.fixture
 def content(student: Named, teachers: list[Named], training_texts: list[str]) -> dict[str, Any]:
     return {"dataset": "D", **audit(student, teachers, corpus_of(training_texts[:90]), SMALL)}
+
+
+def test_audit_sees_the_tokens_of_conversations_that_are_trained(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerFast], training_texts: list[str]
+) -> None:
+    form = "{% for m in messages %}[{{ m.content | trim }}]{{ eos_token }}{% endfor %}"
+    ours, theirs = (deepcopy(tokenizers_by_family[x]) for x in ("metaspace", "nfc_digits"))
+    ours.chat_template = form
+    talks = [{"prompt": f" {text[:20]}", "completion": text[20:]} for text in training_texts[:30]]
+    talks.append({"prompt": None, "completion": "nobody asked"})
+    corpus = datasets.Dataset.from_dict(read_rows(talks, "prompt_completion"))
+    teachers = [Named("T", theirs, "chatml")]
+    found = audit(Named("S", ours), teachers, corpus, SMALL)
+    assert (found["documents"], found["skipped"], found["sequences"]) == (30, 1, 0)
+    counts = found["teachers"][0]["counts"]
+    readers = student_reader(ours, 999), teacher_reader(theirs, 999, "chatml")
+    segments = align_corpus(corpus, *readers, train_on="all")
+    unmapped = segments.total("unmapped_text_tokens")
+    assert (counts["student_tokens"], counts["unmapped"]) == (
+        segments.total("text_tokens"),
+        unmapped,
+    )
 
 
 def test_audit_adds_up_batches(

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import vocagnolm.evaluation.engines.vllm_engine
+from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion, Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
@@ -140,6 +142,30 @@ def test_both_engines_give_the_same_completions(saved: tuple[Any, Any], vllm: li
     assert completions_of(other, stops) == expected
     reasons = {c.finish_reason for c in [*free, *expected]}
     assert reasons == {"stop", "eos", "length", "context"}
+
+
+def test_both_engines_ask_a_chat_alike(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
+    model, tokenizer = saved
+    # One that puts a start token before a text, as the template has.
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.bos_token_id)]
+    )
+    chat = Chat(tokenizer, "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    prompts = [chat.prompt(question) for question in ("12", "the the", "x + y")]
+    ids = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    written = model.generate(torch.tensor([ids[0]]), max_new_tokens=9, do_sample=False)[0].tolist()
+    end = written[len(ids[0]) + 4]
+    object.__setattr__(chat, "end_ids", frozenset({end}))
+    engines = (
+        HFEngine(model, tokenizer, 4, chat),
+        VLLMEngine(source_of(tokenizer), tokenizer, chat=chat),
+    )
+    hf, other = ([c for g in engine.generate(prompts, (), 9) for c in g] for engine in engines)
+    assert sorted(hf, key=lambda c: c.index) == other
+    assert other[0].finish_reason == "eos"
+    ((asked, params),) = vllm[0].calls
+    assert [prompt["prompt_token_ids"] for prompt in asked] == ids
+    assert all(end in each.stop_token_ids for each in params)
 
 
 def test_vllm_is_greedy_within_the_context(

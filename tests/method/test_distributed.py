@@ -32,6 +32,10 @@ JOBS: list[dict[str, Any]] = [
         {"processes": 2, "models": "plain", "fsdp": fsdp, "method": "turns"}
         for fsdp in (False, True)
     ),
+    *(
+        {"processes": 2, "models": "plain", "fsdp": False, "method": method}
+        for method in ("stored turns", "mixture")
+    ),
     {"processes": 4, "models": "tied", "fsdp": False, "training": CHECKPOINTED},
     {"processes": 4, "models": "tied", "fsdp": True, "training": CHECKPOINTED},
     {"processes": 4, "models": "plain", "fsdp": True, "method": "selected"},

@@ -15,17 +15,14 @@ import torch
 from methods_world import World
 from references import full_losses, largest_difference, slow_weights
 from transformers import PreTrainedTokenizerBase
-from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_trainer
+from world import make_models
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.objective import Method
-from vocagnolm.packing import Blocks
-from vocagnolm.store.job import ScoringJob, score_shard
 from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store, finish_store
-from vocagnolm.store.windows import HFScorer
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.store.store import Store
+from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.views.measure import LoadedPair, view_documents
 from vocagnolm.views.page import render_html, render_text
@@ -74,14 +71,7 @@ def test_packed_conversations_are_guided_as_alone(world: World, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    directory = tmp_path_factory.mktemp("store")
-    corpus, _, teacher = world.conversations()
-    job = ScoringJob(directory, corpus, teacher, 16, 1000, "float32")
-    assert job.template
-    score_shard(job, 0, HFScorer(world.teacher, 4096))
-    about = {"teacher": "t", "tokenizer_sha256": "", "context": TEACHER_CONTEXT}
-    finish_store(directory, [0], about | job.template.as_json())
-    return Store(directory)
+    return world.store(tmp_path_factory.mktemp("store"))
 
 
 def test_stored_conversations_train_as_the_teacher_does(
@@ -92,16 +82,7 @@ def test_stored_conversations_train_as_the_teacher_does(
     beside = align_corpus(corpus, student, teacher).rows
     names = ("student_ids", "student_labelled", "teacher_labelled", "teacher_steps")
     assert all(rows[name][:] == beside[name][:] for name in names)
-    trainers = [
-        world.trainer(tmp_path / "beside", "turns"),
-        make_trainer(
-            tmp_path / "stored",
-            Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT),
-            world.student,
-            StoredTeacher(),
-            options={"method": Method(aggregation="share")},
-        ),
-    ]
+    trainers = [world.trainer(tmp_path / name, name) for name in ("turns", "stored turns")]
     for trainer in trainers:
         trainer.train()
     logs = [[e["teacher_loss_nats"] for e in t.state.log_history if "loss" in e] for t in trainers]

@@ -11,9 +11,10 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from score_world import refusal
+from score_world import FakeScorer, refusal
 
 from vocagnolm import cli
+from vocagnolm.chat.formats import read_rows
 from vocagnolm.cli import reselect as command_line
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
@@ -23,10 +24,11 @@ from vocagnolm.packing import Blocks
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
 from vocagnolm.store.difference import difference
+from vocagnolm.store.job import ScoringJob, score_shard
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.reselect import Candidate
 from vocagnolm.store.store import Store, StoredSegment, document_key, finish_store, write_shard
-from vocagnolm.tokenizers import load_tokenizer, student_reader, tokenizer_sha256
+from vocagnolm.tokenizers import load_tokenizer, student_reader, teacher_reader, tokenizer_sha256
 
 LENGTH, CONTEXT = 64, 96
 
@@ -127,6 +129,37 @@ def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: 
         assert result["together"][i] == [len(a & b) for b in sets]
         assert result["overlap"][i] == pytest.approx([len(a & b) / len(a | b) for b in sets])
     assert (tmp_path / "out" / "reselect.png").stat().st_size > 1000
+
+
+def test_conversations_are_chosen_from_in_their_template(
+    world: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [{"prompt": text[:20], "completion": text[20:60]} for text in world["texts"]]
+    corpus = datasets.Dataset.from_dict(read_rows(turns, "prompt_completion"))
+    stores = []
+    teacher = load_tokenizer(str(world["directory"].parent / "nfc_digits"), "teacher")
+    for number, tokenizer in enumerate((world["student"], teacher)):
+        reader = teacher_reader(tokenizer, CONTEXT, "plain")
+        job = ScoringJob(tmp_path / f"{number}", corpus.select(range(20)), reader, 8, 99, "float32")
+        job.directory.mkdir()
+        assert job.template
+        score_shard(job, 0, FakeScorer())
+        about = {"teacher": "T", "context": CONTEXT, **job.template.as_json()}
+        sha256 = tokenizer_sha256(tokenizer)
+        finish_store(job.directory, [0], about | {"tokenizer_sha256": sha256})
+        stores.append(Store(job.directory))
+    blocks, collator = reselect.align_stores(stores, world["student"], corpus, CONTEXT)
+    assert "5 documents are not in all stores" in capsys.readouterr().err
+    expected = align_corpus(corpus, student_reader(world["student"], CONTEXT, "plain"), None).rows
+    expected = expected.select(range(20))
+    assert sorted(map(tuple, blocks._rows.with_format(None)["student_ids"])) == sorted(
+        map(tuple, expected["student_ids"])
+    )
+    method = Method(aggregation="max", unmapped="exclude", top_k=1.0)
+    found = reselect.reselect(blocks, collator, [Candidate("1", method)], len(world["student"]))
+    labels = sum(np.diff(np.reshape(row, (-1, 2))).sum() for row in expected["student_labelled"])
+    # All answers, but for their ends, which no teacher token covers.
+    assert (found.tokens, found.together[0, 0]) == (labels, labels - 20)
 
 
 def test_tokens_gained_and_lost_add_up(world: dict[str, Any]) -> None:

@@ -15,7 +15,13 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
+from vocagnolm.store.job import ScoringJob, score_shard
+from vocagnolm.store.reader import StoredReader
+from vocagnolm.store.store import Store, finish_store
+from vocagnolm.store.windows import HFScorer
+from vocagnolm.teacher import StoredTeacher
 from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.training.mixture import Mixture
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),
@@ -59,10 +65,40 @@ class World:
         student = replace(student, template=replace(student.template, source=source))
         return corpus, student, teacher_reader(self.theirs, TEACHER_CONTEXT, "chatml")
 
+    def store(self, directory: Path) -> Store:
+        """The teacher's losses of the conversations."""
+        corpus, _, reader = self.conversations()
+        directory.mkdir(parents=True, exist_ok=True)
+        job = ScoringJob(directory, corpus, reader, 16, 1000, "float32")
+        assert job.template
+        score_shard(job, 0, HFScorer(copy.deepcopy(self.teacher), 4096))
+        about = {"teacher": "t", "tokenizer_sha256": "", "context": TEACHER_CONTEXT}
+        finish_store(directory, [0], about | job.template.as_json())
+        return Store(directory)
+
+    def guided(self, out: Path, method: str) -> tuple[Any, Any]:
+        """A teacher, and blocks of the conversations, or of the texts too."""
+        corpus, student, guide = self.conversations()
+        if method == "stored turns":
+            stored = StoredReader([self.store(out / "store")])
+            rows = align_corpus(corpus, student, stored).rows
+            return StoredTeacher(), Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT)
+        talks = align_corpus(corpus, student, guide).rows
+        if method == "turns":
+            return self.teacher, Blocks(talks, MAX_LENGTH, TEACHER_CONTEXT)
+        texts = datasets.Dataset.from_dict({"text": self.texts})
+        pages = align_corpus(texts, student, guide).rows
+        rows, sizes = datasets.concatenate_datasets([pages, talks]), [len(pages), len(talks)]
+        parts = dict(zip(("pages", "talks"), sizes, strict=True))
+        blocks = Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT, parts)
+        return self.teacher, Mixture(blocks, [*blocks.parts.values()], [0.7, 0.3])
+
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
         """A trainer of any method, named as in `METHODS`."""
         settings: dict[str, Any] = {"method": method.split()[0]}
         options: dict[str, Any] = {}
+        teacher: Any
+        blocks: Any
         teacher, blocks = self.teacher, self.blocks(self.theirs)
         if method.startswith("kld"):
             teacher, blocks = self.reference, self.blocks()
@@ -88,9 +124,8 @@ class World:
             teacher = [self.teacher, self.reference]
         elif method == "selected":
             settings = {"loss_divisor": "selected"}
-        elif method == "turns":
-            rows = align_corpus(*self.conversations()).rows
-            blocks = Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT)
+        elif method in ("turns", "stored turns", "mixture"):
+            teacher, blocks = self.guided(out, method)
             settings = {"aggregation": "share"}
         elif method == "cpt":
             teacher, blocks = None, self.blocks()

@@ -41,7 +41,7 @@ ROOMS = {
     "views": "conventions host chat method",
     "run": "conventions host training chat method models store views",
     "evaluation": "host chat models",
-    "analysis": "conventions host method evaluation views",
+    "analysis": "conventions host chat method evaluation views",
     "demo": "conventions host method run evaluation",
     "cli": "host chat method store views run analysis demo",
     SCRIPT: "host run cli",

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import datasets
 import numpy as np
@@ -25,10 +26,12 @@ from vocagnolm.analysis.overlap import (
     vocabulary_overlap,
 )
 from vocagnolm.analysis.runs import reject
-from vocagnolm.corpus import TEXT, unusable, values
+from vocagnolm.chat.formats import Conversation
+from vocagnolm.chat.render import template_of
+from vocagnolm.corpus import TEXT, conversations_of, is_conversations, unusable, values
 from vocagnolm.host.files import JsonObject, write_json, write_text
 from vocagnolm.spans import Spans, encode, encode_batch
-from vocagnolm.tokenizers import tokenizer_sha256
+from vocagnolm.tokenizers import Reader, Role, tokenizer_sha256
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,8 +41,9 @@ logger = logging.getLogger(__name__)
 # Documents that are in memory at once.
 _BATCH = 128
 
-# A number in the corpus, and a text.
-_Document = tuple[int, str]
+# A number in the corpus, and a text or, with how both kinds of models read it, a conversation.
+_Document = tuple[int, str | Conversation]
+_Read = Callable[[Sequence[Any]], list[Spans]]
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,21 @@ class AuditSettings:
 
 
 class Named(NamedTuple):
-    """A tokenizer and the name it was loaded by."""
+    """A tokenizer and the name it was loaded by.
+
+    Conversations are read in its own chat template, or another one.
+    """
 
     name: str
     tokenizer: PreTrainedTokenizerBase
+    template: str | None = None
+
+    def reader(self, role: Role) -> Reader:
+        """Return how a model with it reads conversations."""
+        template = template_of(self.tokenizer, role, self.template)
+        reader = Reader(self.tokenizer, 0, 0 if role == "student" else None, 0, template)
+        reader.check_template()
+        return reader
 
 
 @dataclass
@@ -84,7 +99,8 @@ class _Tally:
     worst: list[JsonObject] = field(default_factory=list)
 
     def add(self, document: _Document, student_spans: Spans, teacher_spans: Spans) -> None:
-        number, text = document
+        number, text = document[0], document[1]
+        text = text if isinstance(text, str) else text.text
         ranges = align_spans(student_spans, teacher_spans)
         counts = count_map(len(text), student_spans, teacher_spans, ranges)
         self.counts += counts
@@ -108,7 +124,9 @@ def audit(
 ) -> JsonObject:
     """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
 
-    Documents that are no text, or in which a tokenizer finds no token, are left out for all.
+    Documents that are no text, or in which a tokenizer finds no token, are left out for all. Of
+    conversations the tokens of contents count, as each chat template has them, and there are no
+    chunks.
 
     Returns:
         The content of `audit.json`; all shares are in [0, 1].
@@ -116,13 +134,16 @@ def audit(
     Raises:
         ValueError: no document of the corpus can be read.
     """
-    tokenizers = [student.tokenizer, *(teacher.tokenizer for teacher in teachers)]
+    reads = [partial(_read, one.tokenizer) for one in (student, *teachers)]
+    if is_conversations(corpus):
+        readers = [student.reader("student"), *(one.reader("teacher") for one in teachers)]
+        reads = [partial(_read_turns, reader) for reader in readers]
     tallies = [_Tally(settings.worst) for _ in teachers]
     documents, rejected = 0, set[int]()
     numbers = tqdm(range(len(corpus)), desc="documents", disable=None)
     for batch in _batches(corpus, numbers):
         rejected |= {number for number, _ in batch}
-        for document, (ours, *theirs) in _encode(tokenizers, batch):
+        for document, (ours, *theirs) in _encode(reads, batch):
             documents += 1
             rejected.remove(document[0])
             for tally, teacher_spans in zip(tallies, theirs, strict=True):
@@ -134,8 +155,10 @@ def audit(
         )
     # Numbers without a text keep their place: the order is drawn from all that none rejects.
     numbers = (number for number in range(len(corpus)) if number not in rejected)
-    sampled = list(_sequences(corpus, numbers, student.tokenizer, settings))
-    if not sampled:
+    sampled: list[tuple[str, Spans]] = []
+    if not is_conversations(corpus):
+        sampled += _sequences(corpus, numbers, student.tokenizer, settings)
+    if not (sampled or is_conversations(corpus)):
         text = "no sequence of %d student tokens in %d documents, so no chunks: lower %s"
         logger.warning(text, settings.sequence_length, documents, "--sequence_length")
     return {
@@ -179,28 +202,45 @@ def _batches(corpus: datasets.Dataset, numbers: Iterable[int]) -> Iterator[list[
         corpus = corpus.with_format("arrow")
     rest = iter(numbers)
     while batch := list(itertools.islice(rest, _BATCH)):
+        if is_conversations(corpus):
+            yield [*conversations_of(corpus[batch], batch)[0].items()]
+            continue
         documents = zip(batch, values(corpus[batch][TEXT]), strict=True)
         yield [(number, text) for number, text in documents if not unusable(text)]
 
 
+def _read(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Spans]:
+    return [one.spans for one in encode_batch(tokenizer, texts)]
+
+
+def _read_turns(reader: Reader, conversations: Sequence[Conversation]) -> list[Spans]:
+    found = []
+    for read in reader.read_turns(conversations, "all"):
+        if isinstance(read, str):
+            raise ValueError(read)
+        # Those of the template have no characters.
+        found.append(read.spans[read.spans[:, 0] < read.spans[:, 1]])
+    return found
+
+
 def _encode(
-    tokenizers: Sequence[PreTrainedTokenizerBase], documents: list[_Document]
+    reads: Sequence[_Read], documents: list[_Document]
 ) -> Iterator[tuple[_Document, list[Spans]]]:
-    """Encode a batch by each tokenizer; skip documents that one of them cannot read."""
+    """Read a batch in every way; skip documents that one of them cannot read."""
     try:
         texts = [text for _, text in documents]
-        encodings = [encode_batch(tokenizer, texts) for tokenizer in tokenizers]
+        encodings = [read(texts) for read in reads]
     except ValueError as error:
         if len(documents) == 1:
             logger.warning("document %d is left out: %s", documents[0][0], error)
             return
         # One document spoils its batch: find it by encoding each alone.
         for document in documents:
-            yield from _encode(tokenizers, [document])
+            yield from _encode(reads, [document])
         return
     for document, *found in zip(documents, *encodings, strict=True):
-        if all(len(encoding.ids) for encoding in found):
-            yield document, [encoding.spans for encoding in found]
+        if all(map(len, found)):
+            yield document, found
 
 
 def _sequences(
@@ -217,10 +257,10 @@ def _sequences(
     order = list(numbers)
     random.Random(settings.seed).shuffle(order)
     parts: list[str] = []
-    tokens = made = 0
-    found = (pair for batch in _batches(corpus, order) for pair in _encode([student], batch))
+    tokens, made, read = 0, 0, partial(_read, student)
+    found = (pair for batch in _batches(corpus, order) for pair in _encode([read], batch))
     for (_, text), (spans,) in found:
-        parts.append(text)
+        parts.append(str(text))
         tokens += len(spans)
         if tokens < settings.sequence_length:
             continue

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from vocagnolm.host.command import Parser, check_at_least, corpora_of, run_command, say
+from vocagnolm.host.command import Parser, check_at_least, corpora_of, refuse_idle, run_command, say
 from vocagnolm.host.files import JsonObject, check_writable
 
 _NAME = "vocagnolm audit"
+_OF_CONVERSATIONS = ("student_chat_template", "teacher_chat_template")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +30,8 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
     parser.add_dataset(required=True)
+    add("--student_chat_template", help="plain, chatml or a file; default: its tokenizer's.")
+    add("--teacher_chat_template", nargs="+", help="Likewise: one for all, or one for each.")
     add("--documents", type=int, help="Only the first ones; default: all.")
     # Chunks of equal token count, Figure 3 of the paper.
     cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
@@ -61,17 +64,24 @@ def _audit(arguments: argparse.Namespace) -> None:
 
 def _content(arguments: argparse.Namespace) -> JsonObject:
     from vocagnolm.analysis.audit import AuditSettings, Named, audit
-    from vocagnolm.corpus import load_corpus, load_sample
+    from vocagnolm.corpus import is_conversations, load_corpus, load_sample
     from vocagnolm.tokenizers import load_tokenizer
 
     given = {each.name: vars(arguments)[each.name] for each in fields(AuditSettings)}
     settings = AuditSettings(**{name: value for name, value in given.items() if value is not None})
     trust = arguments.trust_remote_code
     tokenizer = load_tokenizer(arguments.student, "student", trust_remote_code=trust)
-    student = Named(arguments.student, tokenizer)
+    student = Named(arguments.student, tokenizer, arguments.student_chat_template)
+    names, templates = arguments.teacher, arguments.teacher_chat_template or [None]
+    if len(templates) not in (1, len(names)):
+        raise ValueError(
+            f"--teacher_chat_template needs one value, or one for each of {len(names)} teachers, "
+            f"got {len(templates)}"
+        )
+    templates = templates * (len(names) if len(templates) == 1 else 1)
     teachers = [
-        Named(name, load_tokenizer(name, "teacher", trust_remote_code=trust))
-        for name in arguments.teacher
+        Named(name, load_tokenizer(name, "teacher", trust_remote_code=trust), template)
+        for name, template in zip(names, templates, strict=True)
     ]
     ((_, options),) = corpora_of(arguments)
     # A sample is read without downloading the rest.
@@ -79,4 +89,7 @@ def _content(arguments: argparse.Namespace) -> JsonObject:
         corpus = load_corpus(arguments.dataset, **options)
     else:
         corpus, _ = load_sample(arguments.dataset, arguments.documents, **options)
+    if not is_conversations(corpus):
+        given = {name for name in _OF_CONVERSATIONS if vars(arguments)[name]}
+        refuse_idle(given, given, "where there are no conversations")
     return {"dataset": arguments.dataset, **options, **audit(student, teachers, corpus, settings)}
