@@ -42,9 +42,9 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.tokenizers import student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"

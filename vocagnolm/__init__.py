@@ -5,7 +5,7 @@ The method lies flat in this package; everything around it is a room. Read it in
     conventions    letters of shapes, -100 and -1, half-open, nats
     corpus         a file, a directory, a hub name -> a column of text
     spans          text -> ids and character spans without gaps
-    tokenizers     load, test, compare; readers, which open and close a text
+    readers        tokens that open and close a text, and its limit; what guides a student
     alignment      Algorithm 1: the teacher tokens behind each student token
     data           documents -> segments that fit all readers, aligned, cached
     packing        segments -> blocks of max_length tokens

@@ -1,15 +1,14 @@
 """Token-level lexical alignment: which teacher tokens cover each student token."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.spans import Spans, Tokens, find_disorder
+from vocagnolm.texts.offsets import find_disorder
+from vocagnolm.texts.tokens import Spans
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
@@ -113,33 +112,27 @@ def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
     return ranges
 
 
-def narrow_spans(spans: Spans) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Write spans in about a byte each: (steps [N], jumps [3 J]), which `widen_spans` reads.
+def narrow_spans(
+    spans: Spans, edges: npt.ArrayLike | None = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Write spans in about a byte each, as `widen_spans` reads them.
 
-    A step is how far a token ends behind the one before. A token that does not begin where that one
-    ends, as a byte of a shared character, or ends more than 255 behind it, has a jump: its number,
-    its start and its end counted from there.
+    They are those of one row, or of several with these edges, laid end to end. Returns (steps [N],
+    jumps [3 J], edges of the rows in the jumps). A step is how far a token ends behind the one
+    before. A token that does not begin where that one ends, as a byte of a shared character, or
+    ends more than 255 behind it, has a jump: its number in the row, its start and its end counted
+    from there.
 
-    >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))  # of [2, 3) two bytes
+    >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))[:2]  # of [2, 3) two bytes
     (array([2, 1, 0, 0], dtype=uint8), array([  2,  -1,   0,   3,   0, 996], dtype=int32))
     """
-    steps, jumps, _ = narrow_rows(spans, np.array([0, len(spans)]))
-    return steps, jumps
-
-
-def narrow_rows(
-    spans: Spans, edges: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Write the spans of several rows, laid end to end, as `narrow_spans` does each of them.
-
-    `edges` are those of the rows. Returns steps, jumps, and the edges of the rows in the jumps.
-    """
+    rows = np.asarray([0, len(spans)] if edges is None else edges)
     before = np.append(0, spans[:, 1])
-    before[edges] = 0
+    before[rows] = 0
     begin, step = (spans - before[:-1, None]).T
     odd = np.flatnonzero((begin != 0) | (step > np.iinfo(np.uint8).max))
-    ends = odd.searchsorted(edges)
-    first = np.repeat(edges[:-1], np.diff(ends))
+    ends = odd.searchsorted(rows)
+    first = np.repeat(rows[:-1], np.diff(ends))
     jumps = np.stack((odd - first, begin[odd], step[odd]), axis=1)
     steps = step.astype(np.uint8)
     steps[odd] = 0
@@ -186,104 +179,3 @@ def align_segment(row: Mapping[str, Any]) -> tuple[Spans, npt.NDArray[np.float32
             share[text] = covered_shares(spans, part, found)
         mine[text] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
     return ranges, shares
-
-
-def lay_out(
-    segments: npt.NDArray[np.int64],
-    lengths: npt.NDArray[np.int64],
-    student: Tokens,
-    teachers: Sequence[Tokens],
-    by_position: bool,
-) -> dict[str, Any]:
-    """Make the columns of `data.Segments` of segments [S, 3] of texts: number, start and end.
-
-    A column has numbers, or is (edges, values) of arrays. A token that a cut goes through is in
-    both segments, one of a chat template has no characters. Teachers' tokens follow one another in
-    a row, each behind its start token, which has no span:
-
-        B a b c | B d e         counts [4, 3]
-          0 1 2     3 4         steps
-    """
-    texts, starts, ends = segments.T
-    rows, is_last = np.arange(len(texts)), ends == lengths[texts]
-    # All texts on one axis, and room around each for tokens without characters.
-    origins = np.cumsum(lengths + 2) - lengths - 1
-    low, high = origins[texts] + starts, origins[texts] + ends
-    around = low - (starts == 0), high + is_last
-    ours, *theirs = (_take(one, origins, around, low, high) for one in (student, *teachers))
-    counts = [np.bincount(part.rows, minlength=len(rows)) for part in (ours, *theirs)]
-    unmapped = np.full(len(ours.rows), not theirs)
-    for part, count in zip(theirs, counts[1:], strict=True):
-        if by_position:
-            number = np.arange(len(ours.rows)) - (np.cumsum(counts[0]) - counts[0])[ours.rows]
-            unmapped |= number >= count[ours.rows]
-        else:
-            unmapped |= find_ranges(ours.spans, part.spans)[:, 0] == UNMAPPED
-    has_text = ours.spans[:, 0] < ours.spans[:, 1]
-    unmapped &= has_text
-    closed = rows[is_last & (student.end is not None)]
-    special = (
-        (rows, np.full(len(rows), student.start)),
-        (closed, np.full(len(closed), student.end or 0)),
-    )
-    columns = {
-        "start": starts,
-        "end": ends,
-        "student_ids": _by_row(rows, special[0], (ours.rows, ours.values), special[1]),
-        "student_tokens": 1 + counts[0] + np.bincount(closed, minlength=len(rows)),
-        "teacher_tokens": sum(counts[1:], 0 * rows) + len(theirs),
-        "text_tokens": np.bincount(ours.rows[has_text], minlength=len(rows)),
-        "unmapped_text_tokens": np.bincount(ours.rows[unmapped], minlength=len(rows)),
-    }
-    begun = [(rows, np.full(len(rows), one.start, one.values.dtype)) for one in teachers]
-    if theirs:
-        name = "teacher_ids" if teachers[0].values.dtype.kind == "i" else "teacher_losses"
-        read = [(part.rows, part.values) for part in theirs]
-        columns[name] = _by_row(rows, *chain.from_iterable(zip(begun, read, strict=True)))
-        columns["teacher_counts"] = _by_row(rows, *((rows, 1 + count) for count in counts[1:]))
-    for side, parts in (("student", [ours]), ("teacher", [] if by_position else theirs)):
-        if parts:
-            moved = ((one.rows, one.spans - low[one.rows, None]) for one in parts)
-            edges, spans = _by_row(rows, *moved)
-            steps, jumps, jump_edges = narrow_rows(spans, edges)
-            columns |= {f"{side}_steps": (edges, steps), f"{side}_jumps": (jump_edges, jumps)}
-    return columns
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """A model's tokens by number of the segment; spans are on the axis of all texts."""
-
-    rows: npt.NDArray[np.int64]
-    values: npt.NDArray[Any]
-    spans: Spans
-
-
-def _take(
-    model: Tokens,
-    origins: npt.NDArray[np.int64],
-    around: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
-    low: npt.NDArray[np.int64],
-    high: npt.NDArray[np.int64],
-) -> _Part:
-    spans = model.spans + np.repeat(origins, np.diff(model.edges))[:, None]
-    first = spans[:, 1].searchsorted(around[0], side="right")
-    # Behind those that end there, and those that a cut goes through.
-    ending, through = (
-        spans[:, 1].searchsorted(around[1], side="right"),
-        spans[:, 0].searchsorted(around[1]),
-    )
-    count = np.maximum(ending, through) - first
-    rows = np.repeat(np.arange(len(low)), count)
-    take = np.arange(len(rows)) + (first - np.cumsum(count) + count)[rows]
-    return _Part(rows, model.values[take], spans[take].clip(low[rows, None], high[rows, None]))
-
-
-def _by_row(
-    rows: npt.NDArray[np.int64], *parts: tuple[npt.NDArray[np.int64], npt.NDArray[Any]]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
-    """Lay out the values of each row, (row numbers, values) of parts one behind the other."""
-    numbers = np.concatenate([part[0] for part in parts])
-    order = numbers.argsort(kind="stable")
-    edges = numbers[order].searchsorted(np.arange(len(rows) + 1))
-    return edges, np.concatenate([part[1] for part in parts])[order]

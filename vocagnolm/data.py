@@ -24,14 +24,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import Timeout
 
-from vocagnolm.alignment import lay_out
+from vocagnolm.alignment import find_ranges, narrow_spans
+from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.rows import fit_turns
-from vocagnolm.corpus import TEXT, conversations_of, is_conversations, unusable, values
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.host.cache import verified_cache
-from vocagnolm.spans import Spans, Tokens
-from vocagnolm.tokenizers import Guide, Reader, Teachers
+from vocagnolm.readers import Guide, Reader, Teachers
+from vocagnolm.texts.column import TEXT, unusable, values
+from vocagnolm.texts.cutting import EMPTY, cut_text
+from vocagnolm.texts.layout import Part, as_table, column_types, lay_out
+from vocagnolm.texts.tokens import Tokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
 _FORMAT = 9
@@ -39,22 +43,6 @@ _FORMAT = 9
 _PART = 100_000
 # Why a document is skipped.
 MISSING = "not in the teacher-loss store, or another text there"
-EMPTY = "a tokenizer finds no token in it"
-# Aim below the limit: a good place to cut is looked for before it.
-_FILL = 0.95
-# Types of the arrays of a row; ids are narrower where a vocabulary allows it.
-_ARRAYS = {
-    **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
-    "teacher_losses": "float32",
-    **dict.fromkeys(("student_steps", "teacher_steps"), "uint8"),
-    **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
-    **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
-}
-_NUMBERS = (
-    *("document", "start", "end"),
-    *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
-    *("left_out_messages", "trimmed_characters"),
-)
 
 
 @dataclass(frozen=True)
@@ -137,24 +125,22 @@ def align_corpus(
     if num_proc is not None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
-    features = _features(student, guide.readers)
+    features = column_types(*(_largest_id(one) for one in ((student,), guide.readers)))
     # map would return it unchanged.
     if not len(corpus):
         return Segments(datasets.Dataset.from_dict({name: [] for name in features}, features), [])
     readers = f"{student.fingerprint()}|{teacher.fingerprint() if teacher else None}"
     key = f"{_FORMAT}|{corpus._fingerprint}|{readers}"
-    if is_conversations(corpus):
+    if is_turns := is_conversations(corpus):
         _check_turns(student, guide)
         templates = [reader.template for reader in (student, *guide.readers)]
         key += f"|{templates}|{train_on}"
     if corpus.features[TEXT] == datasets.Value("string"):
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
+    aligner = _Aligner(student, guide, features.arrow_schema, train_on if is_turns else None)
     # Each file of a corpus has a cache of its own; all parts go to that of the first.
     sources, starts = corpus.cache_files, range(0, len(corpus), _PART)
-    labelled = train_on if is_conversations(corpus) else None
-    shared = {"student": student, "guide": guide, "train_on": labelled}
-    shared["schema"] = features.arrow_schema
     parts: dict[int, datasets.Dataset] = {}
     # What another machine works on is waited for at the end.
     for wait, start in product((False, True), starts):
@@ -164,19 +150,23 @@ def align_corpus(
         fingerprint = hashlib.sha256(f"{key}|{start}|{_PART}".encode()).hexdigest()[:32]
         with suppress(Timeout), verified_cache(sources, fingerprint, wait=wait) as cache:
             parts[start] = documents.map(
-                _align_batch,
+                aligner.align_batch,
                 with_indices=True,
                 batched=True,
                 batch_size=256,
                 num_proc=num_proc,
                 remove_columns=corpus.column_names,
                 features=features,
-                fn_kwargs={"start": start, **shared},
+                fn_kwargs={"start": start},
                 cache_file_name=cache,
                 new_fingerprint=fingerprint,
                 desc=f"Aligning documents, part {start // _PART + 1} of {len(starts)}",
             )
     return _parted(datasets.concatenate_datasets([parts[start] for start in starts]))
+
+
+def _largest_id(readers: Sequence[Reader]) -> int:
+    return max(chain(*(one.tokenizer.get_vocab().values() for one in readers)), default=0)
 
 
 def _parted(rows: datasets.Dataset) -> Segments:
@@ -191,62 +181,88 @@ def _parted(rows: datasets.Dataset) -> Segments:
     return Segments(rows.select(kept), list(zip(*columns, strict=True)))
 
 
-def _align_batch(
-    batch: Mapping[str, Any],
-    indices: list[int],
-    start: int,
-    student: Reader,
-    guide: Guide,
-    schema: pa.Schema,
-    train_on: TrainOn | None,
-) -> pa.Table:
-    """Make the rows of some documents; one that is skipped gets a single row with the reason.
+@dataclass(frozen=True)
+class _Aligner:
+    """Makes rows of documents, or of conversations, by what of them is trained on."""
 
-    Their numbers are counted from `start`. Conversations are known by what is trained of them.
-    """
-    numbers = [start + index for index in indices]
-    if train_on:
-        found, skipped = conversations_of(batch, numbers)
-        rows = _align_turns(found, skipped, student, guide, schema, train_on)
-    else:
-        texts = dict(zip(numbers, values(batch[TEXT]), strict=True))
-        skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
-        kept = {index: text for index, text in texts.items() if index not in skipped}
-        rows = _align(kept, skipped, student, guide, schema)
-    if not skipped:
-        return rows
-    nothing: dict[str, Any] = {field.name: [] for field in schema if pa.types.is_list(field.type)}
-    reasons = [{**nothing, "document": i, "start": 0, "skipped": why} for i, why in skipped.items()]
-    both = pa.concat_tables([rows, pa.Table.from_pylist(reasons, schema)])
-    return both.sort_by([("document", "ascending"), ("start", "ascending")])
+    student: Reader
+    guide: Guide
+    schema: pa.Schema
+    train_on: TrainOn | None
 
+    def align_batch(self, batch: Mapping[str, Any], indices: list[int], start: int) -> pa.Table:
+        """Make the rows of some documents; one that is skipped gets a single row with the reason.
 
-def _align(
-    texts: Mapping[int, str],
-    skipped: dict[int, str],
-    student: Reader,
-    guide: Guide,
-    schema: pa.Schema,
-) -> pa.Table:
-    """Make the rows of texts by their numbers; add those that cannot be aligned to `skipped`."""
-    try:
-        ours, read = student.read([*texts.values()]), guide.read([*texts.values()])
-    except ValueError as error:
-        # One document of many is at fault: read alone, it alone is skipped.
-        if len(texts) > 1:
-            alone = ({number: text} for number, text in texts.items())
-            return pa.concat_tables(_align(one, skipped, student, guide, schema) for one in alone)
-        skipped.update(dict.fromkeys(texts, str(error)))
-        return schema.empty_table()
-    # A teacher's limit counts the start token.
-    limits = [student.text_limit, *(limit - 1 for limit in guide.limits())]
-    numbers, contents = np.array([*texts], np.int64), [*texts.values()]
-    segments, reasons = _segment(contents, [ours, *read.teachers], limits, read.cuts)
-    skipped.update((int(numbers[text]), why) for text, why in reasons.items())
-    lengths = np.fromiter(map(len, contents), np.int64, len(contents))
-    columns = lay_out(segments, lengths, ours, read.teachers, guide.by_position)
-    columns["document"] = numbers[segments[:, 0]]
-    return _table(columns, schema)
+        Their numbers are counted from `start`.
+        """
+        numbers = [start + index for index in indices]
+        if self.train_on:
+            found, skipped = conversations_of(batch, numbers)
+            rows = self._turns(found, skipped, self.train_on)
+        else:
+            texts = dict(zip(numbers, values(batch[TEXT]), strict=True))
+            skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
+            rows = self._texts({i: text for i, text in texts.items() if i not in skipped}, skipped)
+        if not skipped:
+            return rows
+        nothing = {field.name: [] for field in self.schema if pa.types.is_list(field.type)}
+        reasons = [
+            {**nothing, "document": i, "start": 0, "skipped": why} for i, why in skipped.items()
+        ]
+        both = pa.concat_tables([rows, pa.Table.from_pylist(reasons, self.schema)])
+        return both.sort_by([("document", "ascending"), ("start", "ascending")])
+
+    def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
+        """Make the rows of texts by their numbers; add those that have none to `skipped`."""
+        contents = [*texts.values()]
+        try:
+            ours, read = self.student.read(contents), self.guide.read(contents)
+        except ValueError as error:
+            # One document of many is at fault: read alone, it alone is skipped.
+            if len(texts) > 1:
+                alone = ({number: text} for number, text in texts.items())
+                return pa.concat_tables(self._texts(one, skipped) for one in alone)
+            skipped.update(dict.fromkeys(texts, str(error)))
+            return self.schema.empty_table()
+        # A teacher's limit counts the start token.
+        limits = [self.student.text_limit, *(limit - 1 for limit in self.guide.limits())]
+        segments, reasons = _segment(contents, [ours, *read.teachers], limits, read.cuts)
+        numbers = np.array([*texts], np.int64)
+        skipped.update((int(numbers[text]), why) for text, why in reasons.items())
+        lengths = np.fromiter(map(len, contents), np.int64, len(contents))
+        is_unmapped = _unnumbered if self.guide.by_position else _uncovered
+        columns = lay_out(segments, lengths, ours, read.teachers, is_unmapped)
+        if self.guide.by_position:
+            columns.pop("teacher_spans", None)
+        return self._table(columns | {"document": numbers[segments[:, 0]]})
+
+    def _turns(
+        self,
+        conversations: Mapping[int, Conversation],
+        skipped: dict[int, str],
+        train_on: TrainOn,
+    ) -> pa.Table:
+        """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
+        asked = [*conversations.values()]
+        models = [self.student.read_turns(asked, train_on), *self.guide.read_turns(asked, train_on)]
+        # A limit counts the first token.
+        limits = [limit - 1 for limit in (self.student.limit, *self.guide.limits())]
+        fitted = fit_turns(conversations, models, limits)
+        skipped |= fitted.skipped
+        lengths = np.array(fitted.ends, np.int64)
+        segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
+        ours, *theirs = (Tokens(*fitted.tokens(model)) for model in range(len(models)))
+        columns = lay_out(segments, lengths, ours, theirs, _uncovered)
+        return self._table(columns | fitted.columns())
+
+    def _table(self, columns: dict[str, Any]) -> pa.Table:
+        """Make a table of columns; spans are written in few bytes."""
+        for side in ("student", "teacher"):
+            if found := columns.pop(f"{side}_spans", None):
+                edges, spans = found
+                steps, jumps, jump_edges = narrow_spans(spans, edges)
+                columns |= {f"{side}_steps": (edges, steps), f"{side}_jumps": (jump_edges, jumps)}
+        return as_table(columns, self.schema)
 
 
 def _check_turns(student: Reader, guide: Guide) -> None:
@@ -258,54 +274,15 @@ def _check_turns(student: Reader, guide: Guide) -> None:
     guide.check_templates()
 
 
-def _align_turns(
-    conversations: Mapping[int, Conversation],
-    skipped: dict[int, str],
-    student: Reader,
-    guide: Guide,
-    schema: pa.Schema,
-    train_on: TrainOn,
-) -> pa.Table:
-    """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
-    asked = [*conversations.values()]
-    models = [student.read_turns(asked, train_on), *guide.read_turns(asked, train_on)]
-    # A limit counts the first token.
-    limits = [limit - 1 for limit in (student.limit, *guide.limits())]
-    fitted = fit_turns(conversations, models, limits)
-    skipped |= fitted.skipped
-    lengths = np.array(fitted.ends, np.int64)
-    segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
-    ours, *theirs = (Tokens(*fitted.tokens(model)) for model in range(len(models)))
-    columns = lay_out(segments, lengths, ours, theirs, by_position=False)
-    return _table(columns | fitted.columns(), schema)
+def _uncovered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
+    """Tell the student's tokens that no token of a teacher covers."""
+    return find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED
 
 
-def _table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
-    rows = len(columns["document"])
-    arrays = [_column(columns.get(field.name), field.type, rows) for field in schema]
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _column(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    """Make a column of numbers, or of arrays laid end to end; of nothing without values."""
-    if not pa.types.is_list(kind):
-        absent = pa.nulls(rows, kind) if pa.types.is_string(kind) else np.zeros(rows, np.int32)
-        return pa.array(absent if values is None else values, kind)
-    edges, flat = (np.zeros(rows + 1), np.empty(0)) if values is None else values
-    content = pa.array(flat.astype(kind.value_type.to_pandas_dtype(), copy=False))
-    return pa.ListArray.from_arrays(pa.array(edges.astype(np.int32)), content, type=kind)
-
-
-def _features(student: Reader, teachers: Sequence[Reader]) -> datasets.Features:
-    """Return the types of the columns: ids take two bytes where they fit."""
-    types = dict(_ARRAYS)
-    for name, readers in (("student_ids", [student]), ("teacher_ids", teachers)):
-        ids = chain(*(reader.tokenizer.get_vocab().values() for reader in readers))
-        if max(ids, default=0) <= np.iinfo(np.uint16).max:
-            types[name] = "uint16"
-    arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
-    numbers = dict.fromkeys(_NUMBERS, datasets.Value("int32"))
-    return datasets.Features({**arrays, **numbers, "skipped": datasets.Value("string")})
+def _unnumbered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
+    """Tell the student's tokens of whose number a teacher has none."""
+    number = np.arange(len(ours.rows)) - (np.cumsum(ours.counts) - ours.counts)[ours.rows]
+    return number >= theirs.counts[ours.rows]
 
 
 def _segment(
@@ -329,72 +306,9 @@ def _segment(
             skipped[text] = MISSING if marks is None else EMPTY
             continue
         spans = [model.encoding(text).spans for model in models]
-        found = _cut(texts[text], spans, limits, marks)
+        found = cut_text(texts[text], spans, limits, marks)
         if isinstance(found, str):
             skipped[text] = found
         else:
             segments += [(text, *edges) for edges in pairwise(found)]
     return np.array(sorted(segments), np.int64).reshape(-1, 3), skipped
-
-
-def _cut(
-    text: str, models: Sequence[Spans], limits: Sequence[int], marks: Sequence[int]
-) -> list[int] | str:
-    """Cut a document at marks, and into about equal parts; return the edges, or why it cannot be.
-
-    No token of a model goes through a cut, where there is such a place; a paragraph, line or word
-    ends there, if one ends in the last eighth before the limit.
-    """
-    places = np.zeros((len(models), len(text) + 1), np.bool_)
-    for free, spans in zip(places, models, strict=True):
-        free[spans[:-1, 1][spans[1:, 0] >= spans[:-1, 1]]] = True
-    # Of all models, or else of the student.
-    places = np.stack((places.all(axis=0), places[0]))
-    edges = [0]
-    for mark in (*marks, len(text)):
-        while True:
-            at = edges[-1]
-            first = [spans[:, 1].searchsorted(at, side="right") for spans in models]
-            last = [spans[:, 0].searchsorted(mark, side="left") for spans in models]
-            tokens = zip(first, last, limits, strict=True)
-            share = max((b - a) / limit for a, b, limit in tokens)
-            if share <= 1:
-                break
-            # Equal parts of what is left; all of a context if a character has so many tokens.
-            for aim in (share / math.ceil(share / _FILL), 1.0):
-                behind = zip(models, first, limits, strict=True)
-                reach = ((one, a + int(aim * limit)) for one, a, limit in behind)
-                stop = min(int(one[n, 0]) if n < len(one) else mark for one, n in reach)
-                if stop > at:
-                    break
-            else:
-                return f"character {at} alone exceeds a context"
-            edges.append(_best(text, places, at, stop))
-        edges.append(mark)
-    is_empty = any(
-        (ends.searchsorted(edges[:-1], "right") >= starts.searchsorted(edges[1:])).any()
-        for starts, ends in (spans.T for spans in models)
-    )
-    return EMPTY if is_empty else edges
-
-
-def _best(text: str, places: npt.NDArray[np.bool_], start: int, stop: int) -> int:
-    """Find the best place to cut in the last eighth up to `stop`, or else half, and the last of it.
-
-    start ........................ half ......... eighth ....... stop
-    """
-
-    def rank(place: int) -> int:
-        before, after = text[max(place - 2, 0) : place], text[place : place + 1]
-        if before.endswith("\n"):
-            return 0 if before == "\n\n" else 1
-        return 2 if before.endswith(" ") or after == " " else 3
-
-    best: list[int] = []
-    for free, part in product(places, (8, 2)):
-        floor = stop - (stop - start) // part
-        found = np.flatnonzero(free[floor + 1 : stop + 1])[::-1] + floor + 1
-        best += [min(found.tolist(), key=rank)] if len(found) else []
-        if best and rank(best[-1]) < 3:
-            return best[-1]
-    return best[0] if best else stop

@@ -22,7 +22,7 @@ from benchmarks.generated import generate_texts, train_student, train_teacher
 from benchmarks.harness import Claim, Measured, alone
 from vocagnolm import spans
 from vocagnolm.alignment import align_spans, covered_shares
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.texts.tokenizers import load_tokenizer
 
 CLAIM = Claim("aligning takes at most 5 % of the time of tokenizing", at_most=0.05, unit="%")
 BATCH_DOCUMENTS = 100

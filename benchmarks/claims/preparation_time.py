@@ -20,7 +20,8 @@ from benchmarks.generated import generate_texts, train_student, train_teacher
 from benchmarks.harness import Claim, Measured, Skipped, Way, take_turns
 from benchmarks.peers import SHARED
 from vocagnolm.data import align_corpus
-from vocagnolm.tokenizers import Reader, load_tokenizer
+from vocagnolm.readers import Reader
+from vocagnolm.texts.tokenizers import load_tokenizer
 
 CLAIM = Claim("preparing a corpus takes at most 1.15 times both tokenizations alone", at_most=1.15)
 BATCH_DOCUMENTS = 256

@@ -44,8 +44,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, get_scheduler
 
 from vocagnolm.alignment import align_spans, covered_shares
 from vocagnolm.guidance import Aggregation, aggregate_teacher_losses
-from vocagnolm.spans import Spans, encode_batch
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.spans import encode_batch
+from vocagnolm.texts.tokenizers import load_tokenizer
+from vocagnolm.texts.tokens import Spans
 
 Losses = npt.NDArray[np.float64]
 Rows = list[list[Losses]]  # of models, then of texts: the losses of its tokens

@@ -53,7 +53,7 @@ from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 
 CONTEXT, BLOCKS = 128, 2

@@ -30,7 +30,7 @@ from vocagnolm.packing import pack
 from vocagnolm.spans import encode_batch
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import HFScorer, Window, windows
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.texts.tokenizers import load_tokenizer
 
 SORTED, CORPUS_ORDER, PACKED = "sorted by length", "corpus order", "packed rows"
 TOLERANCE = 1e-5  # nats

@@ -37,9 +37,9 @@ from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.models.layers import compile_layers
 from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.tokenizers import student_reader, teacher_reader
 
 CPU = torch.device("cpu")
 LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4

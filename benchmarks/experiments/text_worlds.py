@@ -24,9 +24,9 @@ from benchmarks.experiments.method_worlds import World, write_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import train
+from vocagnolm.readers import start_id
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.store import store
-from vocagnolm.tokenizers import start_id
 
 BoolArray = npt.NDArray[np.bool_]
 Pieces = list[tuple[str, bool]]  # of a text, cut at spaces; and whether each is as it was

@@ -34,11 +34,11 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import Reader, student_reader, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import store
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training.flops import model_work
 

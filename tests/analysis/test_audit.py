@@ -21,8 +21,10 @@ from vocagnolm.analysis.overlap import chunk_overlaps, count_map
 from vocagnolm.chat.formats import read_rows
 from vocagnolm.corpus import load_sample
 from vocagnolm.data import align_corpus
-from vocagnolm.spans import Encoding, encode, encode_batch
-from vocagnolm.tokenizers import load_tokenizer, student_reader, teacher_reader
+from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.spans import encode, encode_batch
+from vocagnolm.texts.tokenizers import load_tokenizer
+from vocagnolm.texts.tokens import Encoding
 
 SMALL = AuditSettings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).

@@ -21,7 +21,8 @@ from vocagnolm.analysis.overlap import (
     vocabulary_overlap,
 )
 from vocagnolm.packing import chunk_edges
-from vocagnolm.spans import Spans, encode
+from vocagnolm.spans import encode
+from vocagnolm.texts.tokens import Spans
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 FAMILIES = ("metaspace", "byte_level", "nfc_digits", "unigram")

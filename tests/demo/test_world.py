@@ -17,7 +17,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.worker import Plan
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import PROBE, load_tokenizer
+from vocagnolm.texts.tokenizers import PROBE, load_tokenizer
 
 pytestmark = pytest.mark.processes
 

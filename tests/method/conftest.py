@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.readers import student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 

@@ -22,8 +22,9 @@ from vocagnolm.alignment import (
     narrow_spans,
     widen_spans,
 )
-from vocagnolm.spans import Encoding, Spans, encode, encode_batch
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.spans import encode, encode_batch
+from vocagnolm.texts.tokenizers import load_tokenizer
+from vocagnolm.texts.tokens import Encoding, Spans
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")
@@ -318,7 +319,7 @@ def test_narrow_spans_are_read_back(moves: list[tuple[int, int]], copies: int) -
         end = start + length
         spans.append((start, end))
     array = np.array(spans * copies, dtype=np.int64).reshape(-1, 2)
-    steps, jumps = narrow_spans(array)
+    steps, jumps, _ = narrow_spans(array)
     assert (steps.dtype, jumps.dtype, len(steps)) == (np.uint8, np.int32, len(array))
     assert (
         widen_spans(steps, jumps).tolist() == widen_spans(steps.tolist(), jumps.tolist()).tolist()
@@ -328,6 +329,6 @@ def test_narrow_spans_are_read_back(moves: list[tuple[int, int]], copies: int) -
 
 def test_narrow_spans_of_plain_text_take_a_byte() -> None:
     spans = np.array([[0, 3], [3, 4], [4, 259], [259, 515]])
-    steps, jumps = narrow_spans(spans)
+    steps, jumps, _ = narrow_spans(spans)
     assert (steps.tolist(), jumps.tolist()) == ([3, 1, 255, 0], [3, 0, 256])  # the last takes more
     assert narrow_spans(spans[:3])[1].tolist() == []

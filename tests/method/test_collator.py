@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks, pack
-from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
+from vocagnolm.readers import Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 

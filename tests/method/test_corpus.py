@@ -14,7 +14,8 @@ from typing import Any
 import datasets
 import pytest
 
-from vocagnolm.corpus import is_conversations, load_corpus
+from vocagnolm.chat.columns import is_conversations
+from vocagnolm.corpus import load_corpus
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -254,7 +255,7 @@ def test_load_corpus_names_the_files(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
     write(tmp_path / "b.jsonl", json_lines({"text": {"body": "b"}}))
     message = error_of(tmp_path)
-    assert message.startswith(f"--dataset {tmp_path}: column 'text' has several types (")
+    assert message.startswith(f"--dataset {tmp_path}: the texts have several types (")
     assert "a.jsonl" in message
     assert "b.jsonl" in message
 

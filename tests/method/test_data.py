@@ -27,13 +27,13 @@ from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.data
 import vocagnolm.host.cache
-import vocagnolm.tokenizers
+import vocagnolm.readers
 from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import EMPTY, Segments, _cut, align_corpus
+from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.spans import encode, encode_texts
-from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -289,27 +289,6 @@ def test_align_corpus_fills_segments_well(
     assert max(segments.rows["teacher_tokens"]) <= 1024
 
 
-def test_no_cut_goes_through_a_token() -> None:
-    ours = np.array([[at, at + 1] for at in range(12)])
-    # Where six of twelve characters end, so does a token of which the next one has a part.
-    theirs = np.insert(ours, 6, [5, 7], axis=0)
-    assert _cut("x" * 12, [ours, theirs], [8, 100], ()) == [0, 5, 12]
-
-
-@pytest.mark.parametrize(
-    ("spans", "marks", "expected"),
-    [
-        ([[0, 1]] * 4 + [[1, 2]] * 4, (), [0, 1, 2]),  # equal parts would be of half a character
-        ([[0, 1]] * 5 + [[1, 2]], (), "character 0 alone exceeds a context"),
-        ([[0, 1]], (1,), EMPTY),
-    ],
-)
-def test_characters_of_many_tokens_are_cut_apart(
-    spans: list[list[int]], marks: tuple[int, ...], expected: Any
-) -> None:
-    assert _cut("😀😀", [np.array(spans)], [4], marks) == expected
-
-
 def test_align_corpus_cuts_at_white_space(
     tokenizers_by_family: Tokenizers,
 ) -> None:
@@ -380,7 +359,7 @@ def test_align_corpus_skips_only_the_culprit(
             raise ValueError("offsets are not in order")
         return encode_texts(tokenizer, texts)
 
-    monkeypatch.setattr(vocagnolm.tokenizers, "encode_texts", picky)
+    monkeypatch.setattr(vocagnolm.readers, "encode_texts", picky)
     segments = align_corpus(in_memory(["a", "odd", "b"]), *readers(tokenizers_by_family))
     assert segments.skipped == [(1, "offsets are not in order")]
     assert segments.rows["document"][:] == [0, 2]
@@ -438,13 +417,13 @@ def test_two_processes_align_the_same(
 
 def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     encoded: list[int] = []
-    original = vocagnolm.data._align
+    original = vocagnolm.data._Aligner._texts
 
-    def counting(texts: dict[int, str], *rest: Any) -> Any:
+    def counting(self: Any, texts: dict[int, str], skipped: Any) -> Any:
         encoded.append(len(texts))
-        return original(texts, *rest)
+        return original(self, texts, skipped)
 
-    monkeypatch.setattr(vocagnolm.data, "_align", counting)
+    monkeypatch.setattr(vocagnolm.data._Aligner, "_texts", counting)
     return encoded
 
 
@@ -651,7 +630,7 @@ def test_finished_parts_survive_a_kill(
         return encode_texts(tokenizer, texts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vocagnolm.tokenizers, "encode_texts", killed)
+        patch.setattr(vocagnolm.readers, "encode_texts", killed)
         with pytest.raises(KeyboardInterrupt):
             align_corpus(pages, *pair)
     encoded = count_encoded(monkeypatch)

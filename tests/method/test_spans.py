@@ -15,14 +15,9 @@ from tokenizer_stubs import StubTokenizer, assert_spans_hold
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
-from vocagnolm.spans import (
-    Spans,
-    encode,
-    encode_batch,
-    encode_rendered,
-    fill_gaps,
-)
-from vocagnolm.tokenizers import check_tokenizer, load_tokenizer
+from vocagnolm.spans import encode, encode_batch, encode_rendered, fill_gaps
+from vocagnolm.texts.tokenizers import check_tokenizer, load_tokenizer
+from vocagnolm.texts.tokens import Spans
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 Tokenizers = dict[str, PreTrainedTokenizerFast]

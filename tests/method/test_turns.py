@@ -23,7 +23,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.corpus import only_text
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]
 TALK = ["What is 12 + 30?", "It is 42.", "And\n7 * 6 ? ", "The same: 42."]

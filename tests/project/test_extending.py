@@ -22,7 +22,7 @@ from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks import benchmarks, questions, tasks
 from vocagnolm.guidance import aggregate_teacher_losses
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import student_reader
+from vocagnolm.readers import student_reader
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")

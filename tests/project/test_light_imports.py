@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TEXT = "vocagnolm.conventions, vocagnolm.spans, vocagnolm.tokenizers, vocagnolm.alignment"
+TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts.tokenizers"
 
 
 @pytest.mark.processes

@@ -55,13 +55,13 @@ def argv(world: World, training_texts: list[str]) -> list[str]:
 def aligned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of documents that are aligned, and not read from a cache."""
     batches: list[int] = []
-    align = data._align_batch
+    align = data._Aligner.align_batch
 
-    def counted(batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def counted(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         batches.append(len(batch["text"]))
-        return align(batch, *args, **kwargs)
+        return align(self, batch, *args, **kwargs)
 
-    monkeypatch.setattr(data, "_align_batch", counted)
+    monkeypatch.setattr(data._Aligner, "align_batch", counted)
     return batches
 
 

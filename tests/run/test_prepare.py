@@ -38,7 +38,7 @@ def test_run_finds_what_was_prepared(
     def encode_again(*_: object) -> None:
         pytest.fail("a document is aligned again")
 
-    monkeypatch.setattr(vocagnolm.data, "_align_batch", encode_again)
+    monkeypatch.setattr(vocagnolm.data._Aligner, "align_batch", encode_again)
     assert train.main([*argv, "--dry_run"]) == 0
     assert told[:3] == [line for line in capfd.readouterr().out.splitlines() if line in told]
 

@@ -13,8 +13,8 @@ from served_teacher import ServedTeacher, served
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
+from vocagnolm.readers import start_id
 from vocagnolm.store import server as polite
-from vocagnolm.tokenizers import start_id
 
 
 @pytest.fixture(scope="session")

@@ -20,9 +20,9 @@ from vocagnolm.alignment import align_segment
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import MISSING, align_corpus
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import Reader, student_reader, teacher_reader
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store, StoredSegment
-from vocagnolm.tokenizers import Reader, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Row = dict[str, Any]

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 from vocagnolm.data import align_corpus
 from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.documents import load_documents
@@ -28,7 +29,6 @@ from vocagnolm.run.pair import load_pair
 from vocagnolm.run.watchers import describe_store, load_recorder
 from vocagnolm.store.recorder import LossRecorder
 from vocagnolm.store.store import Store, finish_store, written
-from vocagnolm.tokenizers import student_reader, teacher_reader
 
 BLOCK, STEPS = 64, 8
 EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not

@@ -21,6 +21,7 @@ from vocagnolm.data import align_corpus
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
 from vocagnolm.store.difference import difference
@@ -28,7 +29,7 @@ from vocagnolm.store.job import ScoringJob, score_shard
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.reselect import Candidate
 from vocagnolm.store.store import Store, StoredSegment, document_key, finish_store, write_shard
-from vocagnolm.tokenizers import load_tokenizer, student_reader, teacher_reader, tokenizer_sha256
+from vocagnolm.texts.tokenizers import load_tokenizer, tokenizer_sha256
 
 LENGTH, CONTEXT = 64, 96
 

@@ -30,13 +30,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from vocagnolm import cli
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import codec, store
 from vocagnolm.store import job as scoring_job
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
-from vocagnolm.tokenizers import student_reader, teacher_reader
 
 # What it does
 

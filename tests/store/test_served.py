@@ -30,13 +30,14 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.host.command import Exit
+from vocagnolm.readers import start_id, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import server as polite
 from vocagnolm.store.dialects import DIALECTS, PromptTokens
 from vocagnolm.store.served import Form, ServedScorer, UnaskableError
 from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
-from vocagnolm.tokenizers import load_tokenizer, start_id, teacher_reader
+from vocagnolm.texts.tokenizers import load_tokenizer
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from vocagnolm.spans import encode_batch
 from vocagnolm.store import job, store
 from vocagnolm.store.codec import decode_spans, encode_spans
 from vocagnolm.store.store import Store, StoredSegment, document_key
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.texts.tokenizers import load_tokenizer
 
 TEXTS = ["first 😀", "b", "数学 2025", "first 😀", "another document", "x" * 300, "last"]
 TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i))[-1])

@@ -31,6 +31,7 @@ from vocagnolm.host import processes
 from vocagnolm.models import source as models
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import documents
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
@@ -38,7 +39,6 @@ from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.tokenizers import student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Tensors = dict[str, torch.Tensor]

@@ -13,10 +13,10 @@ from served_teacher import MODEL, ServedTeacher
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
+from vocagnolm.readers import teacher_reader
 from vocagnolm.store import codec
 from vocagnolm.store.job import ScoringJob
 from vocagnolm.store.windows import Window
-from vocagnolm.tokenizers import teacher_reader
 
 CONTEXT, MIN_CONTEXT = 48, 8
 DOCUMENTS = 36

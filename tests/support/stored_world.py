@@ -11,11 +11,11 @@ import numpy as np
 from tokenizer_stubs import tokens_between
 
 from vocagnolm.data import Segments
+from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store import codec, store
 from vocagnolm.store.store import Store, StoredSegment, document_key
 from vocagnolm.store.windows import HFScorer, Window
-from vocagnolm.tokenizers import Reader
 
 CONTEXT = 100_000  # no document of a test is longer
 

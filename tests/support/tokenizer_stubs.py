@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from vocagnolm.spans import Encoding, Spans, encode
+from vocagnolm.spans import encode
+from vocagnolm.texts.tokens import Encoding, Spans
 
 
 def assert_spans_hold(spans: Spans, text: str) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import student_reader, teacher_reader
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
 
 MAX_LENGTH = 48

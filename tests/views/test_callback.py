@@ -17,7 +17,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_
 from vocagnolm.collator import PackedCollator
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import student_reader
+from vocagnolm.readers import student_reader
 from vocagnolm.views.callback import GuidanceTable
 from vocagnolm.views.view import Sample, ViewSettings, read_views, sample_blocks, view_rows
 

@@ -12,8 +12,8 @@ from methods_world import World
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models
 
+from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.tokenizers import student_reader, teacher_reader
 from vocagnolm.views.measure import LoadedPair, measure
 
 

@@ -25,9 +25,10 @@ from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store.reader import StoredReader
-from vocagnolm.tokenizers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
+from vocagnolm.texts.tokenizers import load_tokenizer
 from vocagnolm.views.view import (
     GuidanceView,
     Sample,

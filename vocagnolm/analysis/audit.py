@@ -26,12 +26,15 @@ from vocagnolm.analysis.overlap import (
     vocabulary_overlap,
 )
 from vocagnolm.analysis.runs import reject
+from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import template_of
-from vocagnolm.corpus import TEXT, conversations_of, is_conversations, unusable, values
 from vocagnolm.host.files import JsonObject, write_json, write_text
-from vocagnolm.spans import Spans, encode, encode_batch
-from vocagnolm.tokenizers import Reader, Role, tokenizer_sha256
+from vocagnolm.readers import Reader
+from vocagnolm.spans import encode, encode_batch
+from vocagnolm.texts.column import TEXT, unusable, values
+from vocagnolm.texts.tokenizers import Role, tokenizer_sha256
+from vocagnolm.texts.tokens import Spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.packing import chunk_edges
-from vocagnolm.spans import Spans
+from vocagnolm.texts.tokens import Spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

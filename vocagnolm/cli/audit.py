@@ -64,8 +64,9 @@ def _audit(arguments: argparse.Namespace) -> None:
 
 def _content(arguments: argparse.Namespace) -> JsonObject:
     from vocagnolm.analysis.audit import AuditSettings, Named, audit
-    from vocagnolm.corpus import is_conversations, load_corpus, load_sample
-    from vocagnolm.tokenizers import load_tokenizer
+    from vocagnolm.chat.columns import is_conversations
+    from vocagnolm.corpus import load_corpus, load_sample
+    from vocagnolm.texts.tokenizers import load_tokenizer
 
     given = {each.name: vars(arguments)[each.name] for each in fields(AuditSettings)}
     settings = AuditSettings(**{name: value for name, value in given.items() if value is not None})

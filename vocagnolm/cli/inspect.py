@@ -81,7 +81,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
-    from vocagnolm.corpus import is_conversations
+    from vocagnolm.chat.columns import is_conversations
     from vocagnolm.objective import Method
     from vocagnolm.views.measure import view_documents
     from vocagnolm.views.page import render_table, render_text, write_view
@@ -153,7 +153,8 @@ def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", 
     """Return the texts to show, in the column `text`, and the number of the first."""
     import datasets
 
-    from vocagnolm.corpus import TEXT, load_sample
+    from vocagnolm.corpus import load_sample
+    from vocagnolm.texts.column import TEXT
 
     if arguments.dataset:
         # The documents before a single one are read, and left out.

@@ -62,7 +62,7 @@ def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     from vocagnolm.objective import Method
     from vocagnolm.store.reselect import Candidate, align_stores, reselect, selection_table
     from vocagnolm.store.store import Store
-    from vocagnolm.tokenizers import load_tokenizer
+    from vocagnolm.texts.tokenizers import load_tokenizer
 
     # Several stores may be of one teacher, so a store is named by its place.
     names = [path.name for path in arguments.teacher_losses]

@@ -12,8 +12,8 @@ from vocagnolm.demo import world
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks.tasks import load_tasks
+from vocagnolm.readers import start_id
 from vocagnolm.spans import encode
-from vocagnolm.tokenizers import start_id
 
 
 @dataclass(frozen=True)

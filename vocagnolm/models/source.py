@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from vocagnolm.host.files import file_sha256, json_or_empty
-from vocagnolm.tokenizers import Role, load_tokenizer
+from vocagnolm.texts.tokenizers import Role, load_tokenizer
 
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize

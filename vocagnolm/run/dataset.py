@@ -14,7 +14,7 @@ from vocagnolm.chat.reading import TrainOn
 from vocagnolm.corpus import only_text
 from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks
-from vocagnolm.tokenizers import Teachers, student_reader, teacher_reader
+from vocagnolm.readers import Teachers, student_reader, teacher_reader
 
 
 def prepare_dataset(

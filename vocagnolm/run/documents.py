@@ -14,17 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vocagnolm.chat.columns import is_conversations
 from vocagnolm.chat.formats import Format
 from vocagnolm.chat.reading import TRAIN_ON
-from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample
+from vocagnolm.corpus import joined, load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.host.command import corpora_of, refuse_idle
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import Guide, Reader
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
-from vocagnolm.tokenizers import Guide, Reader
 from vocagnolm.training.mixture import Mixture
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.

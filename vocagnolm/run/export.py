@@ -28,7 +28,7 @@ from vocagnolm.models.adapters import (
     read_adapter_config,
 )
 from vocagnolm.models.source import ModelSource, is_adapter, revision_of
-from vocagnolm.tokenizers import load_tokenizer
+from vocagnolm.texts.tokenizers import load_tokenizer
 from vocagnolm.training import checkpoints, relayout
 
 # Small, because safetensors holds a file twice while it is written.

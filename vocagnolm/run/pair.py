@@ -10,18 +10,19 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vocagnolm import tokenizers
 from vocagnolm.host.command import resolve_dtype
 from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization
 from vocagnolm.models.source import ModelSource, check_distinct, context_length
 from vocagnolm.objective import Method
+from vocagnolm.readers import Guide, Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.arguments import ModelArguments
 from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
+from vocagnolm.texts.tokenizers import Role, check_same_tokens, tokenizer_sha256
 
 # The paper's length of a sequence.
 _DEFAULT_LENGTH = 2048
@@ -52,9 +53,9 @@ class Pair:
     """
 
     student: Model
-    student_reader: tokenizers.Reader
+    student_reader: Reader
     teachers: tuple[Model, ...]
-    guide: tokenizers.Guide | None
+    guide: Guide | None
     arguments: ModelArguments
     device: torch.device
 
@@ -124,7 +125,7 @@ def load_pair(
         raise ValueError(
             f"--max_length {length} exceeds the student's context of {student.context}"
         )
-    reader = tokenizers.student_reader(student.tokenizer, length, model.student_chat_template)
+    reader = student_reader(student.tokenizer, length, model.student_chat_template)
     if model.teacher_losses:
         stores = StoredReader(list(map(Store, model.teacher_losses)))
         if method.method == "rho1":
@@ -140,7 +141,7 @@ def load_pair(
 
 def _models(
     arguments: ModelArguments,
-    role: tokenizers.Role,
+    role: Role,
     names: list[str],
     revisions: Sequence[str | None],
     elsewhere: Sequence[str | None],
@@ -164,11 +165,11 @@ def _guide(
     templates: Sequence[str | None],
     method: Method,
     length: int,
-) -> tokenizers.Guide | None:
+) -> Guide | None:
     """Return the co-resident teachers' way to read what the student reads."""
     if method.method in ("kld", "rho1"):
         for teacher in teachers:
-            tokenizers.check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
+            check_same_tokens(student.tokenizer, teacher.tokenizer, method.method)
     # With KLD the teacher is shown the student's own tokens, and nothing is mapped.
     if method.method == "kld":
         if length > (context := min(teacher.context for teacher in teachers)):
@@ -179,16 +180,16 @@ def _guide(
     by_position = method.method == "uld" and method.uld_pairing == "position"
     given = templates if len(templates) > 1 else [*templates] * len(teachers)
     readers = (
-        tokenizers.teacher_reader(each.tokenizer, each.context, template)
+        teacher_reader(each.tokenizer, each.context, template)
         for each, template in zip(teachers, given, strict=True)
     )
-    return tokenizers.Teachers(tuple(readers), by_position)
+    return Teachers(tuple(readers), by_position)
 
 
 def _check_scored_by(tokenizer: PreTrainedTokenizerBase, stores: StoredReader) -> None:
     """Reject stores of losses of other tokens than the student's."""
     for store in stores.stores:
-        if store.manifest["tokenizer_sha256"] != tokenizers.tokenizer_sha256(tokenizer):
+        if store.manifest["tokenizer_sha256"] != tokenizer_sha256(tokenizer):
             raise ValueError(
                 f"--method rho1: --teacher_losses {store.directory} was scored by "
                 f"{store.manifest['teacher']} with another tokenizer than the student's: score the "

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.corpus import TEXT
 from vocagnolm.data import Segments
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.run import memory
@@ -17,6 +16,7 @@ from vocagnolm.run.estimates import describe_time, disk_uses, steps_of
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
 from vocagnolm.spans import encode
+from vocagnolm.texts.column import TEXT
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8

@@ -15,7 +15,7 @@ from vocagnolm.run.pair import Pair
 from vocagnolm.store.job import PACKAGES, check_plan
 from vocagnolm.store.recorder import LossRecorder
 from vocagnolm.store.store import PLAN_FILE
-from vocagnolm.tokenizers import tokenizer_sha256
+from vocagnolm.texts.tokenizers import tokenizer_sha256
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints
 from vocagnolm.views.callback import GuidanceTable

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vocagnolm.spans import Spans, find_disorder
+from vocagnolm.texts.offsets import find_disorder
+from vocagnolm.texts.tokens import Spans
 
 LossDtype = Literal["float16", "float32"]
 KEY_BYTES = 16

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vocagnolm.spans import Spans
 from vocagnolm.store.store import LossArray, Store
+from vocagnolm.texts.tokens import Spans
 
 
 @dataclass(frozen=True)

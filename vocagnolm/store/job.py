@@ -16,19 +16,21 @@ import numpy as np
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 
+from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import TEXT, conversations_of, is_conversations, unusable, values
 from vocagnolm.host.files import read_json, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
 from vocagnolm.host.processes import in_agreement
 from vocagnolm.host.settings import check_same, differences
-from vocagnolm.spans import Encoding, Spans, encode_batch, encode_rendered
+from vocagnolm.readers import Reader
+from vocagnolm.spans import encode_batch, encode_rendered
 from vocagnolm.store import codec, store
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.windows import Scorer, Unscored, Window, windows
-from vocagnolm.tokenizers import Reader
+from vocagnolm.texts.column import TEXT, unusable, values
+from vocagnolm.texts.tokens import Encoding, Spans
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,11 @@ import numpy as np
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
-from vocagnolm.data import EMPTY, MISSING
-from vocagnolm.spans import Tokens
+from vocagnolm.data import MISSING
+from vocagnolm.readers import Guide, Reader, TeacherTokens
 from vocagnolm.store.store import Store, StoredSegment
-from vocagnolm.tokenizers import Guide, Reader, TeacherTokens
+from vocagnolm.texts.cutting import EMPTY
+from vocagnolm.texts.tokens import Tokens
 
 
 @dataclass(frozen=True)

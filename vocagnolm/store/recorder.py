@@ -15,9 +15,9 @@ from torch import Tensor
 from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.alignment import widen_spans
-from vocagnolm.corpus import TEXT
 from vocagnolm.packing import Blocks
 from vocagnolm.store import codec, store
+from vocagnolm.texts.column import TEXT
 from vocagnolm.training.guard import Recorder
 
 # Losses in memory, padding counted.

@@ -24,10 +24,11 @@ from vocagnolm.host.plots import new_plot, save_plot
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Blocks, IntArray
+from vocagnolm.readers import student_reader
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.tokenizers import student_reader, tokenizer_sha256
+from vocagnolm.texts.tokenizers import tokenizer_sha256
 
 _BATCH = 16  # blocks looked at together
 _SHOWN = 8  # tokens that change most

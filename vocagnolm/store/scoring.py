@@ -9,13 +9,15 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
-from vocagnolm.corpus import TEXT, is_conversations, load_corpora
+from vocagnolm.chat.columns import is_conversations
+from vocagnolm.corpus import load_corpora
 from vocagnolm.host.command import corpora_of, one_or_all, refuse_idle, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.processes import connect, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
+from vocagnolm.readers import DOCUMENT_SEPARATOR, Reader, teacher_reader
 from vocagnolm.store import codec, store
 from vocagnolm.store.dialects import DIALECTS
 from vocagnolm.store.job import (
@@ -30,7 +32,8 @@ from vocagnolm.store.served import ServedScorer, Start, decode_behind, find_serv
 from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.server import Server
 from vocagnolm.store.windows import HFScorer, Scorer
-from vocagnolm.tokenizers import DOCUMENT_SEPARATOR, Reader, teacher_reader, tokenizer_sha256
+from vocagnolm.texts.column import TEXT
+from vocagnolm.texts.tokenizers import tokenizer_sha256
 
 # Defaults: context before the first scored token, where there is room for it, and the most that a
 # teacher reads at once, as activations of more are large.

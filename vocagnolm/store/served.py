@@ -22,7 +22,7 @@ from vocagnolm.store.dialects import Dialect, OpenAIDialect, Prompt, PromptToken
 from vocagnolm.store.server import RefusedRequestError, Server
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Unscored, Window
-from vocagnolm.tokenizers import PROBE, Reader
+from vocagnolm.texts.tokenizers import PROBE
 
 if TYPE_CHECKING:
     import httpx

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vocagnolm.spans import Spans
 from vocagnolm.store.dialects import PromptTokens
 from vocagnolm.store.served import PART, PROBED, Form, Refused, Served, numbers
 from vocagnolm.store.server import Server
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Unscored
-from vocagnolm.tokenizers import PROBE
+from vocagnolm.texts.tokenizers import PROBE
+from vocagnolm.texts.tokens import Spans
 
 if TYPE_CHECKING:
     import httpx

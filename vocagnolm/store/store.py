@@ -35,7 +35,6 @@ from vocagnolm.host.manifest import (
     read_manifest,
     seal,
 )
-from vocagnolm.spans import Spans
 from vocagnolm.store.codec import (
     KEY_BYTES,
     LossDtype,
@@ -44,6 +43,7 @@ from vocagnolm.store.codec import (
     open_shard,
     shard_schema,
 )
+from vocagnolm.texts.tokens import Spans
 
 # In an unfinished store: the settings that every job must have in common with the first one.
 PLAN_FILE = "plan.json"

@@ -15,8 +15,8 @@ from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import as_block
+from vocagnolm.readers import Reader
 from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.tokenizers import Reader
 from vocagnolm.views.view import TextView, read_segment, view_rows
 
 

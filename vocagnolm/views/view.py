@@ -20,7 +20,7 @@ from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.chat.formats import ENDS, ROLES, Conversation
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.host.files import JsonObject
-from vocagnolm.spans import Spans
+from vocagnolm.texts.tokens import Spans
 
 if TYPE_CHECKING:
     import datasets
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.objective import Method
     from vocagnolm.packing import Block, Blocks
-    from vocagnolm.tokenizers import Reader
+    from vocagnolm.readers import Reader
 
 _FORMAT = 1
 # The settings of a method that a view tells.

@@ -1,4 +1,4 @@
-"""Loading, testing and comparing tokenizers, and the token that opens a text."""
+"""Loading, testing and comparing tokenizers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,9 @@ from tokenizer_stubs import StubTokenizer, assert_spans_hold
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
+from vocagnolm.readers import start_id
 from vocagnolm.spans import encode, encode_batch
-from vocagnolm.tokenizers import (
-    PROBE,
-    check_tokenizer,
-    load_tokenizer,
-    start_id,
-    student_reader,
-    teacher_reader,
-)
+from vocagnolm.texts.tokenizers import PROBE, check_tokenizer, load_tokenizer
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 
@@ -180,9 +174,9 @@ def test_load_tokenizer_only_warns(
 ) -> None:
     directory = tokenizer_dir("prepend", tokenizer_class="LlamaTokenizer")
     (directory / "config.json").write_text('{"model_type": "llama"}')
-    with caplog.at_level(logging.WARNING, logger="vocagnolm.tokenizers"):
+    with caplog.at_level(logging.WARNING, logger="vocagnolm.texts.tokenizers"):
         load_tokenizer(str(directory), "student")
-    (message,) = [r.getMessage() for r in caplog.records if r.name == "vocagnolm.tokenizers"]
+    (message,) = [r.getMessage() for r in caplog.records if r.name == "vocagnolm.texts.tokenizers"]
     assert message.startswith(f"student tokenizer {directory} (LlamaTokenizer) encodes text that")
 
 
@@ -271,54 +265,3 @@ def test_encode_gives_the_ids_of_the_original_tokenizer(shared_dir: Path, name: 
         assert encode(tokenizer, text).ids.tolist() == [int(i) for i in line.split()]
         compared += 1
     assert compared == (31 if name == "tinyllama" else 46)
-
-
-def test_start_id_prefers_the_bos_token(tokenizers_by_family: Tokenizers) -> None:
-    assert start_id(tokenizers_by_family["metaspace"], "student") == 1
-    backend = tokenizers_by_family["nfc_digits"].backend_tokenizer  # has <|endoftext|> as well
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|im_start|>")
-    assert start_id(tokenizer, "student") == backend.token_to_id("<|im_start|>")
-
-
-def test_start_id_without_bos_is_the_separator(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    tokenizer = tokenizers_by_family["nfc_digits"]
-    separator = start_id(tokenizer, "teacher")
-    assert tokenizer.convert_ids_to_tokens(separator) == "<|endoftext|>"
-    assert separator != tokenizer.eos_token_id  # <|im_end|>, the end of a turn
-
-
-def test_start_id_at_last_is_the_eos_token(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    tokenizer = tokenizers_by_family["unigram"]
-    assert start_id(tokenizer, "teacher") == tokenizer.eos_token_id is not None
-
-
-def test_start_id_refuses_when_there_is_no_candidate() -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
-    with pytest.raises(ValueError, match=r"^teacher tokenizer in memory \(.*\) has no BOS token"):
-        start_id(tokenizer, "teacher")
-
-
-def test_student_without_end_token_is_rejected(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
-    )
-    with pytest.raises(
-        ValueError, match="has no EOS token, which ends every document: set eos_token"
-    ):
-        student_reader(tokenizer, 32)
-
-
-def test_reader_fingerprint_stays_when_the_tokenizer_was_used(
-    tokenizers_by_family: Tokenizers,
-) -> None:
-    tokenizer = tokenizers_by_family["metaspace"]
-    for reader in (student_reader(tokenizer, 32), teacher_reader(tokenizer, 40)):
-        before = reader.fingerprint()
-        encode(reader.tokenizer, "text </s>")
-        assert reader.fingerprint() == before
