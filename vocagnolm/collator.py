@@ -72,16 +72,13 @@ def label_tokens(batch: Batch) -> int:
     return sum(batch["mapped_tokens"]) + sum(batch["unmapped_tokens"])
 
 
-def student_segments(batch: Batch) -> RowSegments | None:
-    """Return the segments of the student's rows, if the batch has them."""
-    has = "segment_edges" in batch
-    return RowSegments(batch["segment_edges"], batch["longest_segment"]) if has else None
+def student_segments(batch: Batch) -> RowSegments:
+    """Return the segments of the student's rows."""
+    return RowSegments(batch["segment_edges"], batch["longest_segment"])
 
 
-def teacher_segments(batch: Batch) -> list[RowSegments | None]:
-    """Return the segments of every teacher's rows, None where the batch has none."""
-    if "teacher_segment_edges" not in batch:
-        return [None] * len(batch["teacher_widths"])
+def teacher_segments(batch: Batch) -> list[RowSegments]:
+    """Return the segments of every co-resident teacher's rows."""
     found = (batch["teacher_segment_edges"], batch["teacher_longest_segment"])
     return [RowSegments(*segments) for segments in zip(*found, strict=True)]
 
@@ -130,7 +127,8 @@ class PackedCollator:
         batch: Batch = {}
         if self.chunks is None:
             ranges = np.stack([_ranges(block, widths, self.max_length) for block in blocks])
-            shares = np.stack([_shares(block, len(widths), self.max_length) for block in blocks])
+            row = np.ones((len(widths), self.max_length, 3), np.float32)
+            shares = np.stack([_laid_out(block["shares"], row.copy()) for block in blocks])
             batch["teacher_shares"] = torch.from_numpy(shares.reshape(len(blocks), -1, 3))
         else:
             rows = [_chunked(block, widths, self.max_length, self.chunks) for block in blocks]
@@ -295,24 +293,18 @@ def _ranges(block: Block, widths: Sequence[int], length: int) -> IntArray:
     #   starts    0     3           8   10          where they begin in the columns
     counts = _counts(block)
     starts = np.cumsum([0, *widths[:-1]])[: counts.shape[1]] + np.cumsum(counts, 0) - counts
-    at = 0
-    for here, start in zip(block["ranges"], starts, strict=True):
-        end = at + here.shape[1]
-        moved = np.where(here == UNMAPPED, UNMAPPED, here + start[:, None, None])
-        ranges[: len(here), at:end] = moved
-        at = end
-    return ranges
+    moved = [
+        np.where(here == UNMAPPED, UNMAPPED, here + start[:, None, None])
+        for here, start in zip(block["ranges"], starts, strict=True)
+    ]
+    return _laid_out(moved, ranges)
 
 
-def _shares(block: Block, teachers: int, length: int) -> FloatArray:
-    """Return the shares of a row, [K, S, 3], 1 at padding."""
-    shares = np.ones((teachers, length, 3), np.float32)
-    at = 0
-    for here in block["shares"]:
-        end = at + here.shape[1]
-        shares[: len(here), at:end] = here
-        at = end
-    return shares
+def _laid_out(segments: Sequence[_ArrayT], row: _ArrayT) -> _ArrayT:
+    """Write what segments have, [teachers, tokens, n], into a row, which ends with padding."""
+    content = np.concatenate(segments, 1)
+    row[: len(content), : content.shape[1]] = content
+    return row
 
 
 def _chunked(

@@ -4,9 +4,8 @@ Enters: a path or a hub name. Leaves: a `datasets.Dataset` with one column, `tex
 have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import Any
 
 import datasets
 
@@ -51,14 +50,6 @@ def load_corpus(
             "each kind"
         )
     return joined(corpora, names, f"{option} {path}")
-
-
-def load_corpora(sources: Sequence[tuple[str, Mapping[str, Any]]]) -> datasets.Dataset:
-    """Load several corpora with the options of each, one behind the other."""
-    loaded = [load_corpus(name, **options) for name, options in sources]
-    if len({*map(is_conversations, loaded)}) > 1:
-        raise ValueError("--dataset: a store is of documents or of conversations: score them apart")
-    return joined(loaded, [name for name, _ in sources])
 
 
 def joined(

@@ -7,14 +7,12 @@ one row per segment, memory-mapped and cached. Knows no model.
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -85,19 +83,14 @@ class Segments:
         content = (self._column(name).astype(kind).tobytes() for name, kind in columns.items())
         return hashlib.sha256(b"".join(content)).hexdigest()[:16]
 
-    def write_skipped(self, path: str | Path) -> None:
-        """List the documents that were left out, with the reasons, in a JSON lines file.
-
-        Behind them, the conversations whose last messages were.
-        """
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        """The documents that were left out, and the conversations whose last messages were."""
         left_out = self._column("left_out_messages")
         short = np.flatnonzero(left_out)
         counts = zip(self._column("document")[short].tolist(), left_out[short], strict=True)
-        why_short = "exceeds a context: its last {} messages are left out"
-        reasons = [*self.skipped, *((number, why_short.format(n)) for number, n in counts)]
-        if reasons:
-            rows = (json.dumps({"document": d, "reason": why}) + "\n" for d, why in reasons)
-            Path(path).write_text("".join(rows), encoding="utf-8")
+        why = "exceeds a context: its last {} messages are left out"
+        return [*self.skipped, *((number, why.format(count)) for number, count in counts)]
 
     @property
     def mapped_text_fraction(self) -> float:
@@ -205,11 +198,8 @@ class _Aligner:
             rows = self._texts({i: text for i, text in texts.items() if i not in skipped}, skipped)
         if not skipped:
             return rows
-        nothing = {field.name: [] for field in self.schema if pa.types.is_list(field.type)}
-        reasons = [
-            {**nothing, "document": i, "start": 0, "skipped": why} for i, why in skipped.items()
-        ]
-        both = pa.concat_tables([rows, pa.Table.from_pylist(reasons, self.schema)])
+        reasons = {"document": np.array([*skipped]), "skipped": [*skipped.values()]}
+        both = pa.concat_tables([rows, as_table(reasons, self.schema)])
         return both.sort_by([("document", "ascending"), ("start", "ascending")])
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
@@ -276,7 +266,8 @@ def _check_turns(student: Reader, guide: Guide) -> None:
 
 def _uncovered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
     """Tell the student's tokens that no token of a teacher covers."""
-    return find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED
+    is_alone: npt.NDArray[np.bool_] = find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED
+    return is_alone
 
 
 def _unnumbered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:

@@ -19,10 +19,6 @@ Scope = Literal["sequence", "batch"]
 Score = Literal["loss", "loss_and_entropy"]
 Reduction = Literal["min", "mean", "max", "weighted"]
 
-AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
-UNMAPPED_STRATEGIES: tuple[Unmapped, ...] = get_args(Unmapped)
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-
 _UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host and on any device
 
 CountT = TypeVar("CountT", int, Tensor)
@@ -44,8 +40,8 @@ def is_in_millionths(top_k: float) -> bool:
     return abs(top_k - round(top_k * _UNITS) / _UNITS) <= 1e-12
 
 
-def _require(option: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
+def _require(option: str, value: str, choices: object) -> None:
+    if value not in (allowed := get_args(choices)):
         raise ValueError(f"{option} must be one of {', '.join(allowed)}, got {value}")
 
 
@@ -68,7 +64,7 @@ def aggregate_teacher_losses(
 
     Returns the losses, float32 [B, S], 0.0 where unmapped; and the mapped tokens, bool [B, S].
     """
-    _require("--aggregation", aggregation, AGGREGATIONS)
+    _require("--aggregation", aggregation, Aggregation)
     loss_BT = teacher_loss_BT.detach().float()
     valid_BT = torch.ones_like(loss_BT, dtype=torch.bool) if valid_BT is None else valid_BT
     count_BS = _range_sums(valid_BT.long(), ranges_BS2)
@@ -166,7 +162,7 @@ def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Sco
 
     Among equal scores the lower position comes first, and the earlier sequence in scope "batch".
     """
-    _require("--selection_scope", scope, SCOPES)
+    _require("--selection_scope", scope, Scope)
     if scope == "batch":
         flat = select_top(score_BS.reshape(1, -1), candidates_BS.reshape(1, -1), top_k, "sequence")
         return flat.view_as(candidates_BS)
@@ -202,7 +198,7 @@ def select_tokens(
     Returns float32 [B, S] of 0.0 and 1.0, without gradient: `selected_count` ones per population,
     with entropies at most as many.
     """
-    _require("--unmapped", unmapped, UNMAPPED_STRATEGIES)
+    _require("--unmapped", unmapped, Unmapped)
     candidates_BS = valid_BS & mapped_BS
     if unmapped == "mean":
         known_BS = teacher_loss_BS.masked_fill(~candidates_BS, 0.0)

@@ -4,9 +4,9 @@ Tensors only. The counts are known on the host before any forward pass, so nothi
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.host.command import option, raise_first, refuse_idle
+from vocagnolm.host.command import faults_of, option, raise_first, refuse_idle
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
@@ -49,16 +49,6 @@ _LOOKED_AT: dict[MethodName, tuple[str, ...]] = {  # options that a method reads
     "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
     "chunk": (*_SELECTION, "aggregation", *_OF_CHUNKS, *_OF_SEVERAL),
 }
-# Values of options without a list of choices.
-_RIGHT: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("top_k", lambda share: 0 < share <= 1, "be in (0, 1]"),
-    ("top_k", is_in_millionths, "have at most six decimals"),
-    ("top_k_warmup_steps", lambda steps: 0 <= steps < math.inf, "be finite and not negative"),
-    ("unselected_weight", lambda weight: 0 <= weight < 1, "be in [0, 1)"),
-    ("uld_weight", lambda weight: 0 < weight < math.inf, "be positive and finite"),
-    ("chunks", lambda chunks: chunks >= 1, "be at least 1"),
-    ("teacher_weights", lambda ws: all(0 < w < math.inf for w in ws), "be positive and finite"),
-)
 _OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
 
 
@@ -74,7 +64,7 @@ class Method:
         "vocagnolm",
         "vocagnolm; cpt: plain pretraining; random: a random top_k; or a baseline (Section 4.2).",
     )
-    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.")
+    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.", "be in (0, 1]")
     aggregation: Aggregation = option(
         "max",
         "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
@@ -87,7 +77,7 @@ class Method:
         "all", "Divide by all label tokens (Eq. 3) or by the sum of the weights."
     )
     unselected_weight: float = option(
-        0.0, "Weight of the tokens that are not selected (beyond the paper); 0 is Eq. 4."
+        0.0, "Weight of tokens not selected (beyond the paper); 0 is Eq. 4.", "be in [0, 1)"
     )
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
@@ -95,8 +85,9 @@ class Method:
     top_k_warmup_steps: float = option(
         0.0,
         "Steps, or below 1 a share of the run, in which --top_k falls from 1 (beyond the paper).",
+        "be finite and not negative",
     )
-    uld_weight: float = option(0.5, "Lambda of Eq. 6.")
+    uld_weight: float = option(0.5, "Lambda of Eq. 6.", "be positive and finite")
     uld_pairing: Literal["position", "last"] = option(
         "position",
         "The teacher token that a student token is compared with: the one of the same number in "
@@ -107,7 +98,7 @@ class Method:
         "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
         "entropy of the reference (Lin et al. 2024, Appendix H).",
     )
-    chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
+    chunks: int = option(32, "Chunks of a sequence (Section 6.1).", "be at least 1")
     chunk_guidance: Literal["teacher", "random"] = option(
         "teacher", "Guide by the teacher's chunks, or pick whole chunks at random."
     )
@@ -117,7 +108,7 @@ class Method:
     )
     teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
     teacher_weights: list[float] | None = option(
-        None, "Weights of the teachers, for --teacher_reduction weighted."
+        None, "Of the teachers, for --teacher_reduction weighted.", "be positive and finite"
     )
 
     def __post_init__(self) -> None:
@@ -126,13 +117,9 @@ class Method:
         refuse_idle(given, vars(self).keys() - {*self._looked_at()}, f"with {self.as_typed}")
 
     def _wrong_values(self) -> Iterator[str]:
-        found = vars(self)
-        for name, kind in get_type_hints(type(self)).items():
-            if get_origin(kind) is Literal and found[name] not in get_args(kind):
-                yield f"--{name} must be one of {', '.join(get_args(kind))}, got {found[name]}"
-        for name, is_right, expected in _RIGHT:
-            if found[name] is not None and not is_right(found[name]):
-                yield f"--{name} must {expected}, got {found[name]}"
+        yield from faults_of(self)
+        if not is_in_millionths(self.top_k):
+            yield f"--top_k must have at most six decimals, got {self.top_k}"
         if self.top_k == 1 and self.top_k_warmup_steps:
             yield "--top_k_warmup_steps has no effect with --top_k 1: leave it out"
         if self.method == "chunk" and self.aggregation == "share":
@@ -209,11 +196,6 @@ class Method:
         """True where the entropies of the teacher's distributions are asked for."""
         return self.rho1_score == "loss_and_entropy"
 
-    @property
-    def compares_distributions(self) -> bool:
-        """True where the losses of a teacher's tokens are not enough, as a store has them."""
-        return self.distance is not None or self.with_entropies
-
     def check_chunks(self, max_length: int) -> None:
         """Reject more chunks than a block has tokens."""
         if self.method == "chunk" and self.chunks > max_length:
@@ -229,12 +211,13 @@ class Method:
             needs = "needs a teacher" if teacher is None else "has no use for a teacher"
             yield f"{self.as_typed} {needs}"
         count = teacher.teachers if isinstance(teacher, StoredTeacher) else len(teacher or [0])
-        if self.compares_distributions and isinstance(teacher, StoredTeacher):
+        compares = self.distance is not None or self.with_entropies
+        if compares and isinstance(teacher, StoredTeacher):
             yield (
                 f"{self.as_typed} compares distributions over words, which a store of losses does "
                 "not hold: give the model itself with --teacher"
             )
-        if self.compares_distributions and count > 1:
+        if compares and count > 1:
             yield f"{self.as_typed} takes one teacher, got {count}: name one with --teacher"
         expected = count if self.teacher_reduction == "weighted" else 0
         if (found := len(self.teacher_weights or ())) != expected:

@@ -5,26 +5,21 @@ Enters: texts or conversations. Leaves: `Tokens` of each model, or of a store.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
+from vocagnolm.chat.reading import TrainOn, TurnTokens
 from vocagnolm.chat.render import Template, template_of
+from vocagnolm.chat.turns import check_turns, read_turns, special_ids
 from vocagnolm.spans import encode_rendered, encode_texts
 from vocagnolm.texts.offsets import tokenizer_name
 from vocagnolm.texts.tokenizers import Role
-from vocagnolm.texts.tokens import Tokens
+from vocagnolm.texts.tokens import Encoding, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
 
 DOCUMENT_SEPARATOR = "<|endoftext|>"
 
@@ -81,58 +76,19 @@ class Reader:
         The ends of answers have labels for a student only, as they are no content.
         """
         assert self.template is not None, "templates are checked before"
-        rendered = [self.template.render(one) for one in conversations]
-        texts = [one.text for one in rendered if not isinstance(one, str)]
-        try:
-            encodings = iter(encode_rendered(self.tokenizer, texts))
-        except ValueError as error:
-            # One of many is at fault: read alone, it alone cannot be.
-            if len(conversations) == 1:
-                return [str(error)]
-            return [self.read_turns([one], train_on)[0] for one in conversations]
         special = special_ids(self.tokenizer) if self.role == "student" else None
-        found: list[TurnTokens | str] = []
-        for one, shown in zip(conversations, rendered, strict=True):
-            if isinstance(shown, str):
-                found.append(shown)
-                continue
-            ids, spans = (encoding := next(encodings)).ids, encoding.spans
-            is_special = None if special is None else np.isin(ids, special)
-            found.append(read_tokens(one, shown, ids, spans, is_special, train_on))
-        return found
+        return read_turns(conversations, self.template, self._encode_rendered, special, train_on)
 
     def check_template(self) -> None:
         """Raise a ValueError where conversations cannot be read."""
-        if self.template is None:
-            raise ValueError(
-                f"{tokenizer_name(self.tokenizer, self.role)} has no chat template, in which to"
-                f" read conversations: name one with --{self.role}_chat_template (plain, chatml or"
-                " a file)"
-            )
-        self.template.check()
-        if self.role == "student" and not self._ends_turns():
-            logger.warning(
-                "the student's chat template puts no special token behind an answer: its end has "
-                "no label, and the student is not taught to stop"
-            )
+        check_turns(self.template, self.tokenizer, self.role, self._encode_rendered)
 
-    def _ends_turns(self) -> bool:
-        probe = Conversation("?\n!", ("user", "assistant"), (1, 3))
-        (found,) = self.read_turns([probe], "completions")
-        if isinstance(found, str):
-            return True
-        return bool(np.isin(found.values[found.stops[1] - 1], special_ids(self.tokenizer)))
+    def _encode_rendered(self, texts: Sequence[str]) -> Sequence[Encoding]:
+        return encode_rendered(self.tokenizer, texts)
 
     def fingerprint(self) -> str:
         """Return all that decides how this reader cuts and encodes a text."""
         return f"{self.tokenizer.backend_tokenizer.to_str()}|{self.start}|{self.end}|{self.limit}"
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
-    """Return the ids of the special tokens, of which the named ones are a part."""
-    added = tokenizer.added_tokens_decoder.items()
-    marked = {number for number, token in added if token.special}
-    return np.array(sorted(marked | {*tokenizer.all_special_ids}), np.int64)
 
 
 def student_reader(

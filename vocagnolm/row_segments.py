@@ -11,7 +11,7 @@ segments of a batch of one row apart by `cu_seq_lens`; so all rows are laid out 
 import inspect
 import itertools
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -86,8 +86,8 @@ def segment_call(
     }
 
 
-def check_attention(model: PreTrainedModel, device: torch.device | None = None) -> None:
-    """Reject a model that its attention cannot serve, there or on the device where it will run."""
+def check_attention(model: PreTrainedModel) -> None:
+    """Reject a model that its attention cannot serve."""
     if not takes_segments(model):
         return
     # A model without **kwargs loses the edges on their way to the attention.
@@ -108,8 +108,6 @@ def check_attention(model: PreTrainedModel, device: torch.device | None = None) 
             f"{_name(model)} cannot drop attention weights out, as its dropout of {max(dropouts)} "
             f"asks: set it to 0 in the model's configuration, or {USE_SDPA}"
         )
-    if (device or model.device).type == "cuda":
-        _check_kernel()
 
 
 def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
@@ -124,19 +122,3 @@ def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
 def _name(model: PreTrainedModel) -> str:
     attention = model.config._attn_implementation
     return f"{type(model).__name__} with --attn_implementation {attention}"
-
-
-def kernel_options() -> set[str]:
-    """Return the parameters of PyTorch's variable-length attention; none where it is not there."""
-    with suppress(ImportError):
-        from torch.nn.attention.varlen import varlen_attn
-
-        return set(inspect.signature(varlen_attn).parameters)
-    return set()
-
-
-def _check_kernel() -> None:
-    """Reject a PyTorch whose variable-length attention is another one, or is not there."""
-    if not {"scale", "window_size"} <= kernel_options():
-        needs, found = f"{TORCH_VARLEN} needs torch >= 2.11", torch.__version__
-        raise ValueError(f"--attn_implementation {needs}, found {found}: upgrade it, or {USE_SDPA}")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vocagnolm.texts.offsets import encode_raw, tokenizer_name
+from vocagnolm.texts.offsets import encode_raw, tokenizer_name, utf8_of
 from vocagnolm.texts.token_bytes import SPELLINGS, TokenBytes
 from vocagnolm.texts.tokens import Encoding, Spans, Tokens
 
@@ -27,7 +27,7 @@ _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数�
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
     """Tokenize one text; see `encode_batch`."""
-    _utf8(text, "text")
+    utf8_of(text, "text")
     return encode_texts(tokenizer, [text]).encoding(0)
 
 
@@ -47,7 +47,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
-    contents = [_utf8(text, f"texts[{index}]") for index, text in enumerate(texts)]
+    contents = [utf8_of(text, f"texts[{index}]") for index, text in enumerate(texts)]
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
     if table is None:
@@ -99,13 +99,11 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
 
 
 def _by_offsets(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
-    return _filled(encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)
+    return [*map(_filled, encode_raw(tokenizer, texts, tokenizer_name(tokenizer)), texts)]
 
 
-def _filled(raw: Sequence[Encoding], texts: Sequence[str]) -> list[Encoding]:
-    return [
-        Encoding(one.ids, fill_gaps(one.spans, text)) for one, text in zip(raw, texts, strict=True)
-    ]
+def _filled(raw: Encoding, text: str) -> Encoding:
+    return Encoding(raw.ids, fill_gaps(raw.spans, text))
 
 
 def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Encoding]:
@@ -119,7 +117,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
             (start, end), name = one.spans[at].tolist(), greedy[int(one.ids[at])]
             if (place := text.find(name, start, end)) >= 0:
                 one.spans[at] = place, place + len(name)
-    return _filled(found, texts)
+    return [*map(_filled, found, texts)]
 
 
 def fill_gaps(spans: Spans, text: str) -> Spans:
@@ -156,19 +154,6 @@ def fill_gaps(spans: Spans, text: str) -> Spans:
     filled[empty, 1] = np.minimum(filled[empty, 0] + 1, len(text))
     filled[empty, 0] = filled[empty, 1] - 1
     return filled
-
-
-def _utf8(text: object, name: str) -> bytes:
-    if not isinstance(text, str):
-        raise ValueError(f"{name} must be a str, found {type(text).__name__}")
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} has a lone surrogate (U+{ord(text[error.start]):04X}) at character"
-            f" {error.start}, which is not valid Unicode: drop the text, or decode its source with"
-            " errors='replace'"
-        ) from None
 
 
 def _tiles(spans: Spans, length: int) -> bool:

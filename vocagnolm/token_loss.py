@@ -126,7 +126,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     if "gives_token_losses" in vars(inspect.unwrap(bound)):
         return model
     output_embeddings(patched)
-    check_attention(patched, device)
+    check_attention(patched)
 
     def call(_: object, *args: object, **kwargs: object) -> object:
         return bound(*args, **kwargs)
@@ -258,17 +258,12 @@ def _check_head(model: PreTrainedModel, device: torch.device | None) -> None:
         tolerance = 1e-5 + relative * logits.abs().max()
         reproduced = bool((losses[:, 1:] - expected).abs().max() <= tolerance)
     if not reproduced:
-        attention = f" (or --attn_implementation {attention_name(model)})"
+        attention = f" (or --attn_implementation {model.config._attn_implementation})"
         raise ValueError(
             f"the losses of {type(model).__name__} differ from those of its own logits: its output "
             f"head{attention if takes_segments(model) else ''} does something this project does "
             "not reproduce. Use another model, or add it to scale_and_cap in output_head.py"
         )
-
-
-def attention_name(model: nn.Module) -> str | None:
-    """Name the attention implementation of a model, if it says."""
-    return cast(str | None, inner_model(model).config._attn_implementation)
 
 
 def is_exact(model: nn.Module, *dtypes: torch.dtype) -> bool:

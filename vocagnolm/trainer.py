@@ -6,7 +6,6 @@ divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest 
     text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
 """
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -23,14 +22,12 @@ from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
-from vocagnolm.training.arguments import named_arguments
+from vocagnolm.training.arguments import check_student, named_arguments
 from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.training.log import tell_in_lines
 from vocagnolm.training.mixture import Mixture
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
-
-logger = logging.getLogger(__name__)
 
 
 class VocAgnoTrainer(ResumableTrainer):
@@ -76,7 +73,7 @@ class VocAgnoTrainer(ResumableTrainer):
             given["data_collator"] = _collator_of(given.get("train_dataset"), method)
         super().__init__(**given | {"compute_metrics": self._mean_token_losses})
         self.model: PreTrainedModel
-        self._check_student(models)
+        check_student(self.model, models)
         self._check_collator(method)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are no arguments of the model, and all are needed.
@@ -107,18 +104,6 @@ class VocAgnoTrainer(ResumableTrainer):
         if self.recorder is not None:
             self.recorder.write(self.state.global_step)
         super()._save_checkpoint(model, trial)
-
-    def _check_student(self, teachers: object) -> None:
-        """Reject arguments that would train another model than is asked for, or none."""
-        if isinstance(teachers, Sequence) and any(model is self.model for model in teachers):
-            raise ValueError(
-                "model and teacher are one object, and freezing the teacher would freeze the "
-                "student; pass copy.deepcopy(model)"
-            )
-        if (dtype := self.model.dtype) in (torch.bfloat16, torch.float16):
-            instead = "load it in float32 and set bf16=True for bfloat16 compute"
-            text = "the student's weights are %s, on which small updates are lost: %s"
-            logger.warning(text, dtype, instead)
 
     def _check_collator(self, method: Method) -> None:
         """Reject what does not collate blocks, or in other chunks than the method's."""
@@ -283,13 +268,11 @@ class VocAgnoTrainer(ResumableTrainer):
         """Plain loss per token of all rows, and of those of each corpus if there are several."""
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
-        blocks = loader.dataset
-        parts = getattr(blocks, "parts", None) or {"": len(blocks)}
+        parts = getattr(loader.dataset, "parts", {})
         sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
         ranges = {"loss": slice(None)}
         if len(parts) > 1:
-            ends = np.cumsum(list(parts.values())).tolist()
-            for name, end in zip(parts, ends, strict=True):
+            for name, end in zip(parts, np.cumsum([*parts.values()]), strict=True):
                 ranges[f"{name}_loss"] = slice(end - parts[name], end)
         return {
             name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))

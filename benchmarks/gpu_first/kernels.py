@@ -153,7 +153,7 @@ def _attention(steps: Steps, name: str) -> Switch:
     switch(True)
     try:
         for model in models:
-            check_attention(model, steps.trainer.args.device)
+            check_attention(model)
     finally:
         switch(False)
     return switch

@@ -33,6 +33,7 @@ from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.run.documents import write_reasons
 from vocagnolm.spans import encode, encode_texts
 
 PAIRS = [
@@ -327,7 +328,7 @@ def test_align_corpus_skips_and_lists(tokenizers_by_family: Tokenizers, tmp_path
         (7, "not text but dict"),
         (8, "not text but bool"),
     ]
-    segments.write_skipped(tmp_path / "skipped.jsonl")
+    write_reasons(segments.reasons, tmp_path / "skipped.jsonl")
     lines = (tmp_path / "skipped.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"document": document, "reason": reason} for document, reason in segments.skipped
@@ -379,7 +380,7 @@ def test_no_file_without_skipped_documents(
     tokenizers_by_family: Tokenizers, tmp_path: Path
 ) -> None:
     segments = align_corpus(in_memory(PAGES), *readers(tokenizers_by_family))
-    segments.write_skipped(tmp_path / "skipped.jsonl")
+    write_reasons(segments.reasons, tmp_path / "skipped.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import get_args
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def teacher_batches(draw):
     )
 
 
-@given(teacher_batches(), st.sampled_from(guidance.AGGREGATIONS))
+@given(teacher_batches(), st.sampled_from(get_args(guidance.Aggregation)))
 def test_aggregation_equals_a_loop_over_tokens(batch, aggregation):
     losses, valid, ranges, shares = batch
     found, mapped = aggregate_teacher_losses(
@@ -120,7 +121,7 @@ def test_short_ranges_keep_their_precision_late_in_rows():
     assert found.item() == pytest.approx(1e-4, rel=1e-5)
 
 
-@pytest.mark.parametrize("aggregation", guidance.AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(guidance.Aggregation))
 @pytest.mark.parametrize("broken", [math.nan, math.inf])
 def test_broken_teacher_loss_breaks_only_its_ranges(aggregation, broken):
     loss = torch.tensor([[1.0, broken, 2.0, broken, 3.0]])
@@ -165,8 +166,8 @@ def student_batches(draw):
 @given(
     student_batches(),
     TOP_K,
-    st.sampled_from(guidance.UNMAPPED_STRATEGIES),
-    st.sampled_from(guidance.SCOPES),
+    st.sampled_from(get_args(guidance.Unmapped)),
+    st.sampled_from(get_args(guidance.Scope)),
 )
 def test_selection_equals_a_sorted_list(batch, top_k, unmapped, scope):
     student, teacher, valid, mapped = batch
@@ -191,7 +192,7 @@ def test_selection_equals_a_sorted_list(batch, top_k, unmapped, scope):
     student_batches(),
     TOP_K,
     st.sampled_from(["include", "exclude"]),
-    st.sampled_from(guidance.SCOPES),
+    st.sampled_from(get_args(guidance.Scope)),
 )
 def test_entropy_keeps_the_intersection_of_two_lists(batch, top_k, unmapped, scope):
     student, entropy, valid, mapped = batch
@@ -323,9 +324,9 @@ def test_random_scores_are_uniform_over_blocks_and_positions():
     assert (chosen.double().mean(0) - 0.4).abs().max() < 0.12
 
 
-@pytest.mark.parametrize("aggregation", guidance.AGGREGATIONS)
-@pytest.mark.parametrize("unmapped", guidance.UNMAPPED_STRATEGIES)
-@pytest.mark.parametrize("scope", guidance.SCOPES)
+@pytest.mark.parametrize("aggregation", get_args(guidance.Aggregation))
+@pytest.mark.parametrize("unmapped", get_args(guidance.Unmapped))
+@pytest.mark.parametrize("scope", get_args(guidance.Scope))
 def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
     with torch.device("meta"):  # where reading a value raises
         student, loss = torch.empty(2, 5), torch.empty(2, 7)

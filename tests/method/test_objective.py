@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -120,7 +121,10 @@ def test_method_tells_what_it_needs(
 ) -> None:
     assert method.choice == choice
     assert method.needs_teacher == needs_teacher
-    assert method.compares_distributions == compares
+    if needs_teacher:
+        refusal = pytest.raises(ValueError, match="compares distributions over words")
+        with refusal if compares else nullcontext():
+            method.check_teacher(StoredTeacher())
     message = "has no use for a teacher" if not needs_teacher else "needs a teacher"
     with pytest.raises(ValueError, match=f"--method {method.method}.* {message}"):
         method.check_teacher(None if needs_teacher else [object()])

@@ -8,7 +8,6 @@ from architectures import build
 from packed_rows import SEGMENTS, rows
 from segment_attention import with_attention
 
-from vocagnolm import row_segments
 from vocagnolm.row_segments import segments_of
 from vocagnolm.token_loss import add_token_losses
 
@@ -40,13 +39,6 @@ def test_configuration_that_tells_enough_is_rejected_at_once() -> None:
     model.model.forward = lambda input_ids, position_ids=None: None
     with pytest.raises(ValueError, match="cannot be told where documents end"):
         add_token_losses(model)
-
-
-def test_kernel_that_lacks_an_argument_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    varlen = pytest.importorskip("torch.nn.attention.varlen")
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, is_causal=False: None)
-    with pytest.raises(ValueError, match=r"needs torch >= 2.11, found \d"):
-        row_segments._check_kernel()
 
 
 def test_segments_are_cumulative_lengths_when_some_are_empty() -> None:

@@ -6,7 +6,7 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ from world import MAX_LENGTH, make_blocks, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
-from vocagnolm.guidance import AGGREGATIONS
+from vocagnolm.guidance import Aggregation
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
@@ -44,7 +44,7 @@ def result(trainer: Any, blocks: Blocks) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("unmapped", ["include", "exclude"])
 @pytest.mark.parametrize("floor", [0.0, 0.3])
 def test_loss_equals_slow_reference(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -118,7 +117,7 @@ def test_answer_of_weight_nothing_has_no_label(
 
 @pytest.mark.parametrize(("student_limit", "teacher_limit"), [(60, 200), (200, 75)])
 def test_long_conversation_ends_behind_an_answer(
-    student_limit: int, teacher_limit: int, tokenizers_by_family: Tokenizers, tmp_path: Path
+    student_limit: int, teacher_limit: int, tokenizers_by_family: Tokenizers
 ) -> None:
     readers = pair(tokenizers_by_family, student_limit, teacher_limit)
     long = talk(TALK[0], "no " * 150)
@@ -132,10 +131,9 @@ def test_long_conversation_ends_behind_an_answer(
     # What follows an answer's content is not needed of the teacher, as it guides nothing.
     assert cut["teacher_ids"] == whole["teacher_ids"][: cut["teacher_tokens"]]
     assert cut["teacher_labelled"] == whole["teacher_labelled"]
-    segments.write_skipped(tmp_path / "skipped.jsonl")
-    assert [*map(json.loads, (tmp_path / "skipped.jsonl").read_text().splitlines())] == [
-        {"document": 2, "reason": "its first answer alone exceeds a context"},
-        {"document": 0, "reason": "exceeds a context: its last 2 messages are left out"},
+    assert segments.reasons == [
+        (2, "its first answer alone exceeds a context"),
+        (0, "exceeds a context: its last 2 messages are left out"),
     ]
 
 

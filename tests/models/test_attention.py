@@ -213,7 +213,6 @@ def test_gpu_call_has_the_right_form() -> None:
     segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
     shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
-    row_segments._check_kernel()
     assert packed_attention._on_gpu(*tensors, segments, 0.3).shape == (16, 4, 8)
     with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use --bf16"):
         packed_attention._on_gpu(*(x.float() for x in tensors), segments, 0.3)
@@ -227,12 +226,19 @@ def test_kernel_of_torch_2_11_gets_its_arguments(monkeypatch: pytest.MonkeyPatch
         return rows[0]
 
     monkeypatch.setattr(varlen, "varlen_attn", varlen_attn)
-    packed_attention._known_options.cache_clear()
-    row_segments._check_kernel()
+    packed_attention._kernel_options.cache_clear()
     query = torch.empty(16, 4, 8, dtype=torch.bfloat16, device="meta")
     segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
     assert packed_attention._on_gpu(query, query, query, segments, 0.3) is query
-    packed_attention._known_options.cache_clear()
+    packed_attention._kernel_options.cache_clear()
+
+
+def test_kernel_that_lacks_an_argument_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, is_causal=False: None)
+    packed_attention._kernel_options.cache_clear()
+    with pytest.raises(ValueError, match=r"needs torch >= 2.11, found \d"):
+        packed_attention._is_told_of_groups()
+    packed_attention._kernel_options.cache_clear()
 
 
 def test_checks_run_in_the_kernels_precision(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ from vocagnolm.cli import score
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.guidance import AGGREGATIONS, reduce_teachers
+from vocagnolm.guidance import Aggregation, reduce_teachers
 from vocagnolm.host import processes
 from vocagnolm.models import source as models
 from vocagnolm.objective import Method
@@ -238,7 +238,7 @@ def slow_teacher(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
 @pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda reduction: reduction[0])
 def test_loss_of_several_stores_equals_slow_reference(
     world: World,

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from vocagnolm.chat.reading import TRAIN_ON
-from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
+from vocagnolm.guidance import Aggregation, Unmapped
 from vocagnolm.host import command
 from vocagnolm.host.files import check_writable
 
@@ -65,8 +65,8 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--trust_remote_code", action="store_true")
     add("--max_length", type=int, help="Student tokens of a part; default: 2048 or its context.")
     add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
-    add("--aggregation", choices=AGGREGATIONS, default="max", help="Eq. 2.")
-    add("--unmapped", choices=UNMAPPED_STRATEGIES, default="include", help="Section 6.2.")
+    add("--aggregation", choices=get_args(Aggregation), default="max", help="Eq. 2.")
+    add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
     add("--train_on", choices=TRAIN_ON, help="Of conversations: answers (default), or all.")
     add("--table", action="store_true", help="List all tokens with losses and pieces.")
     add("--color", choices=("auto", "always", "never"), default="auto")

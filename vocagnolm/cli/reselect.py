@@ -12,10 +12,10 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
-from vocagnolm.guidance import AGGREGATIONS, UNMAPPED_STRATEGIES
-from vocagnolm.host.command import Parser, check_at_least, corpora_of, run_command, say
+from vocagnolm.guidance import Aggregation, Unmapped
+from vocagnolm.host.command import Parser, check_at_least, run_command, say
 
 if TYPE_CHECKING:
     from vocagnolm.store.reselect import Selections
@@ -48,8 +48,8 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_dataset(required=True, several=True)
     add("--max_length", type=int, default=2048, help="Student tokens of a block.")
     add("--top_k", type=float, nargs="+", default=[0.4], help="Shares of the tokens, Eq. 4.")
-    add("--aggregation", nargs="+", choices=AGGREGATIONS, default=["max"], help="Eq. 2.")
-    add("--unmapped", nargs="+", choices=UNMAPPED_STRATEGIES, default=["include"])
+    add("--aggregation", nargs="+", choices=get_args(Aggregation), default=["max"], help="Eq. 2.")
+    add("--unmapped", nargs="+", choices=get_args(Unmapped), default=["include"])
     add("--output_dir", type=Path, help="Gets reselect.json, reselect.md and reselect.png.")
     arguments = parser.parse_args(argv)
     check_at_least(arguments, 4, "max_length")
@@ -58,9 +58,9 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     """Choose tokens under all combinations; returns them with the table to show."""
-    from vocagnolm.corpus import load_corpora
     from vocagnolm.objective import Method
     from vocagnolm.store.reselect import Candidate, align_stores, reselect, selection_table
+    from vocagnolm.store.scoring import load_corpora
     from vocagnolm.store.store import Store
     from vocagnolm.texts.tokenizers import load_tokenizer
 
@@ -76,7 +76,7 @@ def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     ]
     tokenizer = load_tokenizer(arguments.student, "student")
     stores = [Store(path) for path in (arguments.student_losses, *arguments.teacher_losses)]
-    corpus = load_corpora(corpora_of(arguments))
+    corpus = load_corpora(arguments)
     blocks, collator = align_stores(stores, tokenizer, corpus, arguments.max_length)
     selections = reselect(blocks, collator, candidates, len(tokenizer))
     return selections, selection_table(selections, tokenizer)

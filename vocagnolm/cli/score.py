@@ -27,7 +27,6 @@ from vocagnolm.host.command import (
     Exit,
     Parser,
     check_at_least,
-    corpora_of,
     refuse_idle,
     run_command,
     say,
@@ -167,8 +166,8 @@ def options_of(arguments: argparse.Namespace) -> "Scoring":
 
 def _verify(arguments: argparse.Namespace) -> int:
     """Tell the faults of a store, and return the exit status."""
-    from vocagnolm.corpus import load_corpora
     from vocagnolm.store.job import find_missing
+    from vocagnolm.store.scoring import load_corpora
 
     directory: Path = arguments.verify
     opened = Store(directory)
@@ -181,8 +180,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         return Exit.FAULTS
     missing = []
     if arguments.dataset:
-        corpus = load_corpora(corpora_of(arguments))
-        missing = find_missing(opened, corpus)
+        missing = find_missing(opened, load_corpora(arguments))
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         say(

@@ -7,15 +7,27 @@ import atexit
 import difflib
 import hashlib
 import logging
+import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import field, fields
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NoReturn,
+    TextIO,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
 from vocagnolm.host.progress import tell_datasets_progress
@@ -143,11 +155,36 @@ def resolve_dtype(choice: str, device: torch.device) -> str:
     return best if choice == "auto" else choice
 
 
-def option(default: _T, help: str) -> _T:
-    """Return the field of a dataclass of options: its default, and its line in `--help`."""
+# Ranges of options, by the words of the error; each of a list's numbers must be inside.
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "be in (0, 1]": lambda value: 0 < value <= 1,
+    "be in [0, 1)": lambda value: 0 <= value < 1,
+    "be positive and finite": lambda value: 0 < value < math.inf,
+    "be finite and not negative": lambda value: 0 <= value < math.inf,
+    "not be negative": lambda value: value >= 0,
+    "be at least 1": lambda value: value >= 1,
+}
+
+
+def option(default: _T, help: str, must: str = "") -> _T:
+    """Return the field of a dataclass of options: its default, line in `--help`, and range."""
+    metadata = {"help": help, "must": must}
     if isinstance(default, list):
-        return cast(_T, field(default_factory=default.copy, metadata={"help": help}))
-    return field(default=default, metadata={"help": help})
+        return cast(_T, field(default_factory=default.copy, metadata=metadata))
+    return field(default=default, metadata=metadata)
+
+
+def faults_of(options: Any) -> Iterator[str]:
+    """Yield a message for each `option` that is none of its choices or outside of its range."""
+    kinds = get_type_hints(type(options))
+    for each in fields(options):
+        name, value = each.name, vars(options)[each.name]
+        choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else ()
+        if choices and value not in choices:
+            yield f"--{name} must be one of {', '.join(choices)}, got {value}"
+        must = each.metadata.get("must")
+        if must and value is not None and not all(map(_RANGES[must], listed(value))):
+            yield f"--{name} must {must}, got {value}"
 
 
 def raise_first(faults: Iterable[str]) -> None:

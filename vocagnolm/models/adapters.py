@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 
-from vocagnolm.host.command import option
+from vocagnolm.host.command import faults_of, option, raise_first
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -30,9 +30,13 @@ class AdapterArguments:
     """Options of LoRA adapters (arXiv 2106.09685), with which the student is not trained whole."""
 
     use_peft: bool = option(False, "Train LoRA adapters instead of the student's weights.")
-    lora_r: int = option(16, "Rank of the adapters.")
-    lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
-    lora_dropout: float = option(0.0, "Share of an adapter's inputs that training drops, [0, 1).")
+    lora_r: int = option(16, "Rank of the adapters.", "be at least 1")
+    lora_alpha: int = option(
+        32, "The adapters' product is scaled by alpha / rank.", "be at least 1"
+    )
+    lora_dropout: float = option(
+        0.0, "Share of an adapter's inputs that training drops, [0, 1).", "be in [0, 1)"
+    )
     lora_target_modules: list[str] | None = option(
         None, "Layers that get an adapter; by default all-linear, which spares heads."
     )
@@ -43,11 +47,7 @@ class AdapterArguments:
             for known in fields(AdapterArguments):
                 if vars(self)[known.name] != known.default:
                     raise ValueError(f"--{known.name} has no effect without --use_peft")
-        for name, number in (("lora_r", self.lora_r), ("lora_alpha", self.lora_alpha)):
-            if number < 1:
-                raise ValueError(f"--{name} must be at least 1, got {number}")
-        if not 0.0 <= self.lora_dropout < 1.0:
-            raise ValueError(f"--lora_dropout must be in [0, 1), got {self.lora_dropout}")
+        raise_first(faults_of(self))
         if self.use_peft and not is_peft_available():
             raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")
 

@@ -6,7 +6,9 @@ PyTorch. The flash attentions of `transformers` are registered again, without wh
 Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, cached_property, partial
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from vocagnolm.row_segments import MASKLESS, TORCH_VARLEN, USE_SDPA, RowSegments, kernel_options
+from vocagnolm.row_segments import MASKLESS, TORCH_VARLEN, USE_SDPA, RowSegments
 
 _ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
 _MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
@@ -113,25 +115,39 @@ def _on_gpu(
             f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
             f"{query_NHD.dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {USE_SDPA}"
         )
+    is_told = _is_told_of_groups()
     from torch.nn.attention.varlen import varlen_attn
 
     edges, longest = segments
     # The window: all positions before, none behind.
     attend = partial(varlen_attn, scale=scale, window_size=(-1, 0))
     # PyTorch 2.11 takes fewer heads of keys than of queries without being told.
-    if _is_told_of_groups():
+    if is_told:
         attend = partial(attend, enable_gqa=True)
     out = attend(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest)
     assert isinstance(out, Tensor)
     return out
 
 
-_known_options = cache(kernel_options)
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _is_told_of_groups() -> bool:
-    return "enable_gqa" in _known_options()
+    """Test whether the kernel of PyTorch is told of groups of queries."""
+    return "enable_gqa" in _kernel_options()
+
+
+@cache
+def _kernel_options() -> set[str]:
+    """Return the parameters of PyTorch's kernel; another one, or none, is a ValueError."""
+    with suppress(ImportError):
+        from torch.nn.attention.varlen import varlen_attn
+
+        found = set(inspect.signature(varlen_attn).parameters)
+        if {"scale", "window_size"} <= found:
+            return found
+    needs, found_torch = f"{TORCH_VARLEN} needs torch >= 2.11", torch.__version__
+    raise ValueError(
+        f"--attn_implementation {needs}, found {found_torch}: upgrade it, or {USE_SDPA}"
+    )
 
 
 class _Unnumbered:

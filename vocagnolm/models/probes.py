@@ -13,7 +13,6 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.row_segments import segments_of, takes_segments
 from vocagnolm.token_loss import (
     add_token_losses,
-    attention_name,
     inner_model,
     is_exact,
     probe_ids,
@@ -80,8 +79,9 @@ def check_packing(model: PreTrainedModel, device: torch.device | None = None) ->
     exact = is_exact(model, model.dtype) and not torch.is_autocast_enabled(ids.device.type)
     floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
     if error > floor + share * scale:
+        attention = inner_model(model).config._attn_implementation
         raise ValueError(
-            f"{type(model).__name__} with attention implementation {attention_name(model)} lets "
+            f"{type(model).__name__} with attention implementation {attention} lets "
             f"packed documents see each other: losses differ by up to {error:.2g} nats from those "
             f"of the same documents alone (by {scale:.2g} when attention crosses on purpose). Use "
             "--attn_implementation sdpa or eager, or accept it with --attend_across_documents"

@@ -1,13 +1,12 @@
 """Arguments of the models, the corpus and the guidance, which `vocagnolm.run.parse` reads."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from vocagnolm.chat.formats import FORMATS
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.host.command import corpora_of, option, raise_first
+from vocagnolm.host.command import corpora_of, faults_of, option, raise_first
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
@@ -71,7 +70,7 @@ class DataArguments:
         "A file, a directory or a hub name; or several.",
     )
     dataset_weights: list[float] | None = option(
-        None, "Shares of the corpora in every global batch."
+        None, "Shares of the corpora in every global batch.", "be positive and finite"
     )
     dataset_config: list[str] | None = option(None, "Hub configuration, one for all or each.")
     dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
@@ -84,7 +83,9 @@ class DataArguments:
         None, "Tokens of conversations with labels: completions (default; answers), or all."
     )
     max_length: int = option(2048, "Student tokens of a block.")
-    eval_fraction: float = option(0.0, "Share of the documents held out for evaluation, [0, 1).")
+    eval_fraction: float = option(
+        0.0, "Share of the documents held out for evaluation, [0, 1).", "be in [0, 1)"
+    )
     eval_dataset: str | None = option(
         None, "Evaluate on these documents instead of a held-out share."
     )
@@ -93,7 +94,7 @@ class DataArguments:
     )
     attend_across_documents: bool = option(False, "Let attention cross the documents of a block.")
     num_proc: int | None = option(
-        None, "Processes that tokenize and align; by default one for each core."
+        None, "Processes that tokenize and align; by default one for each core.", "be at least 1"
     )
 
     def __post_init__(self) -> None:
@@ -104,14 +105,10 @@ class DataArguments:
             yield f"--format must be one of {', '.join(FORMATS)}, got {unknown[0]}"
         if self.max_length < 4:
             yield f"--max_length must be at least 4, got {self.max_length}"
-        # Not a number is not in [0, 1) either.
-        if not 0.0 <= self.eval_fraction < 1.0:
-            yield f"--eval_fraction must be in [0, 1), got {self.eval_fraction}"
+        yield from faults_of(self)
         yield from self._faults_of_corpora()
         if self.eval_dataset and self.eval_fraction:
             yield "--eval_dataset and --eval_fraction exclude each other: give one"
-        if self.num_proc is not None and self.num_proc < 1:
-            yield f"--num_proc must be at least 1, got {self.num_proc}"
 
     def _faults_of_corpora(self) -> Iterator[str]:
         count, weights = len(self.dataset), self.dataset_weights
@@ -119,9 +116,6 @@ class DataArguments:
             yield f"--dataset names {twice[0]} twice: name it once, and give --dataset_weights"
         if weights is not None and len(weights) != count:
             yield f"--dataset_weights needs one for each of {count} corpora, got {len(weights)}"
-        for weight in weights or ():
-            if not 0.0 < weight < math.inf:
-                yield f"--dataset_weights must be positive, got {weight}"
         if self.eval_dataset and len(self.text_column) > 1:
             yield "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
         # Said before anything is read.
@@ -140,13 +134,8 @@ class GuidanceArguments(Method):
     """The method, and how often its guidance is shown."""
 
     guidance_table_steps: int = option(
-        0, "Show the guidance of a sample every so many steps; 0: never."
+        0, "Show the guidance of a sample every so many steps; 0: never.", "not be negative"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (steps := self.guidance_table_steps) < 0:
-            raise ValueError(f"--guidance_table_steps must not be negative, got {steps}")
 
     def _looked_at(self) -> tuple[str, ...]:
         names = super()._looked_at()

@@ -1,6 +1,7 @@
 """From the corpus of a job to the blocks that it trains and evaluates on."""
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -129,9 +130,16 @@ class Documents:
         """List the documents that were left out, with the reasons; a file for each corpus."""
         for each, name in zip(self.corpora, self.blocks.parts, strict=True):
             end = f"_{name}" if name else ""
-            each.segments.write_skipped(Path(output_dir) / f"skipped{end}.jsonl")
+            write_reasons(each.segments.reasons, Path(output_dir) / f"skipped{end}.jsonl")
         if self.held_out is not None:
-            self.held_out.write_skipped(Path(output_dir) / "eval_skipped.jsonl")
+            write_reasons(self.held_out.reasons, Path(output_dir) / "eval_skipped.jsonl")
+
+
+def write_reasons(reasons: Sequence[tuple[int, str]], path: Path) -> None:
+    """Write why documents were left out as JSON lines; no file where none was."""
+    if reasons:
+        rows = (json.dumps({"document": number, "reason": why}) + "\n" for number, why in reasons)
+        path.write_text("".join(rows), encoding="utf-8")
 
 
 def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:

@@ -1,6 +1,7 @@
 """The command line and recipes of `train.py`, and which options go together."""
 
 import os
+from argparse import Action
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +22,10 @@ from vocagnolm.teacher import StoredTeacher
 
 class _Parser(OneLineErrors, HfArgumentParser):
     """Parser of dataclasses; the usage of TrainingArguments would fill screens."""
+
+    def add_argument(self, *names: Any, must: str = "", **given: Any) -> Action:
+        """Add an option; the dataclass itself checks its range."""
+        return super().add_argument(*names, **given)
 
 
 def parse(argv: Sequence[str]) -> Job:

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import datasets
 import torch
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.columns import is_conversations
-from vocagnolm.corpus import load_corpora
+from vocagnolm.corpus import joined, load_corpus
 from vocagnolm.host.command import corpora_of, one_or_all, refuse_idle, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
@@ -41,6 +42,15 @@ _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
 # Of a tokenizer that only a server has; and more words than any has.
 UNKNOWN, _ANY_VOCABULARY = "unknown", 10**6
+
+
+def load_corpora(options: object) -> datasets.Dataset:
+    """Load the corpora of `corpora_of`, one behind the other."""
+    sources = corpora_of(options)
+    loaded = [load_corpus(name, **given) for name, given in sources]
+    if len({*map(is_conversations, loaded)}) > 1:
+        raise ValueError("--dataset: a store is of documents or of conversations: score them apart")
+    return joined(loaded, [name for name, _ in sources])
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ def score(options: Scoring) -> None:
         if context is None:
             raise ValueError("--context is required without --teacher: the most of a request")
         min_context = _min_context(options, context)
-        corpus = load_corpora(corpora_of(options))
+        corpus = load_corpora(options)
         sizes = (min_context, options.shard_documents)
         job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
         served = _find_server(options, reader, context, min_context) if options.server else None

@@ -1,4 +1,4 @@
-"""Ask a tokenizer for the offsets of its tokens, and test what it gives."""
+"""Ask a tokenizer for the offsets of its tokens, and test what it is given and gives."""
 
 from __future__ import annotations
 
@@ -81,3 +81,17 @@ def no_offsets(name: str) -> ValueError:
         f"{name} gives no character offsets, by which student and teacher tokens are aligned: use a"
         " fast tokenizer, that is a directory or hub name with a tokenizer.json"
     )
+
+
+def utf8_of(text: object, name: str) -> bytes:
+    """Return the bytes of a text; a ValueError where it is none, or holds a lone surrogate."""
+    if not isinstance(text, str):
+        raise ValueError(f"{name} must be a str, found {type(text).__name__}")
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{name} has a lone surrogate (U+{ord(text[error.start]):04X}) at character"
+            f" {error.start}, which is not valid Unicode: drop the text, or decode its source with"
+            " errors='replace'"
+        ) from None

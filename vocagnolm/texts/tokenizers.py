@@ -155,7 +155,8 @@ def check_same_tokens(
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     (raw,) = encode_raw(tokenizer, [text], tokenizer_name(tokenizer))
-    return raw.ids.tolist()
+    ids: list[int] = raw.ids.tolist()
+    return ids
 
 
 def tokenizer_sha256(tokenizer: PreTrainedTokenizerBase) -> str:

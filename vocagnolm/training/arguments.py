@@ -1,16 +1,20 @@
 """Reject arguments of `transformers` that have no effect or harm a run, in one line each."""
 
 import inspect
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from accelerate.utils import parse_flag_from_env
-from transformers import Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from vocagnolm.host.processes import connection_fault
+
+logger = logging.getLogger(__name__)
 
 # Arguments of other trainers, or of any Trainer, and what to do instead.
 _OF_OTHERS = {
@@ -133,3 +137,16 @@ def named_arguments(
                 "AutoModelForCausalLM.from_pretrained"
             )
     return given
+
+
+def check_student(student: PreTrainedModel, teachers: object) -> None:
+    """Reject a student that its teacher freezes; warn of weights on which updates are lost."""
+    if isinstance(teachers, Sequence) and any(teacher is student for teacher in teachers):
+        raise ValueError(
+            "model and teacher are one object, and freezing the teacher would freeze the "
+            "student; pass copy.deepcopy(model)"
+        )
+    if (dtype := student.dtype) in (torch.bfloat16, torch.float16):
+        instead = "load it in float32 and set bf16=True for bfloat16 compute"
+        text = "the student's weights are %s, on which small updates are lost: %s"
+        logger.warning(text, dtype, instead)

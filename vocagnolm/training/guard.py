@@ -7,7 +7,8 @@ from typing import cast
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
@@ -102,7 +103,12 @@ class StepGuard(TrainerCallback):
         self._trainer.metrics.start()
 
     def on_pre_optimizer_step(
-        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
+        self,
+        args: object,
+        state: TrainerState,
+        control: TrainerControl,
+        model: nn.Module,
+        **kwargs: object,
     ) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process.
 
@@ -112,9 +118,9 @@ class StepGuard(TrainerCallback):
         trainer.phases.begin("agreement")
         # One maximum over processes of four numbers, each -1 or 0 where all is well:
         #     block of a bad student loss | of a bad teacher loss | gradient is bad | asked to stop
-        mine = torch.cat([trainer.metrics.bad_blocks, self._gradient_fault()[None]])
+        mine = torch.cat([trainer.metrics.bad_blocks, self._gradient_fault(model)[None]])
         asked = torch.full((1,), int(trainer.preemption.is_asked), device=mine.device)
-        *worst, is_asked = trainer.reduce_max(torch.cat([mine, asked])).tolist()
+        *worst, is_asked = _largest(torch.cat([mine, asked])).tolist()
         if is_asked:
             trainer.preemption.is_agreed = control.should_training_stop = True
         if max(worst) < 0:
@@ -123,16 +129,16 @@ class StepGuard(TrainerCallback):
                 for found in self._step_batches.teacher_losses():
                     self._recorder.add(*found)
         else:
-            self._skip_or_stop(state.global_step + 1, worst, mine.tolist())
+            self._skip_or_stop(model, state.global_step + 1, worst, mine.tolist())
         trainer.phases.begin("update")
 
     def on_optimizer_step(self, *args: object, **kwargs: object) -> None:
         """End the update."""
         self._trainer.phases.begin("other")
 
-    def _gradient_fault(self) -> Tensor:
+    def _gradient_fault(self, model: nn.Module) -> Tensor:
         """0 if this process's gradients are not finite, else -1; waits for nothing."""
-        gradients = [p.grad for p in self._trainer.student.parameters() if p.grad is not None]
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
         gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
         if not gradients or self._trainer.accelerator.scaler is not None:
             # float16's scaler meets infinities as a matter of course, and skips the step itself.
@@ -141,7 +147,7 @@ class StepGuard(TrainerCallback):
         is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
         return is_finite.long().neg().to(self._trainer.args.device)
 
-    def _skip_or_stop(self, step: int, worst: list[int], mine: list[int]) -> None:
+    def _skip_or_stop(self, model: nn.Module, step: int, worst: list[int], mine: list[int]) -> None:
         """Make no update, on all processes alike; `worst` is their maximum of `mine`."""
         trainer = self._trainer
         fault, advice = _diagnosis(worst)
@@ -155,7 +161,7 @@ class StepGuard(TrainerCallback):
             )
         trainer.metrics.drop_step()
         # An optimizer passes over parameters without a gradient, and leaves their state alone.
-        for parameter in trainer.student.parameters():
+        for parameter in model.parameters():
             parameter.grad = None
         if trainer.is_world_process_zero():
             logger.warning(
@@ -176,8 +182,15 @@ class StepGuard(TrainerCallback):
             description |= {"student_block": student, "teacher_block": teacher}
             self._step_batches.write(directory / f"step-{step:06}-rank-{rank}", description)
         written = torch.full((1,), rank if is_ours else -1, device=trainer.args.device)
-        last = trainer.reduce_max(written).item()
+        last = _largest(written).item()
         return directory / f"step-{step:06}-rank-{last}.safetensors"
+
+
+def _largest(values: Tensor) -> Tensor:
+    """Largest value over all processes, element by element."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values, op=ReduceOp.MAX)
+    return values
 
 
 def _diagnosis(worst: list[int]) -> tuple[str, str]:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
-from torch import Tensor, nn
-from torch.distributed import ReduceOp
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
 from transformers import Trainer
@@ -34,7 +33,7 @@ from vocagnolm.training.reporting import replace_reporters
 from vocagnolm.training.throughput import Phases
 
 _OVERRIDDEN = (
-    "_save_checkpoint _maybe_log_save_evaluate _load_from_checkpoint "
+    "_save_checkpoint _determine_best_metric _load_from_checkpoint "
     "_load_optimizer_and_scheduler _load_best_model _get_train_sampler "
     "_prepare_inputs"
 ).split()
@@ -168,20 +167,9 @@ class ResumableTrainer(Trainer):
         relayout.check_indices(Path(checkpoint))
         return relayout.is_of_another_layout(Path(checkpoint), self.is_fsdp_enabled)
 
-    def _maybe_log_save_evaluate(
-        self,
-        tr_loss: Tensor,
-        grad_norm: Any,
-        model: nn.Module,
-        trial: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """Log, evaluate and save as is due; save a run that was asked to stop in any case."""
-        super()._maybe_log_save_evaluate(tr_loss, grad_norm, model, trial, *args, **kwargs)
-        if self.preemption.must_save:
-            self._save_checkpoint(model, trial)
-            self.control = self.callback_handler.on_save(self.args, self.state, self.control)
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Save a run that was asked to stop, where only the best is saved otherwise."""
+        return super()._determine_best_metric(metrics, trial) or self.preemption.must_save
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         """Save a whole checkpoint, or none."""
@@ -218,7 +206,7 @@ class ResumableTrainer(Trainer):
         path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         # All processes save, or none.
         exists = torch.full((1,), int(checkpoints.is_complete(path)), device=self.args.device)
-        if not self.reduce_max(exists).item():
+        if not self.accelerator.reduce(exists, "sum").item():
             self._save_checkpoint(self.student, trial=None)
         return str(path)
 
@@ -247,12 +235,6 @@ class ResumableTrainer(Trainer):
         """End the run in all trackers, as nothing more will be logged."""
         for reporter in self.reporters:
             reporter.finish()
-
-    def reduce_max(self, values: Tensor) -> Tensor:
-        """Largest value over all processes, element by element."""
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(values, op=ReduceOp.MAX)
-        return values
 
 
 def _keep_outputs_float32(accelerator: Accelerator) -> None:

@@ -202,10 +202,8 @@ class Throughput(TrainerCallback):
         sums |= {"student_tokens": ours[0], "teacher_tokens": sum(counts[0] for counts in theirs)}
         if work is not None:
             sums["student_flops"] = work.training_flops(*ours)
-        pairs = [
-            (one, counts) for one, counts in zip(works, theirs, strict=True) if one is not None
-        ]
-        if pairs and len(pairs) == len(theirs):
+        if theirs and None not in works:
+            pairs = zip(filter(None, works), theirs, strict=True)
             sums["teacher_flops"] = sum(one.forward_flops(*counts) for one, counts in pairs)
         memory = _memory_gib(self._device)
         # One row of each process: [ sums ... | memory ... ], added up and maximised.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vocagnolm.chat.render import DATE, check_date
+from vocagnolm.chat.turns import special_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -42,8 +43,7 @@ class Chat:
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         behind = self._render(turns, answers=False).partition(_MARK)[2]
         ids = self.tokenizer(behind, add_special_tokens=False)["input_ids"] if behind else []
-        added = self.tokenizer.added_tokens_decoder.items()
-        special = {*self.tokenizer.all_special_ids, *(id for id, token in added if token.special)}
+        special = special_ids(self.tokenizer)
         return frozenset([id for id in ids if id in special][:1])
 
     def settings(self) -> dict[str, object]:
