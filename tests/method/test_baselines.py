@@ -108,6 +108,8 @@ def distances(
     tokens = len(student)
     batch |= {"input_ids": torch.zeros(1, tokens), "position_ids": torch.arange(tokens)[None]}
     batch |= {"labels": torch.tensor([[-100] + [0] * (tokens - 1)]), "teacher_widths": [0]}
+    batch |= {"segment_edges": torch.tensor([0, tokens]), "longest_segment": tokens}
+    batch |= {"teacher_segment_edges": [torch.tensor([0])], "teacher_longest_segment": [0]}
     pairs = Objective(method, Fixed(teacher)).pairs(batch)  # type: ignore[arg-type]
     states = head_of(student)
     *_, found = pairs.losses(states.hidden_MD[None], torch.zeros(1, tokens).long(), *states[1:])

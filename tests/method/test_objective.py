@@ -335,6 +335,10 @@ def test_pairs_are_the_same_token_or_the_last_of_a_range() -> None:
         "teacher_position_ids": torch.zeros(2, 4),
         "teacher_ranges": torch.tensor([[none, [1, 3], none], [none, [1, 2], [2, 4]]]),
         "teacher_widths": [4],
+        "segment_edges": torch.tensor([0, 3, 6]),
+        "longest_segment": 3,
+        "teacher_segment_edges": [torch.tensor([0, 4, 8])],
+        "teacher_longest_segment": [4],
         "mapped_tokens": [1, 2],
         "unmapped_tokens": [1, 0],
     }

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
 from vocagnolm.models.sharding import shard_inside_machine
+from vocagnolm.row_segments import segments_of
 from vocagnolm.teacher import ResidentTeacher
 
 DEVICE = torch.device("cpu")
@@ -32,7 +33,10 @@ def batch(rank: int, shapes: list[int]) -> dict:
     ids = torch.randint(1, 60, (1 + rank, columns), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.2, -100)
     positions = torch.arange(columns).expand_as(ids)
+    edges, longest = segments_of([columns] * len(ids))
     return {
+        "teacher_segment_edges": [edges],
+        "teacher_longest_segment": [longest],
         "teacher_input_ids": ids,
         "teacher_labels": labels,
         "teacher_position_ids": positions,
