@@ -103,18 +103,13 @@ class StepGuard(TrainerCallback):
         self._trainer.metrics.start()
 
     def on_pre_optimizer_step(
-        self,
-        args: object,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        **kwargs: object,
+        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
     ) -> None:
         """Skip the update, or stop, if a loss or a gradient is not finite on any process.
 
         Stop after the step, if any process was asked to.
         """
-        trainer = self._trainer
+        trainer, model = self._trainer, cast(nn.Module, kwargs["model"])
         trainer.phases.begin("agreement")
         # One maximum over processes of four numbers, each -1 or 0 where all is well:
         #     block of a bad student loss | of a bad teacher loss | gradient is bad | asked to stop
