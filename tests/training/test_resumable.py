@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import Trainer, TrainerCallback
 from world import make_blocks, make_models, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
@@ -137,10 +137,12 @@ def saves_of(trainer: Any) -> list[int]:
     return saved
 
 
-def test_stopped_run_is_saved_despite_best_only(make: Callable[..., Any], tmp_path: Path) -> None:
+def test_stopped_run_is_saved_despite_best_only(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     epochs = {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1}
     trainer = make(save_strategy="best", metric_for_best_model="loss", **epochs)
-    trainer._determine_best_metric = lambda *args, **kwargs: False
+    monkeypatch.setattr(Trainer, "_determine_best_metric", lambda *args, **kwargs: False)
     saved, steps = saves_of(trainer), len(trainer.get_train_dataloader())
     trainer.add_callback(AskToStop(trainer, steps))  # the last one of the first epoch
     trainer.train()
