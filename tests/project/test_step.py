@@ -12,7 +12,7 @@ from shape import PACKAGE, ROOT
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from world import make_blocks, make_models, make_trainer
 
-MAX_FILES, MAX_LINES = 13, 3000
+MAX_FILES, MAX_LINES = 13, 3_000
 
 
 class StepTracer(TrainerCallback):
