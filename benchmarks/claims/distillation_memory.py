@@ -40,7 +40,7 @@ class Size:
     tile_logits: int = 0
 
 
-FULL = Size()
+FULL, SMALL = Size(), Size(tokens=1024)
 TINY = Size(tokens=512, words=2000, teacher_words=8000, tile_logits=50_000)
 
 
