@@ -41,7 +41,8 @@ def test_messages_come_back_from_the_text(pairs: list[tuple[str, str]]) -> None:
         ([ASK, {**SAY, "tool_calls": [1]}], "message 1 has tool_calls"),
         ([ASK, {**SAY, "thinking": "hm"}], "has thinking"),
         ([ASK, {**SAY, "weight": 0.5}], "message 1 has a weight of 0.5, where 0 and 1 are known"),
-        ([{**ASK, "content": "\ud83d"}], "lone surrogate"),
+        ([{**ASK, "content": "\ud83d"}], "lone surrogate in its content"),
+        ([{**ASK, "name": "\ud83d"}], "lone surrogate beside its contents"),
     ],
 )
 def test_faulty_messages_are_told_by_number(messages: object, reason: str) -> None:
@@ -128,6 +129,7 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
+NULL = [{"type": "function", "function": {"default": None}}]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +137,7 @@ TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}
     [
         ({"tools": TOOLS}, {"tools": TOOLS}),
         ({"tools": json.dumps(TOOLS)}, {"tools": TOOLS}),
+        ({"tools": json.dumps(NULL)}, {"tools": NULL}),
         ({"tools": [{"type": "function", "name": None}]}, {"tools": TOOLS[1:]}),
         ({"tools": None, "chat_template_kwargs": {"thinks": False, "a": None}}, {"thinks": False}),
         ({"tools": "{oops"}, None),

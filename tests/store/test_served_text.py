@@ -54,11 +54,11 @@ class AskedReader(ServedReader):
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
         server, form = Server("http://localhost", 1), Form(DIALECTS["openai"], "")
         super().__init__(server, "", form, CONTEXT, MIN_CONTEXT)
-        self.tokenizer, self.scored = tokenizer, 0
+        self.tokenizer, self.scored, self.refused = tokenizer, 0, "<none>"
 
     async def ask(self, client: Any, prompt: Any, check: Any, times: int | None = None) -> Any:
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
-        if len(ids) >= SERVER_CONTEXT:
+        if len(ids) >= SERVER_CONTEXT or self.refused in prompt:
             return Refused("too long")
         self.scored += len(ids) < CONTEXT
         start = self.tokenizer.decode([0])
@@ -92,6 +92,29 @@ def test_windows_have_the_tokens_of_the_whole_text(
         assert np.array_equal(found[0], expected.spans)
         assert found[1].tolist() == expected.ids.tolist()
         assert reader.scored >= 2
+
+
+UNWORDLY = {"at its end": "the cat " * 600 + "abc" * 150, "nowhere": "0123456789x" * 60}
+
+
+@pytest.mark.parametrize("where", UNWORDLY)
+def test_windows_need_no_words(
+    where: str, tokenizers_by_family: dict[str, PreTrainedTokenizerBase]
+) -> None:
+    tokenizer, text = tokenizers_by_family["byte_level"], UNWORDLY[where]
+    found = asyncio.run(AskedReader(tokenizer)._read(None, text))  # type: ignore[arg-type]
+    assert not isinstance(found, Unscored), found.reason
+    assert found[1].tolist() == encode(tokenizer, text).ids.tolist()
+
+
+def test_refusal_of_a_further_window_is_told(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerBase],
+) -> None:
+    reader = AskedReader(tokenizers_by_family["byte_level"])
+    reader.refused = "7"
+    found = asyncio.run(reader._read(None, "the cat " * 200 + "7"))  # type: ignore[arg-type]
+    assert isinstance(found, Unscored)
+    assert found.reason == "too long"
 
 
 WORDS = [[0, 2], [2, 3], [3, 5], [5, 6]]

@@ -91,8 +91,11 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
     for content in contents:
         at += len(_SEPARATOR) + len(content)
         ends.append(at)
-    rest = {"messages": others, "options": _without_none(dict(options))}
-    given = json.dumps(rest, sort_keys=True, default=str) if any(others) or options else ""
+    rest = {"messages": others, "options": options}
+    given = json.dumps(rest, sort_keys=True, default=str, ensure_ascii=False)
+    given = given if any(others) or options else ""
+    if _has_surrogate(given):
+        return "has a lone surrogate beside its contents, which is not valid Unicode"
     return Conversation(
         _SEPARATOR.join(contents), tuple(roles), tuple(ends), tuple(untrained), given
     )
@@ -114,9 +117,13 @@ def _fault(message: object) -> str:
     for name in ("role", "content"):
         if not isinstance(value := message.get(name), str):
             return f"has a {name} that is not text but {_shown(value)}"
-        if any("\ud800" <= character <= "\udfff" for character in value):
+        if _has_surrogate(value):
             return f"has a lone surrogate in its {name}, which is not valid Unicode"
     return ""
+
+
+def _has_surrogate(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _shown(value: object) -> str:
@@ -198,10 +205,10 @@ def _messages(row: Mapping[str, Any], format: Format) -> object:
 
 def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read what a row gives its template, in TRL's columns; None where that is not understood."""
-    tools, options = row.get("tools") or [], row.get("chat_template_kwargs") or {}
+    tools, options = row.get("tools") or [], _without_none(row.get("chat_template_kwargs") or {})
     try:
-        # As JSON, since Arrow would give every tool the keys of all.
-        tools = json.loads(tools) if isinstance(tools, str) else tools
+        # As JSON, since Arrow gives every tool the keys of all: a null there is one that was meant.
+        tools = json.loads(tools) if isinstance(tools, str) else _without_none(tools)
     except ValueError:
         return None
     if not (isinstance(tools, list) and isinstance(options, dict)):

@@ -74,18 +74,19 @@ class ServedReader(Served):
         """
         spans, losses = np.empty((0, 2), np.int64), np.empty(0, np.float32)
         begin = end = 0
+        refused: Unscored | None = None
         width = len(text) if len(text) <= _MOST * self._context else _USUAL * self._context
         while end < len(text):
-            before, end = end, _word_end(text, begin + width)
+            before, end = end, _word_end(text, end, begin + width)
             if end <= before:
-                return Unscored("a window of it has no room behind --min_context")
+                return refused or Unscored("a window of it has no room behind --min_context")
             asked = text[begin:end]
             check = partial(self._checked, asked, is_first=not begin)
             found = await self.ask(client, f"{self._form.lead}{asked}", check)
             self.meter.add()
             if isinstance(found, Refused) and len(asked.encode()) >= self._context:
                 # It may be too long.
-                width, end = (before + end) // 2 - begin, before
+                refused, width, end = found, (before + end) // 2 - begin, before
                 continue
             if isinstance(found, Unscored):
                 return found
@@ -93,7 +94,7 @@ class ServedReader(Served):
             if len(values) >= self._context:
                 width, end = int(places[int(_FILL * self._context) - 2, 1]), before
                 continue
-            kept, first = 0, 0
+            refused, kept, first = None, 0, 0
             if begin:
                 both = joint(spans, places + begin, self._min_context)
                 if both is None:
@@ -122,11 +123,11 @@ class ServedReader(Served):
         return spans, losses
 
 
-def _word_end(text: str, place: int) -> int:
-    """Return a place to cut a text, before a space in the last quarter if there is one."""
+def _word_end(text: str, begin: int, place: int) -> int:
+    """Return a place to cut a text, before a space in its last quarter from `begin`, if any."""
     if place >= len(text):
         return len(text)
-    space = max(text.rfind(mark, place - place // 4, place + 1) for mark in " \n")
+    space = max(text.rfind(mark, place - (place - begin) // 4, place + 1) for mark in " \n")
     return place if space < 0 else space
 
 
