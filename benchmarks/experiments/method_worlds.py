@@ -77,11 +77,11 @@ class World(ABC):
         """The reference's losses on the pages, as a store."""
         self.score("reference", path, seed)
 
-    def score(self, teacher: str, path: Path, seed: int) -> None:
+    def score(self, teacher: str, path: Path, seed: int, *more: str) -> None:
         """Store the losses of a need on the pages."""
         model, pages = self.need(teacher, seed).resolve(), self.need("pages", seed)
         options = (f"--teacher={model}", f"--dataset={pages}", f"--output_dir={path}")
-        if status := score.main([*options, "--loss_dtype=float32"]):
+        if status := score.main([*options, *more, "--loss_dtype=float32"]):
             raise SystemExit(status)
 
     @abstractmethod

@@ -1,9 +1,10 @@
-"""The experiments at their tiniest size: rules of aggregation, and worlds of real documents."""
+"""The experiments at their tiniest size: aggregations, real documents, and conversations."""
 
 from __future__ import annotations
 
 import doctest
 import json
+import re
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -13,7 +14,13 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from benchmarks.experiments import aggregations, methods, text_worlds
+from benchmarks.experiments import (
+    aggregations,
+    conversations,
+    method_worlds,
+    methods,
+    text_worlds,
+)
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
 from vocagnolm.store.store import Store
@@ -192,3 +199,74 @@ def test_answers_are_what_follows_the_question(
 def test_examples_of_tables_hold(module: ModuleType, examples: int) -> None:
     results = doctest.testmod(module)
     assert (results.failed, results.attempted) == (0, examples)
+
+
+@pytest.fixture
+def solved(tmp_path: Path) -> Path:
+    """Problems as GSM8K's, of the demo's world."""
+    path, rng = tmp_path / "solved.jsonl", Random(0)
+    items = [demo_world.problem(rng) for _ in range(250)]
+    texts = (f"{x.question}\n{x.steps[0]} is it.\nThe answer is {x.answer}." for x in items)
+    demo_world.write_jsonl(path, texts)
+    return path
+
+
+def problem_talks(path: Path, solved: Path, share: float) -> conversations.ProblemTalks:
+    tokenizers = [ASSETS / STUDENT_TOKENIZER, ASSETS / TEACHER]
+    return conversations.ProblemTalks(path, share, solved, [solved], tokenizers)
+
+
+def test_spoilt_characters_of_answers_are_known(solved: Path, tmp_path: Path) -> None:
+    world, right = (problem_talks(tmp_path, solved, share) for share in (1.0, 0.0))
+    kinds = set()
+    for talk, before in zip(world.talks(0), right.talks(0), strict=True):
+        assert before.is_spoilt is None
+        assert len(talk.is_spoilt) == len(talk.answer)
+        kept = "".join(np.array([*talk.answer])[~talk.is_spoilt])
+        letters = re.sub(r"\d", "", before.answer)
+        is_last = letters.endswith(f"\n{kept}")
+        assert kept == letters or is_last
+        kinds.add(is_last)
+    assert kinds == {True, False}
+
+
+@pytest.mark.slow
+def test_conversations_are_compared_at_their_tiniest_size(
+    solved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = ("--max_length=128", "--max_steps=1", "--global_batch_tokens=512")
+    for name, options in {
+        "sizes": tiny,
+        "options": (*tiny, "--student_chat_template=plain"),
+    }.items():
+        monkeypatch.setattr(conversations.ProblemTalks, name, options)
+    monkeypatch.setattr(demo_world, "HELD_OUT_PROBLEMS", 8)
+    monkeypatch.setattr(conversations, "_TOLD", 20)
+    monkeypatch.setattr(conversations.ProblemTalks, "held_out_problems", 8)
+    monkeypatch.setattr(conversations.ProblemTalks, "page_problems", 40)
+    for name in ("first_steps", "teacher_steps"):
+        monkeypatch.setattr(conversations.ProblemTalks, name, 1)
+    monkeypatch.setattr(
+        method_worlds, "BASE_OPTIONS", ("--max_steps=1", "--global_batch_tokens=512")
+    )
+    runs = ["--runs", "student", "teacher", "cpt", "share"]
+    files = ["--problems", str(solved), "--texts", str(solved), "--tokenizers"]
+    files += [str(ASSETS / STUDENT_TOKENIZER), str(ASSETS / TEACHER)]
+    given = ["--output_dir", str(tmp_path / "runs"), "--seeds=7", "--demo_steps=2"]
+    conversations.main([*given, *files, *runs])
+    read = set()
+    for case in ("demo-2/spoilt", "demo-2/neutral", "gsm8k/spoilt", "gsm8k/neutral"):
+        directory = tmp_path / "runs" / case
+        found = json.loads((directory / "results.json").read_text())["runs"]
+        assert set(found) == set(runs[1:])
+        for name in ("cpt", "share"):
+            state = json.loads((directory / "seed7" / name / "trainer_state.json").read_text())
+            log, *_ = (log for log in state["log_history"] if "selected_fraction" in log)
+            assert (log["selected_fraction"] == 1) == (name == "cpt")
+            read.add((case, log["student_loss_nats"]))
+        assert (directory / "seed7" / conversations.SPOILT_FILE).exists() == ("spoilt" in case)
+    # All methods of a case have read the same.
+    assert len(read) == 4
+    # The demo's teacher knows which answers are right, and the student does not yet.
+    told = json.loads((tmp_path / "runs/demo-2/spoilt/seed7/spoilt.json").read_text())
+    assert told["teacher"]["spoilt"] > 3 * told["teacher"]["kept"]
