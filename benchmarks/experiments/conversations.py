@@ -31,7 +31,6 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-from vocagnolm.tokenizers import Reader, student_reader
 
 from benchmarks.experiments.method_worlds import DemoWorld, World, write_corpus
 from benchmarks.experiments.methods import BEST, METHODS, do, write
@@ -41,6 +40,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.worker import train
 from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.readers import Reader, student_reader
 
 RUNS = {
     **dict.fromkeys(("student", "teacher"), ""),
