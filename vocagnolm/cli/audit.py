@@ -91,6 +91,6 @@ def _content(arguments: argparse.Namespace) -> JsonObject:
     else:
         corpus, _ = load_sample(arguments.dataset, arguments.documents, **options)
     if not is_conversations(corpus):
-        given = {name for name in _OF_CONVERSATIONS if vars(arguments)[name]}
-        refuse_idle(given, given, "where there are no conversations")
+        idle = {name for name in _OF_CONVERSATIONS if vars(arguments)[name]}
+        refuse_idle(idle, idle, "where there are no conversations")
     return {"dataset": arguments.dataset, **options, **audit(student, teachers, corpus, settings)}
