@@ -70,10 +70,8 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         (" if is_exact(model, logits.dtype, weight_VD.dtype) else 0.02", "", "a CPU's bfloat16"),
     ),
     "data": (
-        ("budget // 8", "budget // 7", "any share will do"),
         ("numbers), 6)", "numbers), 7)", "both are finer than any share"),
         ("strict=True", "strict=False", "columns of one table"),
-        ("mine[:, 0] != UNMAPPED", "mine[:, 1] != UNMAPPED", "both are -1 there"),
     ),
     "store/store": (("=1024)", "=1025)", "any size will do"),),
 }
