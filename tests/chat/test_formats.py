@@ -158,3 +158,6 @@ def test_tools_and_options_are_for_the_template(
     )
     one = Conversation(text, roles, ends, given=given)
     assert (one.messages, one.options) == ([speaker, SAY], options)
+    bare = conversation([ASK, SAY], options)
+    assert isinstance(bare, Conversation)
+    assert bare.options == options

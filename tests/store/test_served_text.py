@@ -111,7 +111,7 @@ def test_refusal_of_a_further_window_is_told(
     tokenizers_by_family: dict[str, PreTrainedTokenizerBase],
 ) -> None:
     reader = AskedReader(tokenizers_by_family["byte_level"])
-    reader.refused = "7"
+    reader.refused, reader._min_context = "7", 24
     found = asyncio.run(reader._read(None, "the cat " * 200 + "7"))  # type: ignore[arg-type]
     assert isinstance(found, Unscored)
     assert found.reason == "too long"
