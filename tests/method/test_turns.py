@@ -52,6 +52,21 @@ def said(reader: Reader, ids: Sequence[int], labelled: Sequence[int]) -> list[st
     return [reader.tokenizer.decode(ids[first:last]) for first, last in ranges]
 
 
+def test_cache_tells_labels_and_templates_apart(
+    tokenizers_by_family: Tokenizers, tmp_path: Path
+) -> None:
+    corpus_of(talk(*TALK)).save_to_disk(tmp_path / "talk")
+    corpus = datasets.load_from_disk(tmp_path / "talk")
+    student, teacher = pair(tokenizers_by_family)
+    other = student_reader(tokenizers_by_family["metaspace"], 200, "chatml")
+    (answers,) = align_corpus(corpus, student, teacher).rows["student_labelled"]
+    whole, changed = (
+        align_corpus(corpus, s, teacher, train_on="all").rows for s in (student, other)
+    )
+    assert whole["student_labelled"][0] != answers
+    assert whole["student_ids"][0] != changed["student_ids"][0]
+
+
 @pytest.mark.parametrize("train_on", ["completions", "all"])
 def test_row_has_both_renderings_and_labels(
     train_on: TrainOn, tokenizers_by_family: Tokenizers

@@ -38,7 +38,7 @@ TESTS = {
     "packing": "method/test_packing",
     "objective": "method/test_objective",
     "token_loss": "method/test_token_loss",
-    "data": "method/test_data",
+    "data": "method/test_data method/test_turns",
     "store/store": "store/test_store store/test_forged_store",
 }
 # Survivors that no test can or should kill: what a line has, what it has instead, and why.
@@ -70,6 +70,8 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         (" if is_exact(model, logits.dtype, weight_VD.dtype) else 0.02", "", "a CPU's bfloat16"),
     ),
     "data": (
+        ("copy=False", "copy=True", "a copy of the same"),
+        ("len(text) + 1), np.bool_", "len(text) + 2), np.bool_", "a place behind the text"),
         ("numbers), 6)", "numbers), 7)", "both are finer than any share"),
         ("strict=True", "strict=False", "columns of one table"),
     ),
