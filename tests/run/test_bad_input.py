@@ -502,15 +502,17 @@ def test_run_refuses_to_resume_when_the_corpus_changed(
     assert snapshot(tmp_path / "run") == before
 
 
+@pytest.mark.parametrize("side", ["student", "teacher"])
 def test_run_refuses_to_resume_when_a_template_changed(
-    world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    side: str, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     template, talks = tmp_path / "own.jinja", tmp_path / "talks.jsonl"
     form = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     template.write_text(form)
     talks.write_text('{"prompt": "1 + 1?", "completion": "It is 2."}\n' * 60)
     options = {"dataset": str(talks), "save_steps": "1", "max_steps": "2", "eval_fraction": None}
-    options |= {"student_chat_template": str(template), "teacher_chat_template": "plain"}
+    options |= {"student_chat_template": "plain", "teacher_chat_template": "plain"}
+    options[f"{side}_chat_template"] = str(template)
     assert train.main(world.argv(tmp_path / "run", **options)) == 0
     (tmp_path / "run" / "README.md").unlink()
     # As many tokens as before.
