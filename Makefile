@@ -25,7 +25,8 @@ LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' py
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
 
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# More than the cores: tests of processes wait for much of their time.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
