@@ -20,12 +20,13 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.packing import Blocks
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses, inner_model
 from vocagnolm.training.arguments import check_student, named_arguments
 from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.training.log import tell_in_lines
-from vocagnolm.training.mixture import Mixture
+from vocagnolm.training.mixture import Mixture, mean_losses
+from vocagnolm.training.overlap import Overlap
 from vocagnolm.training.resumable import ResumableTrainer
 from vocagnolm.training.throughput import Throughput
 
@@ -47,6 +48,7 @@ class VocAgnoTrainer(ResumableTrainer):
         max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
             NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
         device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.
+        overlap_teacher: score the next micro-batch while the student learns from this one.
 
     An argument that contradicts another or has no effect is a ValueError. `predict` gives each
     row's sum of losses in nats as `predictions` and its label tokens as `label_ids`: no logits.
@@ -63,6 +65,7 @@ class VocAgnoTrainer(ResumableTrainer):
         recorder: Recorder | None = None,
         max_bad_steps: int = 0,
         device_peak_tflops: float | None = None,
+        overlap_teacher: bool = False,
         **kwargs: Any,
     ):
         given = named_arguments(args, kwargs, teacher)
@@ -85,9 +88,11 @@ class VocAgnoTrainer(ResumableTrainer):
         self.teacher = ResidentTeacher(models, device) if isinstance(models, Sequence) else models
         self._method = method
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
+        guides = self.resident if method.choice == "guided" else []
+        self.overlap = Overlap(self._begin_early, guides, device) if overlap_teacher else None
         self.step_batches = StepBatches()
-        gather = self.accelerator.gather
-        self.throughput = Throughput(self.phases, device, self.resident, gather, device_peak_tflops)
+        watched = self.phases, device, self.resident, self.accelerator.gather
+        self.throughput = Throughput(*watched, device_peak_tflops, overlap_teacher)
         guard = StepGuard(self, self.step_batches, recorder, max_bad_steps)
         for callback in filter(None, (recorder, guard, self.throughput)):
             self.add_callback(callback)
@@ -123,7 +128,7 @@ class VocAgnoTrainer(ResumableTrainer):
     # -- Eq. 3: the divisor ------------------------------------------------------------------
 
     def get_batch_samples(
-        self, epoch_iterator: Iterator[object], num_batches: int, device: torch.device
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
         """Fetch the micro-batches of an optimizer step; count its divisor, over all processes."""
         # A run resumed at its end: Trainer alone would take one more step.
@@ -132,7 +137,8 @@ class VocAgnoTrainer(ResumableTrainer):
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
         self.phases.begin("data")
-        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
+        ahead = self.overlap.ahead(epoch_iterator) if self.overlap else epoch_iterator
+        batches, _ = super().get_batch_samples(ahead, num_batches, device)
         self.step_batches.begin(batches)
         count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
         total: Tensor = self.accelerator.reduce(count, "sum")
@@ -166,7 +172,7 @@ class VocAgnoTrainer(ResumableTrainer):
         if self.objective.method.choice == "guided":
             # First: its activations are gone before the student's. Reading a store is no phase.
             with self.phases.within("teacher" if self.resident else "student"):
-                teacher = self.objective.teacher_losses(inputs)
+                teacher = (self.overlap or self.objective.teacher_losses)(inputs)
         used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
         found = self.objective.select(loss_BS, inputs, teacher)
@@ -178,6 +184,9 @@ class VocAgnoTrainer(ResumableTrainer):
             self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS)
         total: Tensor = (self.objective.weights(found) * loss_BS).sum()
         return total
+
+    def _begin_early(self, inputs: Any) -> TeacherLosses | None:
+        return self.objective.teacher_losses(cast(Batch, self._prepare_inputs(inputs)))
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
@@ -269,15 +278,7 @@ class VocAgnoTrainer(ResumableTrainer):
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
         parts = getattr(loader.dataset, "parts", {})
-        sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
-        ranges = {"loss": slice(None)}
-        if len(parts) > 1:
-            for name, end in zip(parts, np.cumsum([*parts.values()]), strict=True):
-                ranges[f"{name}_loss"] = slice(end - parts[name], end)
-        return {
-            name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
-            for name, part in ranges.items()
-        }
+        return mean_losses(np.asarray(rows.predictions), np.asarray(rows.label_ids), parts)
 
 
 def _collator_of(data: object, method: Method) -> PackedCollator | None:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.generated import make_batches
-from benchmarks.gpu_first.models import backward
+from benchmarks.gpu_first.models import allow_streams_on_cpu, backward
 from benchmarks.gpu_first.report import Report, free_memory, has_cuda, timed
 from benchmarks.gpu_first.steps import CPT, ONLINE, TEACHER, Steps, trainer_of
 from benchmarks.harness import Skipped
@@ -21,6 +21,7 @@ from vocagnolm import output_head
 from vocagnolm.models.layers import compile_layers, decoder_layers
 from vocagnolm.models.quantization import fp8_products
 from vocagnolm.row_segments import TORCH_VARLEN, check_attention
+from vocagnolm.training.overlap import Overlap
 
 _TURNS = 3  # of which the first warms up
 _KEPT_MINUTES = 1.5
@@ -68,6 +69,7 @@ def kernels() -> Iterator[Kernel]:
     for factor in (0.25, 4.0):
         yield Kernel(f"tiles of the losses x {factor:g}", lambda _, f=factor: _tiles(f))
     yield Kernel("gradient checkpointing", _checkpointing, [CPT])
+    yield Kernel("teacher's pass on a second stream", _overlap, [ONLINE])
     for name in (TORCH_VARLEN, "flash_attention_2", "flash_attention_3"):
         yield Kernel(name, lambda steps, name=name: _attention(steps, name))
     for factor in (2, 4):
@@ -136,6 +138,13 @@ def _checkpointing(steps: Steps) -> Switch:
         if is_on
         else model.gradient_checkpointing_disable()
     )
+
+
+def _overlap(steps: Steps) -> Switch:
+    allow_streams_on_cpu()
+    trainer = trainer_of(steps)
+    ahead = Overlap(trainer._begin_early, [steps.teacher], trainer.args.device)
+    return lambda is_on: setattr(trainer, "overlap", ahead if is_on else None)
 
 
 def _attention(steps: Steps, name: str) -> Switch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,6 +27,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.objective import Method
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training import overlap
 from vocagnolm.training.log import RunLog
 
 ModelRole = Literal["student", "teacher"]
@@ -89,11 +90,10 @@ def make_trainer(
     device: torch.device | None = None,
     method: Method | None = None,
     blocks: Sequence[dict[str, Any]] | None = None,
-    callbacks: Sequence[Any] = (),
-    max_bad_steps: int = 0,
+    more: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VocAgnoTrainer:
-    """Make a trainer as train.py does, with further TrainingArguments."""
+    """Make a trainer as train.py does, with `more` of its arguments and TrainingArguments."""
     options = {"bf16": True, "report_to": "none", "disable_tqdm": True, **options}
     options.setdefault("output_dir", tempfile.mkdtemp(dir=report.temporary))
     if report.fsdp:
@@ -101,6 +101,8 @@ def make_trainer(
         sharding["state_dict_type"] = "SHARDED_STATE_DICT"
         options |= {"fsdp": True, "fsdp_config": sharding}
         _allow_fsdp_on_cpu()
+    if (more or {}).get("overlap_teacher"):
+        allow_streams_on_cpu()
     on_cpu = (device or report.device).type == "cpu"
     trainer = VocAgnoTrainer(
         model=student,
@@ -109,11 +111,15 @@ def make_trainer(
         args=TrainingArguments(use_cpu=on_cpu and not report.fsdp, **options),
         train_dataset=blocks,
         data_collator=PackedCollator(length, teacher_max_length=length),
-        callbacks=list(callbacks),
-        max_bad_steps=max_bad_steps,
+        **(more or {}),
     )
     trainer.remove_callback(RunLog)
     return trainer
+
+
+def allow_streams_on_cpu() -> None:
+    """Let a CPU overlap models too, with torch's streams that do nothing, so that the code runs."""
+    overlap.WITH_STREAMS = ("cuda", "cpu")
 
 
 def _allow_fsdp_on_cpu() -> None:

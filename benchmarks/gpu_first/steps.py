@@ -182,6 +182,8 @@ class Steps:
         trainer.objective, trainer.teacher = objective, objective.teacher
         tokens = sum(map(objective.divisor_tokens, batches))
         count = torch.tensor(tokens, device=trainer.args.device)
+        if trainer.overlap is not None:
+            batches = list(trainer.overlap.ahead(iter(batches)))
         for batch in batches:
             trainer.training_step(trainer.model_wrapped, batch, count)
         trainer.phases.begin("update")

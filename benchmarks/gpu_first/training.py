@@ -37,9 +37,9 @@ class _Spoiler(TrainerCallback):
 
 
 def train_and_resume(report: Report) -> None:
-    """Train, train again, resume from half of it, and skip a step whose gradient is a NaN."""
+    """Train, train again, resume, overlap the teacher, and skip a step whose gradient is a NaN."""
     steps, half = _steps(report), _steps(report) // 2
-    first, second, spoiled = (temporary_directory(report) for _ in range(3))
+    first, second, third, spoiled = (temporary_directory(report) for _ in range(4))
     weights, logs, seconds = _run(report, first)
     layout = "FSDP2, 1 process" if report.fsdp else "1 device"
     files = sorted(os.listdir(f"{first}/checkpoint-{half}"))
@@ -48,14 +48,17 @@ def train_and_resume(report: Report) -> None:
         rates = {key: entry[key] for key in TIMING_KEYS if key in entry}
         loss = {key: entry[key] for key in ("loss", "grad_norm")}
         report.say("log of step", entry["step"], **loss, **rates)
-    again = {"the same run again": (second, None)}
-    again[f"resumed from step {half}"] = (first, f"{first}/checkpoint-{half}")
-    for name, (directory, checkpoint) in again.items():
+    again: dict[str, tuple[str, str | None, bool]] = {"the same run again": (second, None, False)}
+    again[f"resumed from step {half}"] = (first, f"{first}/checkpoint-{half}", False)
+    again["with --overlap_teacher"] = (third, None, True)
+    for name, (directory, checkpoint, overlaps) in again.items():
         with report.trial(name):
-            found, its_logs, _ = _run(report, directory, checkpoint)
+            run = _run(report, directory, checkpoint, overlap_teacher=overlaps)
+            found, its_logs, its_seconds = run
             gap = max(float((found[n] - w).abs().max()) for n, w in weights.items())
             is_equal = _without_times(its_logs) == _without_times(logs)
-            report.say(f"{name}: largest difference of a weight", gap, logs_equal=is_equal)
+            more = {"logs_equal": is_equal, "s": its_seconds}
+            report.say(f"{name}: largest difference of a weight", gap, **more)
     if not report.fsdp:
         with report.trial("a step with a NaN"):
             _, its_logs, _ = _run(report, spoiled, callbacks=[_Spoiler()], max_bad_steps=1)
@@ -68,7 +71,7 @@ def _steps(report: Report) -> int:
     return 4 if report.is_tiny else 20
 
 
-def _run(report: Report, directory: str, checkpoint: str | None = None, **options: Any) -> Run:
+def _run(report: Report, directory: str, checkpoint: str | None = None, **more: Any) -> Run:
     scale, length = ("tiny", 64) if report.is_tiny else ("small", 1024)
     steps = _steps(report)
     blocks = [
@@ -90,7 +93,7 @@ def _run(report: Report, directory: str, checkpoint: str | None = None, **option
         gradient_accumulation_steps=2,
         learning_rate=1e-3,
         warmup_steps=2,
-        **options,
+        more=more,
     )
     seconds, _ = timed(lambda: trainer.train(resume_from_checkpoint=checkpoint))
     named = trainer.model.named_parameters()

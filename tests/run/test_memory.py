@@ -6,6 +6,7 @@ Runs of several processes: test_export.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 import torch
 from adapter_world import World, make_world
 from held_memory import STUDENT, held_of, measure_runs
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from vocagnolm.run import main as train
 from vocagnolm.run import memory
@@ -23,6 +25,8 @@ from vocagnolm.run.memory import (
     Layout,
     Precision,
     Sizes,
+    forward_memory,
+    sizes_of,
     student_layout,
     student_memory,
     teacher_memory,
@@ -64,6 +68,20 @@ def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.
     sizes = Sizes(0, 0, 0, 0, 1, 0, hidden=512, inner=1408)
     planned = student_memory(sizes, Layout(precision=precision), tokens=1)["activations"]
     assert planned == pytest.approx(measured, rel=0.1)
+
+
+def test_forward_pass_takes_what_the_allocator_says() -> None:
+    heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 2}
+    config = Qwen2Config(vocab_size=8, hidden_size=896, intermediate_size=4736, **heads)
+    model = Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
+    ids = torch.zeros(1, 256, dtype=torch.long)
+    with torch.no_grad(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as done:
+        model.model(ids, use_cache=False)
+    events = done.profiler.kineto_results.events()
+    memory = [event for event in events if event.name() == "[memory]"]
+    memory.sort(key=lambda event: event.start_ns())
+    measured = max(accumulate(event.nbytes() for event in memory))
+    assert forward_memory(sizes_of(model), 2, 256) == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +220,11 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
             micro_batch * (2 * 4 * 32 + 28 * 32 + 18 * 64),
         ),
         ("--bf16=true", "activations", micro_batch * 2 * (28 * 32 + 9 * 64)),
+        (
+            "--overlap_teacher=true",
+            "teacher's activations",
+            micro_batch * 4 * (4 * teacher.hidden + 3 * teacher.inner),
+        ),
     ):
         assert plan(world, options)[1][part] == expected, options
     two = plan(world, "--teacher", str(world.teacher), str(world.student), teacher=None)

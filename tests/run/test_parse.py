@@ -599,6 +599,21 @@ def test_parse_refuses_to_spread_a_teacher() -> None:
     parse((*sharded, "--dry_run"))  # of a job with more
 
 
+def test_parse_refuses_to_overlap_without_a_gpu() -> None:
+    assert error_of(*TEACHER, "--overlap_teacher") == (
+        "--overlap_teacher needs a GPU, found cpu: leave it out"
+    )
+    parse((*TEACHER, "--overlap_teacher", "--dry_run"))  # of a job with one
+    for method in ("kld", "uld", "cpt"):
+        teacher = TEACHER if method != "cpt" else CPU
+        found = error_of(*teacher, "--method", method, "--overlap_teacher", "--dry_run")
+        assert found == f"--overlap_teacher has no effect with --method {method}: leave it out"
+    stored = error_of(*CPU, "--teacher_losses", "store", "--overlap_teacher", "--dry_run")
+    assert stored.startswith("--overlap_teacher has no effect with --teacher_losses, which no")
+    found = error_of(*TEACHER, "--overlap_teacher", "--teacher_sharding", "node", "--dry_run")
+    assert found.startswith("--overlap_teacher does not go with --teacher_sharding node")
+
+
 @pytest.mark.parametrize("attention", ["torch_varlen", "flash_attention_2", "sdpa", None])
 def test_parse_refuses_32_bits_on_a_gpu(
     attention: str | None, monkeypatch: pytest.MonkeyPatch

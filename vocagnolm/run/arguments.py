@@ -57,6 +57,11 @@ class ModelArguments(AdapterArguments):
     attn_implementation: str | None = option(
         None, "Attention of all models, as in from_pretrained, or torch_varlen."
     )
+    overlap_teacher: bool = option(
+        False,
+        "Score the next micro-batch on a second stream of the GPU while the student learns from "
+        "this one (exact; needs memory for both).",
+    )
     compile_layers: bool = option(False, "Compile every decoder layer of all models.")
     trust_remote_code: bool = option(False, "Run model code from the hub.")
 

@@ -23,7 +23,7 @@ _LISTS = """
 """
 _WITHOUT_EFFECT_ON_NUMBERS = """
     num_proc trust_remote_code eval_dataset save_store store_dtype guidance_table_steps
-    compile_layers teacher_sharding device_peak_tflops
+    compile_layers teacher_sharding overlap_teacher device_peak_tflops
 """
 
 

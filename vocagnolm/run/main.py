@@ -170,6 +170,7 @@ def _make_trainer(
         recorder=recorder,
         max_bad_steps=run.max_bad_steps,
         device_peak_tflops=run.device_peak_tflops,
+        overlap_teacher=job.model.overlap_teacher,
         train_dataset=documents.mixture or documents.blocks,
         eval_dataset=documents.eval_blocks,
         data_collator=PackedCollator(data.max_length, crosses, pair.teacher_rows, chunks=chunks),

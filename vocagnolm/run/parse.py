@@ -18,6 +18,7 @@ from vocagnolm.run.job import Job
 from vocagnolm.run.recipe import Options, named_in_errors, recipe_of
 from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.teacher import StoredTeacher
+from vocagnolm.training.overlap import overlap_faults
 
 
 class _Parser(OneLineErrors, HfArgumentParser):
@@ -98,7 +99,7 @@ def _check_idle(job: Job) -> None:
         )
     of_a_teacher = (
         "teacher teacher_tokenizer teacher_revision teacher_dtype teacher_quantization "
-        "teacher_sharding teacher_chat_template"
+        "teacher_sharding teacher_chat_template overlap_teacher"
     )
     stored = "with --teacher_losses, which no teacher is loaded for"
     # From the general to the particular: the first row that holds tells why.
@@ -109,6 +110,7 @@ def _check_idle(job: Job) -> None:
         (model.teacher_losses, of_a_teacher, stored),
         (len(teachers) < 2, "teacher_reduction teacher_weights", "without several teachers"),
         (method.method == "kld", "teacher_chat_template", f"with {method.as_typed}"),
+        (method.choice != "guided", "overlap_teacher", f"with {method.as_typed}"),
         (not model.teacher, "save_store", "without --teacher"),
         (not model.save_store, "store_dtype", "without --save_store"),
         (not model.teacher_losses, "missing_losses", "without --teacher_losses"),
@@ -144,6 +146,9 @@ def _faults(job: Job) -> Iterator[str]:
     if model.save_store and job.data.attend_across_documents:
         yield "--save_store keeps losses of documents alone: leave --attend_across_documents out"
     yield from _faults_of_weights(job)
+    if model.overlap_teacher:
+        device = "cuda" if run.dry_run else run.device.type
+        yield from overlap_faults(True, model.teacher_sharding != "none", device)
     if model.use_peft:
         yield from _faults_of_recomputation(run)
 

@@ -155,17 +155,23 @@ def device_memory(job: Job, pair: Pair) -> dict[str, float]:
     tokens = (job.run.per_device_train_batch_size or 1) * job.data.max_length
     parts = memory.student_memory(pair.student_sizes, memory.student_layout(job.run), tokens)
     is_sharded = job.model.teacher_sharding == "node"
+    if job.model.overlap_teacher:
+        passes = (memory.forward_memory(each, _width(pair), tokens) for each in pair.teacher_sizes)
+        parts["teacher's activations"] = max(passes)
     return parts | _teachers_memory(pair, _devices_per_machine() if is_sharded else 1)
 
 
 def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:
     """Estimate the bytes of a device by part, with the teachers spread over so many devices."""
-    width = 4 if pair.teacher_dtype == "float32" else 2
-    total: dict[str, float] = {}
+    width, total = _width(pair), dict[str, float]()
     for sizes in pair.teacher_sizes:
         parts = memory.teacher_memory(sizes, width, pair.arguments.teacher_quantization, devices)
         total = {name: total.get(name, 0.0) + size for name, size in parts.items()}
     return total
+
+
+def _width(pair: Pair) -> int:
+    return 4 if pair.teacher_dtype == "float32" else 2
 
 
 def _devices_per_machine() -> int:

@@ -5,7 +5,7 @@ whole steps as no corpus is read twice in: the one that is smallest beside its s
 and the others go on in the next epoch from where they are.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count, islice
@@ -107,3 +107,20 @@ class MixedSampler(Sampler[int]):
             yield from (
                 np.random.default_rng([self._seed, len(sizes), step]).permutation(numbers).tolist()
             )
+
+
+def mean_losses(
+    sums: npt.NDArray[Any], counts: npt.NDArray[Any], parts: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the loss per token of all rows, and of each part by its name if there are several.
+
+    Takes the sum of losses and the tokens of every row, and the rows of each part in their order.
+    """
+    ranges = {"loss": slice(None)}
+    if len(parts) > 1:
+        for name, end in zip(parts, np.cumsum([*parts.values()]), strict=True):
+            ranges[f"{name}_loss"] = slice(end - parts[name], end)
+    return {
+        name: float(sums[part].sum(dtype=np.float64) / max(counts[part].sum(), 1))
+        for name, part in ranges.items()
+    }

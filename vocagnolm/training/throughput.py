@@ -154,6 +154,7 @@ class Throughput(TrainerCallback):
         gather: stacks the rows of all processes.
         peak: of one device in dense bfloat16, in TFLOP/s; by default that of `peak_tflops`.
             Without it there is no MFU.
+        overlaps: the teacher computes beside the student, so each MFU is of the time of both.
     """
 
     def __init__(
@@ -163,9 +164,10 @@ class Throughput(TrainerCallback):
         teachers: Sequence[PreTrainedModel],
         gather: Callable[[Tensor], Tensor],
         peak: float | None = None,
+        overlaps: bool = False,
     ):
         self._phases, self._device, self._models, self._gather = phases, device, teachers, gather
-        self._peak_flops = peak_flops(device, peak)
+        self._peak_flops, self._overlaps = peak_flops(device, peak), overlaps
 
     def on_train_begin(self, args: TrainingArguments, *rest: object, **kwargs: object) -> None:
         """Start the clock, unless nothing is ever logged."""
@@ -212,7 +214,7 @@ class Throughput(TrainerCallback):
         rows = self._gather(row.to(self._device)).cpu()
         totals = dict(zip(sums, rows.sum(0).tolist(), strict=False))
         largest = dict(zip(memory, rows.amax(0)[len(sums) :].tolist(), strict=True))
-        return _rates(totals, self._peak_flops) | largest
+        return _rates(totals, self._peak_flops, self._overlaps) | largest
 
 
 def _memory_gib(device: torch.device) -> dict[str, float]:
@@ -226,13 +228,15 @@ def _memory_gib(device: torch.device) -> dict[str, float]:
     return memory
 
 
-def _rates(totals: Mapping[str, float], peak: float | None) -> dict[str, float]:
+def _rates(totals: Mapping[str, float], peak: float | None, overlaps: bool) -> dict[str, float]:
     """Rates and shares from sums over the processes, in tokens, FLOPs and seconds."""
     by_phase = {share: totals[f"{share}_s"] for share in SHARES}
     elapsed_s = sum(by_phase.values())
-    student_s = by_phase["student"] + by_phase["optimizer"]
+    student_s, teacher_s = by_phase["student"] + by_phase["optimizer"], by_phase["teacher"]
+    if overlaps:
+        student_s = teacher_s = student_s + teacher_s
     report = {}
-    for role, busy_s in (("student", student_s), ("teacher", by_phase["teacher"])):
+    for role, busy_s in (("student", student_s), ("teacher", teacher_s)):
         tokens, flops = totals[f"{role}_tokens"], totals.get(f"{role}_flops")
         if tokens:
             report[f"{role}_tokens_per_s_per_device"] = tokens / elapsed_s
