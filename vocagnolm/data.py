@@ -31,7 +31,7 @@ from vocagnolm.conventions import UNMAPPED
 from vocagnolm.host.cache import verified_cache
 from vocagnolm.readers import Guide, Reader, Teachers
 from vocagnolm.texts.column import TEXT, unusable, values
-from vocagnolm.texts.cutting import EMPTY, cut_text
+from vocagnolm.texts.cutting import cut_text
 from vocagnolm.texts.layout import Part, as_table, column_types, lay_out
 from vocagnolm.texts.tokens import Tokens
 
@@ -293,8 +293,8 @@ def _segment(
     skipped: dict[int, str] = {}
     for text in np.flatnonzero(~fits).tolist():
         marks = given.get(text, ())
-        if marks is None or not counts[:, text].all():
-            skipped[text] = MISSING if marks is None else EMPTY
+        if marks is None:
+            skipped[text] = MISSING
             continue
         spans = [model.encoding(text).spans for model in models]
         found = cut_text(texts[text], spans, limits, marks)

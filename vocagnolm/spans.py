@@ -71,7 +71,7 @@ def _by_bytes(
     backend.no_padding()
     backend.encode_special_tokens = True
     batch = backend.encode_batch_fast(list(texts), add_special_tokens=False)
-    lists = [one.ids if text else [] for one, text in zip(batch, texts, strict=True)]
+    lists = [one.ids for one in batch]
     edges = np.cumsum([0, *map(len, lists)])
     ids = np.fromiter(chain.from_iterable(lists), np.int32, edges[-1])
     spans, others = table.find(ids, edges, texts, contents)

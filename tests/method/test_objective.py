@@ -296,6 +296,22 @@ def test_distributions_are_compared_with_one_model(method: Method) -> None:
         method.check_teacher([object(), object()])
 
 
+@pytest.mark.parametrize(
+    ("selection", "expected"), [("chunks", [1, 1, 1, 0, 0, 0]), ("tokens", [1, 0, 0, 1, 1, 0])]
+)
+def test_whole_chunks_are_chosen_by_their_own_losses(selection: Any, expected: list[int]) -> None:
+    batch: dict[str, Any] = {
+        "labels": torch.ones(1, 6, dtype=torch.long),
+        "teacher_ranges": torch.tensor([[[0, 1]] * 3 + [[1, 2]] * 3]),
+        "chunk": torch.tensor([[0, 0, 0, 1, 1, 1]]),
+    }
+    losses = TeacherLosses(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool))
+    method = Method("chunk", top_k=0.5, chunk_selection=selection)
+    student = torch.tensor([[9.0, 1.0, 1.0, 4.0, 3.0, 2.0]])
+    found = Objective(method).select(student, batch, losses)  # type: ignore[arg-type]
+    assert found.weight_BS.tolist() == [expected]
+
+
 def test_chunks_are_no_more_than_a_blocks_tokens() -> None:
     Method("chunk", chunks=8).check_chunks(8)
     Method().check_chunks(1)

@@ -67,6 +67,12 @@ def test_cache_tells_labels_and_templates_apart(
     assert whole["student_ids"][0] != changed["student_ids"][0]
 
 
+def test_conversations_are_not_paired_by_number(tokenizers_by_family: Tokenizers) -> None:
+    student, teacher = pair(tokenizers_by_family)
+    with pytest.raises(ValueError, match="--uld_pairing position pairs tokens by number, which"):
+        align_corpus(corpus_of(talk(*TALK)), student, Teachers((teacher,), by_position=True))
+
+
 @pytest.mark.parametrize("train_on", ["completions", "all"])
 def test_row_has_both_renderings_and_labels(
     train_on: TrainOn, tokenizers_by_family: Tokenizers
