@@ -38,7 +38,7 @@ TESTS = {
     "packing": "method/test_packing",
     "objective": "method/test_objective",
     "token_loss": "method/test_token_loss",
-    "data": "method/test_data method/test_turns",
+    "data": "method/test_data method/test_turns store/test_reader",
     "store/store": "store/test_store store/test_forged_store",
 }
 # Survivors that no test can or should kill: what a line has, what it has instead, and why.
@@ -52,7 +52,10 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("1]) + 1", "1]) + 2", "one position that is never read"),
     ),
     "guidance": (("values_BT.shape[-1])", "values_BT.shape[1])", "of two dimensions"),),
-    "spans": (("np.append(0, ends)", "np.append(1, ends)", "the first gap is the first token's"),),
+    "spans": (
+        ("np.append(0, ends)", "np.append(1, ends)", "the first gap is the first token's"),
+        ("np.append(0, ends)", "np.append(-1, ends)", "the first gap is the first token's"),
+    ),
     "texts/token_bytes": (
         ("default=-1) + 1", "default=-1) + 2", "a number that no token has"),
         ("default=-1)", "default=1)", "of a vocabulary that has no token"),
