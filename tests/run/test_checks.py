@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 
 import pytest
 from adapter_world import World
-from huggingface_hub.errors import LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from vocagnolm.host.units import duration
 from vocagnolm.run import checks, documents, estimates
@@ -119,6 +119,8 @@ def test_missing_weights_are_said(
         (LocalTokenNotFoundError("x"), "nobody is logged in to the hub"),
         (OfflineModeIsEnabled("it is\n offline"), "the hub cannot be reached: it is offline"),
         (ConnectionError("no route"), "the hub cannot be reached: no route"),
+        # The client's own, which is neither an OSError nor a ValueError.
+        (HTTPError("no route"), "the hub cannot be reached: no route"),
     ],
 )
 def test_hub_is_asked_before_a_push(
@@ -205,6 +207,8 @@ def test_time_follows_from_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         # A model of 100 parameters, 10 of them trained: 400 bytes, and moments of 80.
         ({}, [3 * 480 + 400]),
         ({"save_total_limit": None}, [11 * 480 + 400]),
+        ({"save_total_limit": 0}, [11 * 480 + 400]),
+        ({"save_total_limit": None, "save_steps": 0}, [480 + 400]),
         ({"save_total_limit": None, "save_steps": 0.25}, [5 * 480 + 400]),
         ({"save_strategy": "no"}, [400]),
         ({"use_peft": True}, [3 * 120 + 40]),
@@ -258,6 +262,13 @@ def test_dry_run_says_what_the_run_says(
     assert dry["corpus"][0].startswith("of the first ones, ") == is_large
     # The whole corpus is told behind the plan that is made of a part of it.
     assert [line.startswith("of the") for line in real["corpus"]] == [True, False][not is_large :]
+
+
+def test_new_run_has_no_steps_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 7}')
+    assert train._steps_done(None) == 0
+    assert train._steps_done(str(tmp_path)) == 7
 
 
 def test_small_corpus_is_read_whole_when_its_part_is_too_small(

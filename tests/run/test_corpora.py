@@ -33,6 +33,7 @@ TWO = ("--dataset", "a.jsonl", "b.jsonl")
         ("--dataset a b a", "--dataset names a twice: name it once, and give --dataset_weights"),
         ("--dataset a b c --dataset_split x y", "--dataset_split needs one value, or one for each"),
         ("--dataset a b --text_column x y --eval_dataset e", "--eval_dataset needs one --text_col"),
+        ("--dataset a b --format text messages --eval_dataset e", "needs one --format: hold out"),
     ],
 )
 def test_parse_refuses_corpora_in_one_line(options: str, said: str) -> None:

@@ -25,6 +25,11 @@ DISK = OSError(28, "No space left on device")
             "no room for batches in /dev/shm in a step: use --dataloader_num_workers 0, or ",
             "(Caught RuntimeError",
         ),
+        (
+            RuntimeError("--push_to_hub me/a: late"),
+            "--push_to_hub me/a: late: the model is",
+            "again",
+        ),
         (DISK, "a file could not be read or written in a step: ", "([Errno 28] No space"),
         (SafetensorError("I/O error"), "a file could not", "(I/O error)"),
         (RuntimeError("PytorchStreamWriter: file write failed"), "a file could not", "(Pytorch"),

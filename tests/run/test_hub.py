@@ -9,18 +9,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from datasets import load_dataset
 from hub import Hub, serving
-from huggingface_hub import DatasetCard, ModelCard
+from huggingface_hub import DatasetCard, HfApi, ModelCard
+from huggingface_hub.errors import HTTPError
 from stored_world import random_store
 from transformers import AutoTokenizer, TrainerState
 
 from vocagnolm.evaluation.card import add_to_card
 from vocagnolm.host.cards import hub_name
-from vocagnolm.run.model_card import model_card
+from vocagnolm.run.failures import explain
+from vocagnolm.run.model_card import model_card, push
 
 SETTINGS: dict[str, Any] = {
     "student": "org/student",
@@ -95,6 +98,25 @@ def test_card_says_what_the_hub_asks(tmp_path: Path) -> None:
         "| 20   | 2,000  | 1.0000  | 0.5000     |"
     ]
     assert sum(line.startswith("| ") for line in card.text.splitlines()) == 1 + 10
+
+
+@pytest.mark.parametrize("written", ["license: [a\n", "1: mit\n", "- mit\n", "\tlicense: mit\n"])
+def test_students_card_may_be_damaged(written: str, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"---\n{written}---\n")
+    card = ModelCard(model_card(tmp_path, SETTINGS | {"student": str(tmp_path)}, state()))
+    assert card.data.license is None
+
+
+def test_push_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object, *_: object, **__: object) -> None:
+        raise HTTPError("no route")
+
+    monkeypatch.setattr(HfApi, "create_commit", refuse)
+    run: Any = SimpleNamespace(hub_token=None, hub_revision=None)
+    with pytest.raises(RuntimeError, match="no route") as caught:
+        push(tmp_path, [], "", run, "me/a")
+    told = "--push_to_hub me/a: no route: the model is saved; start again, which pushes it"
+    assert explain(caught.value, "the model") == told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from vocagnolm.host.command import Parser, check_at_least, corpora_of, refuse_idle, run_command, say
+from vocagnolm.host.command import (
+    Parser,
+    check_at_least,
+    corpora_of,
+    one_for_each,
+    refuse_idle,
+    run_command,
+    say,
+)
 from vocagnolm.host.files import JsonObject, check_writable
 
 _NAME = "vocagnolm audit"
@@ -73,13 +81,8 @@ def _content(arguments: argparse.Namespace) -> JsonObject:
     trust = arguments.trust_remote_code
     tokenizer = load_tokenizer(arguments.student, "student", trust_remote_code=trust)
     student = Named(arguments.student, tokenizer, arguments.student_chat_template)
-    names, templates = arguments.teacher, arguments.teacher_chat_template or [None]
-    if len(templates) not in (1, len(names)):
-        raise ValueError(
-            f"--teacher_chat_template needs one value, or one for each of {len(names)} teachers, "
-            f"got {len(templates)}"
-        )
-    templates = templates * (len(names) if len(templates) == 1 else 1)
+    names, option = arguments.teacher, "teacher_chat_template"
+    templates = one_for_each(option, vars(arguments)[option], len(names), "teachers")
     teachers = [
         Named(name, load_tokenizer(name, "teacher", trust_remote_code=trust), template)
         for name, template in zip(names, templates, strict=True)

@@ -124,15 +124,10 @@ def corpora_of(arguments: object) -> list[tuple[str, dict[str, Any]]]:
     """
     found = vars(arguments)
     names = listed(found["dataset"])
-    options: dict[str, list[Any]] = {}
-    for keyword, option_name in _CORPUS_OPTIONS.items():
-        values = listed(found[option_name])
-        if len(values) not in (1, len(names)):
-            raise ValueError(
-                f"--{option_name} needs one value, or one for each of {len(names)} corpora, got "
-                f"{len(values)}"
-            )
-        options[keyword] = values if len(values) > 1 else values * len(names)
+    options = {
+        keyword: one_for_each(option_name, found[option_name], len(names), "corpora")
+        for keyword, option_name in _CORPUS_OPTIONS.items()
+    }
     return [
         (name, {keyword: values[number] for keyword, values in options.items()})
         for number, name in enumerate(names)
@@ -142,6 +137,16 @@ def corpora_of(arguments: object) -> list[tuple[str, dict[str, Any]]]:
 def one_or_all(values: list[str]) -> str | list[str]:
     """Return a single value itself, as what is older than several of them says it."""
     return values if len(values) > 1 else values[0]
+
+
+def one_for_each(option_name: str, given: Any, count: int, of: str) -> list[Any]:
+    """Return so many values of an option that has one for all, or one for each."""
+    values = listed(given)
+    if len(values) not in (1, count):
+        raise ValueError(
+            f"--{option_name} needs one value, or one for each of {count} {of}, got {len(values)}"
+        )
+    return values if len(values) > 1 else values * count
 
 
 def listed(value: Any) -> list[Any]:

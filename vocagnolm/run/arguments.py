@@ -121,8 +121,9 @@ class DataArguments:
             yield f"--dataset names {twice[0]} twice: name it once, and give --dataset_weights"
         if weights is not None and len(weights) != count:
             yield f"--dataset_weights needs one for each of {count} corpora, got {len(weights)}"
-        if self.eval_dataset and len(self.text_column) > 1:
-            yield "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
+        for name in ("text_column", "format"):
+            if self.eval_dataset and len(vars(self)[name] or ()) > 1:
+                yield f"--eval_dataset needs one --{name}: hold out an --eval_fraction instead"
         # Said before anything is read.
         corpora_of(self)
 

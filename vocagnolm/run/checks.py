@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from huggingface_hub import HfApi
-from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
+from huggingface_hub.errors import LocalTokenNotFoundError
 
 from vocagnolm.host.command import raise_first
 from vocagnolm.host.files import check_writable
@@ -50,6 +50,7 @@ def _check_hub(token: str | None) -> None:
         HfApi(token=token).whoami()
     except LocalTokenNotFoundError as error:
         raise ValueError(f"--push_to_hub: nobody is logged in to the hub: {remedy}") from error
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    # Those of the network are of no common kind.
+    except Exception as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--push_to_hub: the hub cannot be reached: {reason}: {remedy}") from error

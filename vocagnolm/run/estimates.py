@@ -73,11 +73,10 @@ def disk_uses(job: Job, pair: Pair, documents: Documents) -> list[DiskUse]:
     run, sizes, output_dir = job.run, pair.student_sizes, Path(job.run.output_dir)
     saved = sizes.trained if job.model.use_peft else sizes.parameters
     checkpoint = _WEIGHT * saved + _MOMENTS * sizes.trained
-    count = run.save_total_limit
-    if count is None:
-        steps, every = steps_of(job, documents) or 0, run.save_steps
-        # Below 1 it is a share of all steps.
-        count = int(steps // every if every >= 1 else 1 / every)
+    count, every = run.save_total_limit or 0, run.save_steps
+    # All are kept; below 1 a step is a share of all steps, and 0 saves none.
+    if count <= 0 < every:
+        count = int((steps_of(job, documents) or 0) // every if every >= 1 else 1 / every)
     # The newest is whole before the oldest goes.
     kept = 0 if run.save_strategy == SaveStrategy.NO else count + 1
     uses = [_use("checkpoints and the model", output_dir, checkpoint * kept + _WEIGHT * saved)]

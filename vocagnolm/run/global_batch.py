@@ -28,13 +28,6 @@ def split_global_batch(
     >>> split_global_batch(None, 2048, world_size=1, batch_size=3, accumulation=2)
     (3, 2)
     """
-    for option, value in (
-        ("global_batch_tokens", global_batch_tokens),
-        ("per_device_train_batch_size", batch_size),
-        ("gradient_accumulation_steps", accumulation),
-    ):
-        if value is not None and value < 1:
-            raise ValueError(f"--{option} must be at least 1, got {value}")
     if global_batch_tokens is None and batch_size and accumulation:
         return batch_size, accumulation
     global_batch_tokens = global_batch_tokens or _PAPER_TOKENS

@@ -134,7 +134,8 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
 
 
 def _steps_done(checkpoint: str | None) -> int:
-    return int(json_or_empty(Path(checkpoint or "", checkpoints.STATE)).get("global_step", 0))
+    state = json_or_empty(Path(checkpoint, checkpoints.STATE)) if checkpoint else {}
+    return int(state.get("global_step", 0))
 
 
 def _is_done(output_dir: str) -> bool:

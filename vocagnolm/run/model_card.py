@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
 from transformers import TrainerState
 
@@ -17,15 +18,6 @@ from vocagnolm.host.versions import versions
 from vocagnolm.run.training_arguments import RunArguments
 
 _PACKAGES = "vocagnolm torch transformers accelerate datasets tokenizers"
-_TITLES = {
-    "vocagnolm": "teacher-guided continual pretraining (VocAgnoLM, arXiv 2503.19123)",
-    "cpt": "plain continual pretraining",
-    "random": "continual pretraining on a random share of the tokens",
-    "kld": "continual pretraining with a KL divergence from a teacher (Eq. 5)",
-    "uld": "continual pretraining with Universal Logit Distillation (Eq. 6)",
-    "rho1": "continual pretraining on the tokens that a reference model chooses (Rho-1)",
-    "chunk": "continual pretraining guided by chunks (Section 6.1)",
-}
 # Of the log, with their headings.
 _LOSSES = {
     "student_loss_nats": "student",
@@ -42,6 +34,7 @@ def model_card(
     """Describe a trained student, for `README.md` beside its weights."""
     corpora = listed(settings["dataset"])
     on_hub = list(filter(None, map(hub_name, corpora)))
+    stores, teachers = settings["teacher_losses"] or [], listed(settings["teacher"] or [])
     data = ModelCardData(
         library_name="peft" if settings["use_peft"] else "transformers",
         pipeline_tag="text-generation",
@@ -57,9 +50,10 @@ def model_card(
         template_path=str(CARDS / "model_card.md"),
         name=name,
         student=public_name(settings["student"]),
-        title=_TITLES[settings["method"]],
-        dataset=" and ".join(map(public_name, corpora)),
-        guided=_guided_by(settings),
+        method=settings["method"],
+        dataset=_names(corpora),
+        is_stored=bool(stores),
+        teachers=_names([store["teacher"] for store in stores] or teachers),
         tracked=json_or_empty(directory / TRACKER_FILE).get("url"),
         losses=_losses(state.log_history, settings["global_batch_tokens"]),
         repository=repository or directory.name,
@@ -73,12 +67,13 @@ def model_card(
 def push(directory: Path, names: Sequence[str], card: str, run: RunArguments, repo: str) -> None:
     """Put a model and its card on the hub, in one commit; nothing that names local paths."""
     files = [CommitOperationAdd(name, directory / name) for name in names]
-    HfApi(token=run.hub_token).create_commit(
-        repo,
-        [*files, CommitOperationAdd("README.md", card.encode())],
-        commit_message="End of training",
-        revision=run.hub_revision,
-    )
+    files.append(CommitOperationAdd("README.md", card.encode()))
+    said = {"commit_message": "End of training", "revision": run.hub_revision}
+    try:
+        HfApi(token=run.hub_token).create_commit(repo, files, **said)
+    # Those of the network are of no common kind.
+    except Exception as error:
+        raise RuntimeError(f"--push_to_hub {repo}: {error}") from error
 
 
 def _licence(student: str) -> str | None:
@@ -86,8 +81,8 @@ def _licence(student: str) -> str | None:
     place = Path(student) / "README.md" if Path(student).is_dir() else student
     try:
         found: str | None = ModelCard.load(place, ignore_metadata_errors=True).data.license
-    # It has no card, or there is no network.
-    except (OSError, ValueError):
+    # It has no card, or one that is no YAML, or there is no network.
+    except (OSError, ValueError, TypeError, yaml.YAMLError):
         return None
     return found
 
@@ -109,10 +104,5 @@ def _losses(log: Sequence[Mapping[str, float]], batch_tokens: int) -> str:
     return markdown_table(rows)
 
 
-def _guided_by(settings: Mapping[str, Any]) -> str:
-    """Name the teachers of a run, if it had any."""
-    if stores := settings["teacher_losses"]:
-        names = [store["teacher"] for store in stores]
-        return f", guided by stored losses of {' and '.join(map(public_name, names))}"
-    names = listed(settings["teacher"] or [])
-    return f", guided by {' and '.join(map(public_name, names))}" if names else ""
+def _names(places: Sequence[str]) -> str:
+    return " and ".join(map(public_name, places))

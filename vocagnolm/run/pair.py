@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vocagnolm.host.command import resolve_dtype
+from vocagnolm.host.command import one_for_each, resolve_dtype
 from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization
@@ -135,7 +135,7 @@ def load_pair(
     unknown: list[str | None] = [None] * len(names)
     revisions, elsewhere = model.teacher_revision or unknown, model.teacher_tokenizer or unknown
     teachers = _models(model, "teacher", names, revisions, elsewhere)
-    guide = _guide(student, teachers, model.teacher_chat_template or (None,), method, length)
+    guide = _guide(student, teachers, model.teacher_chat_template, method, length)
     return Pair(student, reader, tuple(teachers), guide, model, device)
 
 
@@ -162,7 +162,7 @@ def _models(
 def _guide(
     student: Model,
     teachers: list[Model],
-    templates: Sequence[str | None],
+    templates: list[str] | None,
     method: Method,
     length: int,
 ) -> Guide | None:
@@ -178,7 +178,7 @@ def _guide(
     if not teachers:
         return None
     by_position = method.method == "uld" and method.uld_pairing == "position"
-    given = templates if len(templates) > 1 else [*templates] * len(teachers)
+    given = one_for_each("teacher_chat_template", templates, len(teachers), "teachers")
     readers = (
         teacher_reader(each.tokenizer, each.context, template)
         for each, template in zip(teachers, given, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import HfArgumentParser
 
-from vocagnolm.host.command import OneLineErrors, raise_first, refuse_idle
+from vocagnolm.host.command import OneLineErrors, one_for_each, raise_first, refuse_idle
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
@@ -130,12 +130,8 @@ def _faults(job: Job) -> Iterator[str]:
     model, run, guided_by = job.model, job.run, f"--method {job.method.method}"
     teachers = model.teacher or model.teacher_losses or []
     is_distilled = job.method.method in ("kld", "uld")
-    given = model.teacher_chat_template or [""]
-    if len(given) not in (1, len(teachers)):
-        yield (
-            f"--teacher_chat_template needs one value, or one for each of {len(teachers)} teachers,"
-            f" got {len(given)}"
-        )
+    # Raises for another number of them.
+    one_for_each("teacher_chat_template", model.teacher_chat_template, len(teachers), "teachers")
     for name in ("teacher_tokenizer", "teacher_revision"):
         if (given := vars(model)[name]) and len(given) != len(teachers):
             yield f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"

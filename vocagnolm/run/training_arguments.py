@@ -16,7 +16,7 @@ from transformers.integrations import integration_utils
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.host.command import option, raise_first
+from vocagnolm.host.command import faults_of, option, raise_first
 from vocagnolm.host.processes import is_on_cpu, launched_processes
 from vocagnolm.host.trackers import import_wandb
 from vocagnolm.models.layers import liger_settings
@@ -28,7 +28,7 @@ from vocagnolm.training.checkpoints import AUTO
 # Steps of a run that is never made: its schedule is, as a check.
 _CHECK_STEPS = 1000
 _TOKENS_SEEN = ("no", "all", "non_padding")
-_NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm", "max_bad_steps")
+_NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
 
 
 @dataclass
@@ -44,15 +44,16 @@ class RunArguments(TrainingArguments):
         None,
         "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
         "size and the accumulation steps are given: together they decide it.",
+        "be at least 1",
     )
     per_device_train_batch_size: int | None = option(  # type: ignore[assignment]
-        None, "Sequences per device; derived from the world size."
+        None, "Sequences per device; derived from the world size.", "be at least 1"
     )
     per_device_eval_batch_size: int | None = option(  # type: ignore[assignment]
-        None, "Sequences per device; as in training if not given."
+        None, "Sequences per device; as in training if not given.", "be at least 1"
     )
     gradient_accumulation_steps: int | None = option(  # type: ignore[assignment]
-        None, "Micro-batches of a step; derived from the world size."
+        None, "Micro-batches of a step; derived from the world size.", "be at least 1"
     )
     learning_rate: float = 8e-5
     lr_scheduler_type: str = "cosine_with_min_lr"
@@ -61,7 +62,7 @@ class RunArguments(TrainingArguments):
     )
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
-    num_train_epochs: float = 1.0
+    num_train_epochs: float = option(1.0, "Passes over the corpus.", "be positive and finite")
     bf16: bool | None = option(  # type: ignore[assignment]
         None, "bfloat16 compute; by default on GPUs that have it."
     )
@@ -92,7 +93,7 @@ class RunArguments(TrainingArguments):
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
     max_bad_steps: int = option(
-        0, "Steps in a row that may be skipped as a loss or gradient is NaN."
+        0, "Steps in a row that may be skipped as a loss or gradient is NaN.", "not be negative"
     )
     resume_from_checkpoint: str | None = option(
         AUTO, "auto (the newest good checkpoint of --output_dir) or a path."
@@ -101,7 +102,9 @@ class RunArguments(TrainingArguments):
         None, "JSON; the kernels of --use_liger_kernel, without losses."
     )
     device_peak_tflops: float | None = option(
-        None, "Peak of a device for the MFU in the logs; by its name if not given."
+        None,
+        "Peak of a device for the MFU in the logs; by its name if not given.",
+        "be positive and finite",
     )
     # The parent's type is one that no command line can set to several.
     report_to: list[str] | None = option(
@@ -168,8 +171,7 @@ class RunArguments(TrainingArguments):
         self._check_trackers()
 
     def _faults(self) -> Iterator[str]:
-        if (rows := self.per_device_eval_batch_size) is not None and rows < 1:
-            yield f"--per_device_eval_batch_size must be at least 1, got {rows}"
+        yield from faults_of(self)
         # Written so that NaN is rejected, too.
         for name in _NOT_NEGATIVE:
             if not (value := vars(self)[name]) >= 0:
@@ -181,10 +183,6 @@ class RunArguments(TrainingArguments):
             yield "--greater_is_better true would keep the largest loss: leave it out"
         if self.remove_unused_columns:
             yield "--remove_unused_columns true has no effect: leave it out"
-        if not self.num_train_epochs > 0:
-            yield f"--num_train_epochs must be positive, got {self.num_train_epochs}"
-        if (peak := self.device_peak_tflops) is not None and not peak > 0:
-            yield f"--device_peak_tflops must be positive, got {peak}"
 
     def _check_schedule(self) -> None:
         """Make the learning rate's schedule once, while an error costs nothing yet."""
