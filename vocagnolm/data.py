@@ -75,7 +75,7 @@ class Segments:
         held_out = np.random.default_rng(seed).permutation(numbers)[:count]
         is_held_out = np.isin(documents, held_out)
         rest, held = (self.rows.select(np.flatnonzero(m)) for m in (~is_held_out, is_held_out))
-        return Segments(rest, []), Segments(held, [])
+        return Segments(rest, self.skipped), Segments(held, [])
 
     def digest(self) -> str:
         """A short name for the lengths of all segments in order: another corpus has another."""

@@ -16,7 +16,7 @@ from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
 from vocagnolm.host.units import duration
-from vocagnolm.run import checks, documents, estimates
+from vocagnolm.run import documents, estimates
 from vocagnolm.run import main as train
 
 HUB = "--push_to_hub: {}: run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
@@ -129,7 +129,7 @@ def test_hub_is_asked_before_a_push(
     def refuse(self: object) -> None:
         raise error
 
-    monkeypatch.setattr(checks.HfApi, "whoami", refuse)
+    monkeypatch.setattr(train.HfApi, "whoami", refuse)
     job = train.parse(argv_of(world, tmp_path / "out", push_to_hub="True"))
     with pytest.raises(ValueError, match=re.escape(HUB.format(line))):
         train.build(job)

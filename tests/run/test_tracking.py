@@ -16,11 +16,11 @@ from wandb_files import stored
 from vocagnolm.host.trackers import Tracking
 from vocagnolm.models.source import revision_of
 from vocagnolm.run import main as train
-from vocagnolm.run import tracking
+from vocagnolm.run import watchers
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
 from vocagnolm.run.parse import parse
-from vocagnolm.run.tracking import describe_tracking
+from vocagnolm.run.watchers import describe_tracking
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +99,13 @@ def test_place_follows_options_environment_and_recipe(
 
 def test_store_names_the_teacher_that_scored_it(monkeypatch: pytest.MonkeyPatch) -> None:
     manifests = {"a": {"teacher": "A", "teacher_revision": "1"}, "b": {"teacher": "B"}}
-    monkeypatch.setattr(tracking, "manifest_of", lambda path: manifests[path.name])
-    monkeypatch.setattr(tracking, "revision_of", lambda name, config: "0")
+    monkeypatch.setattr(watchers, "manifest_of", lambda path: manifests[path.name])
+    monkeypatch.setattr(watchers, "revision_of", lambda name, config: "0")
     sizes = SimpleNamespace(parameters=5, trained=3)
     student = SimpleNamespace(source=SimpleNamespace(name="S"), config=None)
     pair: Any = SimpleNamespace(student=student, teachers=[], student_sizes=sizes, teacher_sizes=[])
     job: Any = SimpleNamespace(model=SimpleNamespace(teacher_losses=["a", "b"]))
-    assert tracking._models(job, pair) == {
+    assert watchers._models(job, pair) == {
         "student": {"name": "S", "revision": "0", "parameters": 5, "trained_parameters": 3},
         "teacher": {"name": "A", "revision": "1", "store": "a"},
         "teacher_2": {"name": "B", "revision": None, "store": "b"},
@@ -119,8 +119,8 @@ def test_commit_is_marked_when_files_differ(
     def run(command: list[str], **_: Any) -> SimpleNamespace:
         return SimpleNamespace(stdout=status if "status" in command else "abc\n")
 
-    monkeypatch.setattr(tracking.subprocess, "run", run)
-    assert tracking._commit() == commit
+    monkeypatch.setattr(watchers.subprocess, "run", run)
+    assert watchers._commit() == commit
 
 
 @pytest.mark.slow

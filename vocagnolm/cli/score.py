@@ -16,7 +16,6 @@ losses that are not finite, 130 interrupted. A server's key is read from VOCAGNO
 """
 
 import argparse
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import fields
@@ -27,6 +26,7 @@ from vocagnolm.host.command import (
     Exit,
     Parser,
     check_at_least,
+    json_settings,
     refuse_idle,
     run_command,
     say,
@@ -41,10 +41,8 @@ _NAME = "vocagnolm score"
 _SHOWN = 10
 # Of a block, as everywhere by default.
 _BLOCK_TOKENS = 2048
-_OF_WEIGHTS = ("batch_tokens", "dtype", "quantization", "engine", "attn_implementation")
-_OF_TOKENIZERS = (
-    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template", "trust_remote_code"),
-)
+_OF_ENGINES = "batch_tokens quantization attn_implementation"
+_OF_TOKENIZERS = "teacher_revision teacher_tokenizer teacher_chat_template trust_remote_code"
 _OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column", "format")
 
 
@@ -83,7 +81,7 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch_tokens", type=int, default=16384, help="Tokens of a forward pass.")
     add("--loss_dtype", choices=("float16", "float32"), default="float16", help="In the store.")
     parser.add_dtype()
-    add("--quantization", type=_json_object, help="JSON: a quantization config of transformers.")
+    add("--quantization", help="JSON: a quantization config of transformers.")
     add("--engine", choices=("hf", "vllm"), default="hf")
     add("--attn_implementation", help="As in transformers. hf only.")
     add("--trust_remote_code", action="store_true")
@@ -129,31 +127,22 @@ def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
     for name in ("teacher", "dataset", "output_dir"):
         if name not in given and not (name == "teacher" and arguments.server):
             raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
-    refuse_idle(given, {"push_to_hub"}, "without --verify")
-    refuse_idle(given, {"student", "student_losses", "top_k"}, "without --compare")
-    if not arguments.server:
-        refuse_idle(given, ("served_model", "dialect", "concurrency"), "without --server")
-    elif not arguments.served_model:
+    if arguments.server and not arguments.served_model:
         raise ValueError("--served_model is required with --server: the teacher's name there")
-    else:
-        refuse_idle(given, _OF_WEIGHTS, "with --server")
-        if not arguments.teacher:
-            refuse_idle(given, _OF_TOKENIZERS, "without --teacher")
-    if arguments.engine == "vllm":
-        of_hf = ("attn_implementation", "quantization", "batch_tokens")
-        refuse_idle(given, of_hf, "with --engine vllm")
+    for is_idle, names, condition in (
+        (True, "push_to_hub", "without --verify"),
+        (True, "student student_losses top_k", "without --compare"),
+        (not arguments.server, "served_model dialect concurrency", "without --server"),
+        (arguments.server, f"{_OF_ENGINES} dtype engine", "with --server"),
+        (not arguments.teacher, _OF_TOKENIZERS, "without --teacher"),
+        (arguments.engine == "vllm", _OF_ENGINES, "with --engine vllm"),
+    ):
+        if is_idle:
+            refuse_idle(given, names.split(), condition)
     sizes = ("shard_documents", "batch_tokens", "min_context", "context", "concurrency")
     check_at_least(arguments, 1, *sizes)
-
-
-def _json_object(text: str) -> dict[str, object]:
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not JSON: {error}") from error
-    if not (isinstance(content, dict) and content):
-        raise argparse.ArgumentTypeError(f"{text} is not a JSON object of settings")
-    return content
+    if arguments.quantization is not None:
+        arguments.quantization = json_settings("--quantization", arguments.quantization)
 
 
 def options_of(arguments: argparse.Namespace) -> "Scoring":

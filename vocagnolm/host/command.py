@@ -6,6 +6,7 @@ import argparse
 import atexit
 import difflib
 import hashlib
+import json
 import logging
 import math
 import os
@@ -190,6 +191,17 @@ def faults_of(options: Any) -> Iterator[str]:
         must = each.metadata.get("must")
         if must and value is not None and not all(map(_RANGES[must], listed(value))):
             yield f"--{name} must {must}, got {value}"
+
+
+def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, object]:
+    """Read an option that is a JSON object of settings, perhaps of none, or raise a ValueError."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {text} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not (content or empty):
+        raise ValueError(f"{option}: {text} is not a JSON object of settings")
+    return content
 
 
 def raise_first(faults: Iterable[str]) -> None:

@@ -5,10 +5,11 @@ All ways leave the output head as it is, from which losses are computed.
 
 import importlib
 import importlib.util
-import json
 
 import torch
 from transformers import TorchAoConfig
+
+from vocagnolm.host.command import json_settings
 
 # The package of each.
 QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"}
@@ -52,17 +53,6 @@ def fp8_products() -> object:
     torchao = importlib.import_module("torchao.quantization")
     config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
     return config
-
-
-def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, object]:
-    """Read an option that is a JSON object of settings, perhaps of none, or raise a ValueError."""
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{option}: {text} is not JSON: {error}") from error
-    if not isinstance(content, dict) or not (content or empty):
-        raise ValueError(f"{option}: {text} is not a JSON object of settings")
-    return content
 
 
 def _check_package(name: str) -> None:

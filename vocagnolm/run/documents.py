@@ -23,7 +23,7 @@ from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.host.command import corpora_of, refuse_idle
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Guide, Reader
+from vocagnolm.readers import Guide
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
@@ -151,23 +151,16 @@ def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
     data, length, rows = job.data, job.data.max_length, pair.teacher_rows
-    # First: a wrong name is told before a corpus is aligned.
-    evaluated = _read_evaluated(data)
-    corpora = _align(job, pair, sample=sample)
+    corpora, evaluated = _align(job, pair, sample=sample)
     if data.eval_fraction:
         corpora = [_hold_out(job, corpus) for corpus in corpora]
-    trained = [each.segments for each in corpora]
-    held_out = [each.held_out for each in corpora if each.held_out is not None]
-    found = Documents(
-        corpora,
-        _pack(corpora, trained, length, rows),
-        None if not held_out else _in_a_row(corpora, held_out),
-        None if not held_out else _pack(corpora, held_out, length, rows),
-        data.dataset_weights,
-    )
-    if evaluated is not None:
-        aligned = _align_evaluated(job, pair, evaluated)
-        found = replace(found, held_out=aligned, eval_blocks=Blocks(aligned.rows, length, rows))
+    blocks = _pack(corpora, [each.segments for each in corpora], length, rows)
+    held_out, eval_blocks = evaluated, None
+    if evaluated:
+        eval_blocks = Blocks(evaluated.rows, length, rows)
+    elif parts := [each.held_out for each in corpora if each.held_out]:
+        held_out, eval_blocks = _in_a_row(corpora, parts), _pack(corpora, parts, length, rows)
+    found = Documents(corpora, blocks, held_out, eval_blocks, data.dataset_weights)
     # A smaller corpus would make no optimizer step at all.
     per_step = job.run.global_batch_tokens // length
     steps = found.steps(per_step)
@@ -195,19 +188,34 @@ def _too_small(data: DataArguments, documents: Documents, per_step: int) -> str:
     )
 
 
-def _align(job: Job, pair: Pair, *, sample: bool) -> list[Corpus]:
-    """Read and align every corpus, or its first documents, each with a cache of its own."""
-    sources, corpora = corpora_of(job.data), []
+def _align(job: Job, pair: Pair, *, sample: bool) -> tuple[list[Corpus], Segments | None]:
+    """Read and align every corpus, or its first documents, and the one to evaluate on, if any."""
+    data, sources = job.data, corpora_of(job.data)
+
+    def align(texts: datasets.Dataset, guide: Guide | None) -> Segments:
+        processes, labelled = data.processes(len(texts)), data.train_on or TRAIN_ON[0]
+        reader = pair.student_reader
+        return align_corpus(texts, reader, guide, num_proc=processes, train_on=labelled)
+
     with first_of_machine_first():
         # All of them first: a wrong name is told before any is aligned.
+        evaluated = _read_evaluated(data)
         read = [_read(job, *source, sample=sample) for source in sources]
         check_turns(job, [texts for texts, _ in read])
-        for (name, _), (texts, total) in zip(sources, read, strict=True):
-            segments = _align_one(texts, job, pair.student_reader, pair.guide)
-            corpora.append(Corpus(name, texts, segments, total))
+        corpora = [
+            Corpus(name, texts, align(texts, pair.guide), total)
+            for (name, _), (texts, total) in zip(sources, read, strict=True)
+        ]
     for corpus in corpora:
-        _check_usable(corpus, job.data)
-    return corpora
+        _check_usable(corpus, data)
+    if evaluated is None:
+        return corpora, None
+    with first_of_machine_first():
+        # A store knows other documents only, and evaluation needs no teacher.
+        held_out = align(evaluated, None if pair.is_stored else pair.guide)
+    if not len(held_out.rows):
+        raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
+    return corpora, held_out
 
 
 def _check_usable(corpus: Corpus, data: DataArguments) -> None:
@@ -242,12 +250,6 @@ def _read(
     return corpus, total
 
 
-def _align_one(texts: datasets.Dataset, job: Job, student: Reader, guide: Guide | None) -> Segments:
-    labelled = job.data.train_on or TRAIN_ON[0]
-    processes = job.data.processes(len(texts))
-    return align_corpus(texts, student, guide, num_proc=processes, train_on=labelled)
-
-
 def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
     """Reject options that have no effect on conversations, or on documents where there are none."""
     if not any(map(is_conversations, corpora)):
@@ -270,20 +272,9 @@ def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
 def _read_evaluated(data: DataArguments) -> datasets.Dataset | None:
     if not data.eval_dataset:
         return None
-    with first_of_machine_first():
-        format = cast(Format, data.format[0]) if data.format else None
-        named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
-        return load_corpus(data.eval_dataset, format=format, **named)
-
-
-def _align_evaluated(job: Job, pair: Pair, evaluated: datasets.Dataset) -> Segments:
-    # A store knows other documents only, and evaluation needs no teacher.
-    guide = None if pair.is_stored else pair.guide
-    with first_of_machine_first():
-        held_out = _align_one(evaluated, job, pair.student_reader, guide)
-    if not len(held_out.rows):
-        raise ValueError(f"--eval_dataset {job.data.eval_dataset} has no usable document")
-    return held_out
+    format = cast(Format, data.format[0]) if data.format else None
+    named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
+    return load_corpus(data.eval_dataset, format=format, **named)
 
 
 def _hold_out(job: Job, corpus: Corpus) -> Corpus:
@@ -297,7 +288,6 @@ def _hold_out(job: Job, corpus: Corpus) -> Corpus:
             f"--eval_fraction {fraction} leaves no document of {corpus.name} to train on: lower "
             "it, or evaluate on other documents with --eval_dataset"
         )
-    rest = Segments(rest.rows, corpus.segments.skipped)
     return replace(corpus, segments=rest, held_out=held_out)
 
 

@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from huggingface_hub import HfApi
+from huggingface_hub.errors import LocalTokenNotFoundError
+
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
-from vocagnolm.host.command import Exit, is_main, note, quiet_logs, say, stop
-from vocagnolm.host.files import JsonObject, json_or_empty, write_text
+from vocagnolm.host.command import Exit, is_main, note, quiet_logs, raise_first, say, stop
+from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.host.progress import telling
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings
+from vocagnolm.host.trackers import offline_reason
 from vocagnolm.models.layers import compile_layers, leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.source import model_files
 from vocagnolm.run import failures
-from vocagnolm.run.checks import check_before_work, check_room
 from vocagnolm.run.documents import Documents, load_documents
+from vocagnolm.run.estimates import disk_uses
 from vocagnolm.run.job import Job, default_settings
 from vocagnolm.run.model_card import model_card, push
 from vocagnolm.run.pair import Pair, load_models, load_pair
@@ -32,8 +36,12 @@ from vocagnolm.run.plan import (
     show_example,
 )
 from vocagnolm.run.recipe import named_in_errors
-from vocagnolm.run.tracking import describe_tracking
-from vocagnolm.run.watchers import describe_store, load_guidance_table, load_recorder
+from vocagnolm.run.watchers import (
+    describe_store,
+    describe_tracking,
+    load_guidance_table,
+    load_recorder,
+)
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints, preemption
 from vocagnolm.training.relayout import LayoutError, change_of_layout, shape_fault
@@ -93,12 +101,12 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
         run.liger_kernel_config = leave_teachers_alone(
             run.liger_kernel_config, pair.student.config, configs
         )
-    check_before_work(job, pair)
+    _check_before_work(job, pair)
     # The first documents of a large corpus are enough for a plan, which comes before the hours.
     documents = load_documents(job, pair, sample=True)
     if is_main():
         say(fitted(describe_run(job, pair, documents, _steps_done(checkpoint))))
-    check_room(job, pair, documents)
+    _check_room(job, pair, documents)
     store = describe_store(job, pair, documents)
     if checkpoint:
         say(f"resuming from {checkpoint}")
@@ -151,6 +159,50 @@ def _is_done(output_dir: str) -> bool:
         )
     say(f"{fault}: writing it again from the newest checkpoint")
     return False
+
+
+def _check_before_work(job: Job, pair: Pair) -> None:
+    """Check places, the hub, weights and stores, from the cheapest to the dearest.
+
+    Raises:
+        ValueError: the run would end in an error, in one line.
+    """
+    with in_agreement():
+        # What they may refuse, such as a wrong key.
+        if is_main() and "wandb" in (job.run.report_to or ()):
+            offline_reason()
+    # One process looks: they share the disks and the hub, and what one says all raise.
+    with in_agreement(takes_long=True):
+        if job.run.process_index == 0:
+            if job.model.save_store:
+                check_writable(Path(job.model.save_store), "--save_store")
+            for model in (pair.student, *pair.teachers):
+                model.source.check_weights()
+            if job.run.push_to_hub:
+                _check_hub(job.run.hub_token)
+        # Nobody may align what is damaged, and cache it.
+        if pair.guide and job.run.local_process_index == 0:
+            pair.guide.check()
+
+
+def _check_room(job: Job, pair: Pair, documents: Documents) -> None:
+    """Reject a run that its disks have no room for, in one line (ValueError)."""
+    with in_agreement():
+        if job.run.process_index == 0:
+            raise_first(filter(None, (use.fault for use in disk_uses(job, pair, documents))))
+
+
+def _check_hub(token: str | None) -> None:
+    """Reject a push that nobody is logged in for, or that does not reach the hub."""
+    remedy = "run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
+    try:
+        HfApi(token=token).whoami()
+    except LocalTokenNotFoundError as error:
+        raise ValueError(f"--push_to_hub: nobody is logged in to the hub: {remedy}") from error
+    # Those of the network are of no common kind.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--push_to_hub: the hub cannot be reached: {reason}: {remedy}") from error
 
 
 def _make_trainer(

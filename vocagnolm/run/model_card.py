@@ -68,9 +68,10 @@ def push(directory: Path, names: Sequence[str], card: str, run: RunArguments, re
     """Put a model and its card on the hub, in one commit; nothing that names local paths."""
     files = [CommitOperationAdd(name, directory / name) for name in names]
     files.append(CommitOperationAdd("README.md", card.encode()))
-    said = {"commit_message": "End of training", "revision": run.hub_revision}
     try:
-        HfApi(token=run.hub_token).create_commit(repo, files, **said)
+        HfApi(token=run.hub_token).create_commit(
+            repo, files, commit_message="End of training", revision=run.hub_revision
+        )
     # Those of the network are of no common kind.
     except Exception as error:
         raise RuntimeError(f"--push_to_hub {repo}: {error}") from error

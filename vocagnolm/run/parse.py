@@ -61,7 +61,8 @@ def _job(parser: HfArgumentParser, values: Options) -> Job:
     try:
         model, data, method, run = parser.parse_dict(values)
         job = Job(model, data, method, run, recipe=config)
-    except (OSError, ImportError, ValueError) as error:  # a file or package may be missing
+    # A file or package may be missing, a number too large for the machine.
+    except (OSError, ImportError, ValueError, OverflowError) as error:
         raise ValueError(" ".join(str(error).split())) from error
     _check_idle(job)
     raise_first(_faults(job))
@@ -118,10 +119,8 @@ def _check_idle(job: Job) -> None:
     ):
         if is_idle:
             refuse_idle(given, names.split(), condition)
-    given_teacher: StoredTeacher | list[str] | None = teachers or None
-    if model.teacher_losses:
-        given_teacher = StoredTeacher(len(teachers))
-    method.check_teacher(given_teacher)
+    scored = StoredTeacher(len(teachers)) if model.teacher_losses else None
+    method.check_teacher(scored or teachers or None)
     method.check_chunks(job.data.max_length)
 
 

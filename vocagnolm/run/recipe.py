@@ -43,9 +43,11 @@ class Recipe:
 
     def check(self, parser: ArgumentParser) -> None:
         """Let a parser check each option by itself; its errors begin with the place."""
-        for name, place in self.places.items():
-            with _said_of(place):
+        try:
+            for name in self.places:
                 parser.parse_args(self.flags(name))
+        except ValueError as error:
+            raise ValueError(f"{self.places[name]}: {error}") from error
 
 
 def recipe_of(argv: Sequence[str]) -> Recipe:
@@ -58,14 +60,6 @@ def recipe_of(argv: Sequence[str]) -> Recipe:
         recipe.options.update(options)
         recipe.places.update({name: f"--config {file}, line {lines[name]}" for name in options})
     return recipe
-
-
-@contextmanager
-def _said_of(place: str) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from error
 
 
 @contextmanager
