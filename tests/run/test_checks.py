@@ -199,6 +199,10 @@ def test_time_follows_from_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     # 20 of 30 steps of 64 tokens; four devices at half of 1,000 FLOP/s, and 4.5 + 1.5 + 2 FLOP.
     expected = "duration   about 5 s for the 20 steps that are left at 250 tokens per second, 50%"
     assert training.startswith(expected)
+    # Beyond the last day that a calendar has.
+    endless, pair, read = fakes(max_steps=10**15, total=10, output_dir=tmp_path)
+    (told,) = estimates.describe_time(endless, pair, read, done=0)
+    assert told.startswith("duration   about ")
 
 
 @pytest.mark.parametrize(

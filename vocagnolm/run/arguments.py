@@ -59,8 +59,7 @@ class ModelArguments(AdapterArguments):
     )
     overlap_teacher: bool = option(
         False,
-        "Score the next micro-batch on a second stream of the GPU while the student learns from "
-        "this one (exact; needs memory for both).",
+        "Score the next micro-batch on a second stream of the GPU, meanwhile (exact; more memory).",
     )
     compile_layers: bool = option(False, "Compile every decoder layer of all models.")
     trust_remote_code: bool = option(False, "Run model code from the hub.")

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -116,13 +117,15 @@ def describe_time(job: Job, pair: Pair, documents: Documents, done: int) -> list
         why = known if steps else "the hub does not say how many documents there are"
         return [*lines, f"duration   not known: {why}"]
     training = max(steps - done, 0) * job.run.global_batch_tokens / rate
-    end = datetime.now().astimezone() + timedelta(seconds=seconds + training)
     left = f" for the {steps - done:,} steps that are left" if done else ""
-    return [
-        *lines,
-        f"duration   about {duration(training)}{left} at {rate:,.0f} tokens per second, {known}",
-        f"end        about {end:%a %d %b %Y %H:%M %Z}, without evaluations",
-    ]
+    lines.append(
+        f"duration   about {duration(training)}{left} at {rate:,.0f} tokens per second, {known}"
+    )
+    # A calendar ends; a plan that is made on a slow machine may not.
+    with suppress(OverflowError):
+        end = datetime.now().astimezone() + timedelta(seconds=seconds + training)
+        lines.append(f"end        about {end:%a %d %b %Y %H:%M %Z}, without evaluations")
+    return lines
 
 
 def describe_preparation(job: Job, documents: Documents) -> str:
