@@ -168,6 +168,11 @@ def test_metric_gives_the_same() -> None:
     assert found["decided_by"] == {"choice": 4}
 
 
+def test_metric_is_refused_when_there_is_no_output() -> None:
+    with pytest.raises(ValueError, match="expected outputs, found none"):
+        MathAnswerAccuracy("gsm8k").compute(predictions=[], references=[])
+
+
 @pytest.mark.parametrize("name", ["gsm9k", None])
 def test_metric_says_which_benchmarks_there_are(
     name: str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,6 +235,13 @@ def test_answers_equal_says_what_the_grader_says() -> None:
     assert answers_equal("(x+1)^2", "x^2+2x+1")
     assert not answers_equal("(x+1)^2", "x^2+2x+2")
     assert not answers_equal(None, "x")
+
+
+@pytest.mark.processes
+def test_answers_equal_works_in_a_forked_process() -> None:
+    assert answers_equal("x+1", "1+x")
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply_async(answers_equal, ("x+2", "2+x")).get(timeout=60)
 
 
 # The reference

@@ -276,6 +276,7 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     ),
     "regrade and model": ("--regrade F --benchmark gsm8k --model M", "only, found --model"),
     "regrade and limit": ("--regrade F --benchmark gsm8k --limit 3", "only, found --limit"),
+    "regrade and demo chat": ("--regrade F --benchmark demo --chat", "leave demo out"),
     "benchmark alone": ("--model M --benchmark gsm8k", "--benchmark belongs to --regrade: leave"),
     "output alone": ("--model M --output F", "--output belongs to --regrade: leave it out"),
     "no such model": (

@@ -200,6 +200,9 @@ def test_regrade_refuses_when_the_output_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="expected a file, found something else: give another"):
             regrade(file, BENCHMARKS["gsm8k"], output)
     assert Path("/dev/null").is_char_device()
+    # Before any output is graded.
+    with pytest.raises(ValueError, match=r"--output .*: .*o\.jsonl is a file, not a directory"):
+        regrade(tmp_path / "none.jsonl", BENCHMARKS["gsm8k"], file / "graded.jsonl")
 
 
 @pytest.mark.processes

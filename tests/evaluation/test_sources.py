@@ -109,6 +109,29 @@ def test_load_names_the_line_when_it_is_bad(
     assert "\n" not in str(caught.value)
 
 
+TABLE = {"table": "1", "question": "?", "table_title": None, "choices": None}
+
+
+@pytest.mark.parametrize(
+    ("name", "row"),
+    [
+        ("svamp", {"Body": "A pen", "Question": "How many?", "Answer": 10**400}),
+        ("tabmwp", TABLE | {"answer": f"1{'0' * 400}/1", "ans_type": "integer_number"}),
+        ("tabmwp", TABLE | {"answer": "1/0", "ans_type": "integer_number"}),
+        ("mathqa", {"problem": "a", "options": f"[{'-' * 100_000}1]", "correct": "a"}),
+        ("mathqa", {"problem": "a", "options": f"[{'-' * 3000}1]", "correct": "a"}),
+        ("gsm8k", {"question": "lone \ud83d", "answer": "#### 1"}),
+    ],
+)
+def test_load_names_the_line_of_hostile_content(
+    name: str, row: dict[str, Any], tmp_path: Path
+) -> None:
+    benchmark = BENCHMARKS[name]
+    write_jsonl(tmp_path / str(benchmark.file), [row])
+    with pytest.raises(ValueError, match=r"test\.jsonl, line 1: .*; get data/"):
+        load_items(benchmark, tmp_path)
+
+
 @pytest.mark.parametrize("data_dir", [None, Path("nowhere")])
 def test_load_makes_the_demo_when_asked(data_dir: Path | None) -> None:
     loaded = load_items(BENCHMARKS["demo"], data_dir)

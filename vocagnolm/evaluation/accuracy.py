@@ -124,6 +124,8 @@ class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
         )
 
     def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> Record:
+        if not predictions:
+            raise ValueError("expected outputs, found none: give at least one")
         pairs = zip(predictions, map(strip_string, references), strict=True)
         with Grader() as grader:
             verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))

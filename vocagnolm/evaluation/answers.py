@@ -1,6 +1,7 @@
 """The answer of an output, and the equality of two, by the rules of the published numbers."""
 
 import atexit
+import os
 from functools import cache
 
 from vocagnolm.evaluation.grading.equality import decide
@@ -31,11 +32,12 @@ def answers_equal(prediction: str | None, gold: str) -> bool:
     """
     if verdict := decide(prediction, gold):
         return verdict[0]
-    return next(_shared_grader().grade(None, [(str(prediction), gold)])).correct
+    return next(_grader_of(os.getpid()).grade(None, [(str(prediction), gold)])).correct
 
 
 @cache
-def _shared_grader() -> Grader:
+def _grader_of(process: int) -> Grader:
+    # A forked process has none of the threads of its parent's.
     grader = Grader(workers=1).__enter__()
     atexit.register(grader.__exit__)
     return grader

@@ -4,10 +4,13 @@ import re
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
+from yaml import YAMLError
 
 from vocagnolm.evaluation.records import Record
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.host.cards import TAGS
+from vocagnolm.host.command import note
+from vocagnolm.host.files import write_text
 
 # Of the paper's protocol, and of another one, which stands beside it.
 _HEADINGS = {False: "## Evaluation\n", True: "## Evaluation, zero-shot chat\n"}
@@ -18,7 +21,12 @@ def add_to_card(results: Record, table: str) -> None:
     path = Path(results["model"]["name"]) / "README.md"
     if not path.is_file():
         return
-    card = ModelCard.load(path, ignore_metadata_errors=True)
+    try:
+        card = ModelCard.load(path, ignore_metadata_errors=True)
+    except (ValueError, TypeError, YAMLError) as error:
+        fault = " ".join(str(error).split())
+        note(f"{path}: expected a model card, found {fault}: it does not get the results")
+        return
     if not {*TAGS} <= {*(card.data.tags or ())}:
         return
     found = [
@@ -36,7 +44,7 @@ def add_to_card(results: Record, table: str) -> None:
     sections = re.split(rf"\n(?={'|'.join(_HEADINGS.values())})", card.text)
     kept = [text.rstrip() for text in sections if not text.startswith(heading)]
     card.text = "\n\n".join([*kept, f"{heading}\n{table}"])
-    card.save(path)
+    write_text(path, str(card))
 
 
 def _is_chat(result: EvalResult) -> bool:

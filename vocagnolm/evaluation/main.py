@@ -70,6 +70,9 @@ def _benchmark_names(text: str) -> list[str]:
 
 
 def _check(arguments: Namespace, given: set[str]) -> None:
+    names = [arguments.benchmark] if arguments.regrade else arguments.benchmarks
+    if arguments.chat and "demo" in names:
+        raise ValueError("--chat: the demo is asked for no boxed answers: leave demo out")
     if arguments.regrade:
         useless = given - {"regrade", "benchmark", "output", "chat"}
         if useless or not arguments.benchmark:
@@ -82,27 +85,21 @@ def _check(arguments: Namespace, given: set[str]) -> None:
         raise ValueError(f"--{min(useless)} belongs to --regrade: leave it out")
     if not arguments.model:
         raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
-    if arguments.engine == "vllm":
-        command.refuse_idle(given, {"batch_size", "attn_implementation"}, "with --engine vllm")
-    _check_protocol(arguments, given)
-    if arguments.benchmarks == ["demo"]:
-        command.refuse_idle(given, {"data_dir", "prompts_dir"}, "on the demo")
-    if Path(arguments.model).is_dir():
-        command.refuse_idle(given, {"revision"}, "on a directory")
+    idle = [
+        (arguments.engine == "vllm", {"batch_size", "attn_implementation"}, "with --engine vllm"),
+        (arguments.chat, {"prompts_dir"}, "with --chat, which asks zero-shot"),
+        (not arguments.chat, {"chat_template"}, "without --chat"),
+        (arguments.benchmarks == ["demo"], {"data_dir", "prompts_dir"}, "on the demo"),
+        (Path(arguments.model).is_dir(), {"revision"}, "on a directory"),
+    ]
+    for holds, options, condition in idle:
+        if holds:
+            command.refuse_idle(given, options, condition)
     command.check_at_least(arguments, 1, "limit", "batch_size")
     for name in ("data_dir", "prompts_dir"):
         path = vars(arguments)[name]
         if path is not None and not path.is_dir():
             raise ValueError(f"--{name} {path}: expected a directory, found none: give another")
-
-
-def _check_protocol(arguments: Namespace, given: set[str]) -> None:
-    if not arguments.chat:
-        command.refuse_idle(given, {"chat_template"}, "without --chat")
-        return
-    command.refuse_idle(given, {"prompts_dir"}, "with --chat, which asks zero-shot")
-    if "demo" in arguments.benchmarks:
-        raise ValueError("--chat: the demo is asked for no boxed answers: leave demo out")
 
 
 def _evaluate_or_regrade(arguments: Namespace) -> None:

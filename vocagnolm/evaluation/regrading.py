@@ -16,7 +16,7 @@ from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Record, check_fields, read_lines, to_line
 from vocagnolm.evaluation.report import GRADER, second_opinion
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
-from vocagnolm.host.files import write_text
+from vocagnolm.host.files import check_writable, write_text
 
 # The fields of a line, with the types each may have.
 _FIELDS = {"idx": (), "gold": (str, int, float, bool), "raw_output": (str,)}
@@ -28,8 +28,11 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
     parsed) and `raw_output`, such as our item files. `output` None is the standard output.
     """
-    if output is not None and output.exists() and not output.is_file():
-        raise ValueError(f"--output {output}: expected a file, found something else: give another")
+    if output is not None:
+        if output.exists() and not output.is_file():
+            found = "expected a file, found something else: give another"
+            raise ValueError(f"--output {output}: {found}")
+        check_writable(output.parent, "--output")
     records = _read(file)
     if not records:
         raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")

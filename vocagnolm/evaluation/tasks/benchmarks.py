@@ -38,8 +38,6 @@ class HubSource:
     name: str
     # The configuration (None for the only one) and the split of each part, in order.
     parts: tuple[tuple[str | None, str], ...]
-    # Branch, tag or commit; the items' digest tells which rows were loaded.
-    revision: str = "main"
 
 
 @dataclass(frozen=True)

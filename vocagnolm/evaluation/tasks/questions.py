@@ -84,7 +84,7 @@ def _mathqa_options(options: str) -> str:
     if options.startswith("["):
         try:
             texts = ast.literal_eval(options)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             texts = None
         if not _is_texts(texts):
             raise ValueError(f"expected `options` to spell a list of texts, found {options!r:.80}")
