@@ -4,13 +4,16 @@ Two engines that choose the same tokens give the same completions. The rules are
 harness's vLLM path.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, Protocol
+from typing import Literal
 
 from transformers import GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from vocagnolm.evaluation.engines.chat import Chat
 
 FinishReason = Literal["stop", "eos", "length", "context"]
 # Stands for bytes that are no character, such as half of one.
@@ -31,17 +34,6 @@ class Completion:
     n_new_tokens: int
     # A stop string, an end-of-text token, `max_new_tokens` were generated, the context is full.
     finish_reason: FinishReason
-
-
-class Engine(Protocol):
-    """Completes prompts."""
-
-    def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
-        """Give groups of completions as they finish, in any order, each prompt exactly once."""
-        # A prompt that leaves no room in the context is a ValueError at once, before anything runs.
-        ...
 
 
 def shared_length(sequences: Sequence[list[int]]) -> int:
@@ -132,6 +124,31 @@ class Decoding:
             elif len(ids) == self.cap(n_prompt_tokens):
                 reason = "context"
         return Completion(index, cut(text, self.stops), n_prompt_tokens, len(ids), reason)
+
+
+class Engine(ABC):
+    """Completes prompts."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, ending: GenerationConfig, context: int, chat: Chat | None
+    ):
+        eos_ids = end_of_text_ids(ending, tokenizer) | (chat.end_ids if chat else frozenset())
+        self._tokenizer, self._limits = tokenizer, (context, eos_ids, chat is None)
+
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        """Give groups of completions as they finish, in any order, each prompt exactly once.
+
+        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
+        """
+        decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, *self._limits)
+        return self._complete(decoding.encode(prompts), decoding)
+
+    @abstractmethod
+    def _complete(
+        self, prompt_ids: list[list[int]], decoding: Decoding
+    ) -> Iterator[list[Completion]]: ...
 
 
 class GeneratedTokens:

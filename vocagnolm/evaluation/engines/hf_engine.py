@@ -29,7 +29,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from vocagnolm.evaluation.engines import generation
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, Engine
 from vocagnolm.models.source import context_length
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class GrowingLayer(DynamicLayer):
         self._buffers[index] = grown
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
     The batch size is halved for good when a batch does not fit into memory.
@@ -132,28 +132,20 @@ class HFEngine:
         _check_servable(model)
         self.batch_size = batch_size
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
-        self._tokenizer = tokenizer
-        self._eos_ids = generation.end_of_text_ids(model.generation_config, tokenizer)
-        self._eos_ids |= chat.end_ids if chat else frozenset()
-        self._is_chat = chat is not None
+        super().__init__(tokenizer, model.generation_config, context_length(model.config), chat)
         logging.getLogger("transformers.generation.stopping_criteria").addFilter(_is_no_reminder)
 
-    def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    def _complete(
+        self, prompt_ids: list[list[int]], decoding: Decoding
     ) -> Iterator[list[Completion]]:
-        """Give completions as they finish, as every `Engine`."""
-        context = context_length(self._model.config)
-        limits = max_new_tokens, context, self._eos_ids, not self._is_chat
-        decoding = Decoding(self._tokenizer, tuple(stops), *limits)
-        encoded = decoding.encode(prompts)
         known = self._model.get_input_embeddings().weight.shape[0]
-        largest = max((max(ids) for ids in encoded), default=0)
+        largest = max(map(max, prompt_ids), default=0)
         if largest >= known:
             ids = f"gives the id {largest}, and the model has embeddings for {known}"
             raise ValueError(f"the tokenizer {ids}: it belongs to another model")
         rows = [
             _Row(index, ids, decoding.cap(len(ids)), generation.GeneratedTokens(decoding))
-            for index, ids in enumerate(encoded)
+            for index, ids in enumerate(prompt_ids)
         ]
         return self._run(rows, decoding)
 
@@ -177,7 +169,6 @@ class HFEngine:
                 self.batch_size = len(batch) // 2
                 message = "out of memory with %d rows: continuing with batches of %d"
                 logger.warning(message, len(batch), self.batch_size)
-                torch.cuda.empty_cache()
             waiting.put_back([row for row in batch if not row.finished])
             if finished := [row for row in batch if row.finished]:
                 yield [decoding.completion(r.index, len(r.prompt), r.new.ids) for r in finished]

@@ -4,7 +4,7 @@ The rules of `generation.py` become sampling parameters; its token ids are decod
 """
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from transformers import GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, Engine
 from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
@@ -30,7 +30,7 @@ def import_vllm() -> Any:
         raise ValueError(f"vllm cannot be imported ({error}): {remedy}") from error
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Completes prompts with vLLM; a ValueError where it is missing or cannot load the model."""
 
     def __init__(
@@ -42,16 +42,13 @@ class VLLMEngine:
     ):
         self._vllm = import_vllm()
         config, name, revision = source.config(), source.name, source.revision
-        self._tokenizer = tokenizer
-        self._context = min(context_length(config), LONGEST_CONTEXT)
+        context = min(context_length(config), LONGEST_CONTEXT)
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
         except OSError:
             # None is saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
-        self._eos_ids = end_of_text_ids(ending, tokenizer)
-        self._eos_ids |= chat.end_ids if chat else frozenset()
-        self._is_chat = chat is not None
+        super().__init__(tokenizer, ending, context, chat)
         try:
             self._llm = self._vllm.LLM(
                 model=name,
@@ -63,7 +60,7 @@ class VLLMEngine:
                 # As the harness does, but for heads that all GPUs cannot share.
                 tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
                 seed=0,
-                max_model_len=self._context,
+                max_model_len=context,
                 enable_prefix_caching=True,
                 # Not the model's, which may sample.
                 generation_config="vllm",
@@ -72,15 +69,9 @@ class VLLMEngine:
             why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
             raise ValueError(f"--engine vllm cannot load {name}: {why}") from error
 
-    def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    def _complete(
+        self, prompt_ids: list[list[int]], decoding: Decoding
     ) -> Iterator[list[Completion]]:
-        """Give completions as they finish, as every `Engine`."""
-        limits = max_new_tokens, self._context, self._eos_ids, not self._is_chat
-        decoding = Decoding(self._tokenizer, tuple(stops), *limits)
-        return self._run(decoding.encode(prompts), decoding)
-
-    def _run(self, prompt_ids: list[list[int]], decoding: Decoding) -> Iterator[list[Completion]]:
         sampling = {
             "n": 1,
             "temperature": 0.0,

@@ -61,25 +61,23 @@ class Grader:
         """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
 
         def grade_one(answer: tuple[str, str]) -> Verdict:
-            worker = self._idle.get()
+            # It may have ended while it was idle.
+            worker = _living(self._idle.get())
             try:
                 return worker.grade(kind, *answer)
             finally:
-                self._idle.put(worker)
+                self._idle.put(_living(worker))
 
         return self._threads.map(grade_one, answers)
 
 
 class _Worker:
-    """One process at a time, a new one after each death."""
+    """A process that grades, until an answer is too much for it."""
 
     def __init__(self) -> None:
-        self._start()
-
-    def _start(self) -> None:
         self._connection, theirs = Pipe()
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-m", "vocagnolm.evaluation.grading.worker"],
                 stdin=theirs.fileno(),
                 # A library may print.
@@ -94,13 +92,11 @@ class _Worker:
 
     def stop(self) -> int:
         """End the process, and return its status."""
-        self._process.kill()
+        self.process.kill()
         self._connection.close()
-        return self._process.wait()
+        return self.process.wait()
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
-        if self._process.poll() is not None:
-            self._replace()
         if not self._is_ready:
             try:
                 self._receive()
@@ -118,7 +114,7 @@ class _Worker:
                 verdict = replace(verdict, **self._receive())
         except (EOFError, OSError) as error:
             # The limit of processor time ends a worker by SIGPROF.
-            late = self._replace() == -signal.SIGPROF or isinstance(error, TimeoutError)
+            late = self.stop() == -signal.SIGPROF or isinstance(error, TimeoutError)
             if not verdict.decided_by:
                 verdict = replace(verdict, decided_by="timeout" if late else "crash")
         return verdict
@@ -131,8 +127,6 @@ class _Worker:
         reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return reply
 
-    def _replace(self) -> int:
-        """Start another process, and return the status of the last one."""
-        status = self.stop()
-        self._start()
-        return status
+
+def _living(worker: _Worker) -> _Worker:
+    return worker if worker.process.poll() is None else _Worker()

@@ -8,22 +8,14 @@ release. What it damages is damaged here too: unit words delete variables ("(a+5
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import resources
 
 from word2number import w2n
 
 # The harness's unit words, as regular expressions, in its order; the second half are the plurals.
 # A point is any character, as it is there.
-_SINGULARS = re.split(
-    r"\|",
-    "east|degree|mph|kmph|ft|m sqaure| m east|sq m|deg|mile|q .|monkey|prime|ratio|profit of rs|"
-    "rd|o|gm|p . m|lb|tile|per|dm|lt|gain|ab|way|west|a .|b .|c .|d .|e .|f .|g .|h .|t|a|h|"
-    "no change|men|soldier|pie|bc|excess|st|inches|noon|percent|by|gal|kmh|c|acre|rise|a . m|th|"
-    "π r 2|sq|mark|l|toy|coin|sq . m|gallon|° f|profit|minw|yr|women|feet|am|pm|hr|cu cm|square|"
-    "v â € ™|are|rupee|rounds|cubic|cc|mtr|s|ohm|number|kmph|day|hour|minute|min|second|man|"
-    "woman|sec|cube|mt|sq inch|mp|∏ cm ³|hectare|more|sec|unit|cu . m|cm 2|rs .|rs|kg|g|month|km|"
-    "m|cm|mm|apple|liter|loss|yard|pure|year|increase|decrease|d|less|Surface|litre|pi sq m|s .|"
-    "metre|meter|inch",
-)
+_UNITS_FILE = resources.files("vocagnolm") / "assets" / "unit_words.txt"
+_SINGULARS = _UNITS_FILE.read_text("utf-8").splitlines()
 _UNITS = (*_SINGULARS, *(unit + "s" for unit in _SINGULARS))
 _WORD = re.compile(r"\w+")
 # Each unit with a word of it that stands alone wherever the unit does.

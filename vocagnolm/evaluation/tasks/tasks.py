@@ -100,22 +100,18 @@ class Task:
 
     def marks(self) -> dict[str, str]:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
-        marks = {}
-        if self.chat:
-            marks["chat"] = (
-                "protocol: zero-shot in the model's chat template, not the paper's few-shot"
-            )
-        if len(self.items) < len(self.loaded.items):
-            marks["partial"] = f"partial: {len(self.items)} of {len(self.loaded.items)} items"
-        origin = self.prompt_set.origin if self.prompt_set else None
-        if origin == "vocagnolm":
-            marks["own_prompts"] = "prompts: VocAgnoLM's own, not the harness's"
-        elif origin == "other":
-            marks["other_prompts"] = "prompts: others, not the harness's"
-        if not self.loaded.verified:
-            said = f"data: {self.loaded.origin} is not verified to be the harness's"
-            marks["unverified_data"] = said
-        return marks
+        asked, known = len(self.items), len(self.loaded.items)
+        prompts = self.prompt_set.origin if self.prompt_set else None
+        zero_shot = "protocol: zero-shot in the model's chat template, not the paper's few-shot"
+        unverified = f"data: {self.loaded.origin} is not verified to be the harness's"
+        marks = [
+            (self.chat, "chat", zero_shot),
+            (asked < known, "partial", f"partial: {asked} of {known} items"),
+            (prompts == "vocagnolm", "own_prompts", "prompts: VocAgnoLM's own, not the harness's"),
+            (prompts == "other", "other_prompts", "prompts: others, not the harness's"),
+            (not self.loaded.verified, "unverified_data", unverified),
+        ]
+        return {word: sentence for holds, word, sentence in marks if holds}
 
     def preview(self, tokenizer: PreTrainedTokenizerBase, context: int) -> str:
         """Show the first whole prompt, and the token counts of all."""
