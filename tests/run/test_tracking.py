@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,15 +113,28 @@ def test_store_names_the_teacher_that_scored_it(monkeypatch: pytest.MonkeyPatch)
     }
 
 
-@pytest.mark.parametrize(("status", "commit"), [("", "abc"), (" M train.py\n", "abc+")])
+@pytest.mark.processes
 def test_commit_is_marked_when_files_differ(
-    monkeypatch: pytest.MonkeyPatch, status: str, commit: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(command: list[str], **_: Any) -> SimpleNamespace:
-        return SimpleNamespace(stdout=status if "status" in command else "abc\n")
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        run = ("git", "-C", str(tmp_path), *who, *words)
+        return subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip()
 
-    monkeypatch.setattr(watchers.subprocess, "run", run)
-    assert watchers._commit() == commit
+    monkeypatch.setattr(watchers, "__file__", str(tmp_path / "vocagnolm" / "run" / "watchers.py"))
+    assert watchers._commit() is None
+    git("init")
+    # Without any commit there is nothing to name.
+    assert watchers._commit() is None
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "one")
+    git("tag", "v1")
+    (tmp_path / "untracked").write_text("")
+    assert watchers._commit() == git("rev-parse", "HEAD")
+    (tmp_path / "a").write_text("2")
+    assert watchers._commit() == git("rev-parse", "HEAD") + "+"
 
 
 @pytest.mark.slow

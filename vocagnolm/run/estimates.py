@@ -90,8 +90,11 @@ def disk_uses(job: Job, pair: Pair, documents: Documents) -> list[DiskUse]:
 def aligned_use(documents: Documents) -> DiskUse:
     """Estimate what the aligned corpus takes where it is kept."""
     aligned = documents.segments.rows.data.nbytes * documents.scale
+    cache = Path(datasets.config.HF_DATASETS_CACHE)
+    if files := documents.corpora[0].texts.cache_files:
+        cache = Path(files[0]["filename"]).parent
     # The corpus itself lies there too.
-    return _use("the aligned corpus", _cache_of(documents), aligned, written="cache-*")
+    return _use("the aligned corpus", cache, aligned, written="cache-*")
 
 
 def _use(what: str, directory: Path, needed: float, written: str = "*") -> DiskUse:
@@ -99,11 +102,6 @@ def _use(what: str, directory: Path, needed: float, written: str = "*") -> DiskU
     # What an earlier start has written there is part of what is needed.
     there = sum(path.stat().st_size for path in directory.rglob(written) if path.is_file())
     return DiskUse(what, directory, needed, shutil.disk_usage(place).free + there)
-
-
-def _cache_of(documents: Documents) -> Path:
-    files = documents.corpora[0].texts.cache_files
-    return Path(files[0]["filename"]).parent if files else Path(datasets.config.HF_DATASETS_CACHE)
 
 
 def describe_time(job: Job, pair: Pair, documents: Documents, done: int) -> list[str]:

@@ -5,6 +5,7 @@ import platform
 import subprocess
 from contextlib import suppress
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
@@ -153,19 +154,18 @@ def _recipe_parts(recipe: str | None) -> tuple[str, ...]:
 def _models(job: Job, pair: Pair) -> dict[str, dict[str, object]]:
     """Describe student and teachers by role; a store names the teacher that scored it."""
     found: dict[str, dict[str, object]] = {}
+    roles = chain(("student", "teacher"), (f"teacher_{number}" for number in count(2)))
     all_sizes = (pair.student_sizes, *pair.teacher_sizes)
-    loaded = zip((pair.student, *pair.teachers), all_sizes, strict=True)
-    for number, (model, sizes) in enumerate(loaded):
-        name = model.source.name
-        found[f"teacher_{number}" if number > 1 else "teacher" if number else "student"] = {
-            "name": name,
-            "revision": revision_of(name, model.config),
+    for model, sizes in zip((pair.student, *pair.teachers), all_sizes, strict=True):
+        found[next(roles)] = {
+            "name": model.source.name,
+            "revision": revision_of(model.source.name, model.config),
             "parameters": sizes.parameters,
         }
     found["student"]["trained_parameters"] = pair.student_sizes.trained
-    for number, path in enumerate(job.model.teacher_losses or (), 1):
+    for path in job.model.teacher_losses or ():
         manifest = manifest_of(Path(path))
-        found[f"teacher_{number}" if number > 1 else "teacher"] = {
+        found[next(roles)] = {
             "name": manifest["teacher"],
             "revision": manifest.get("teacher_revision"),
             "store": path,
@@ -207,14 +207,11 @@ def _commit() -> str | None:
     place = Path(__file__).parents[2]
     if not (place / ".git").exists():
         return None
-    found = []
+    named = "describe --always --exclude=* --abbrev=40 --dirty=+"
     with suppress(OSError, subprocess.SubprocessError):
-        for command in ("rev-parse HEAD", "status --porcelain --untracked-files=no"):
-            git = ["git", "-C", str(place), *command.split()]
-            found.append(subprocess.run(git, capture_output=True, text=True, check=True).stdout)
-    if len(found) < 2:
-        return None
-    return found[0].strip() + ("+" if found[1].strip() else "")
+        git = ["git", "-C", str(place), *named.split()]
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    return None
 
 
 def _hardware(run: RunArguments) -> dict[str, object]:
