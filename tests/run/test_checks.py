@@ -268,6 +268,19 @@ def test_dry_run_says_what_the_run_says(
     assert [line.startswith("of the") for line in real["corpus"]] == [True, False][not is_large :]
 
 
+def test_interrupt_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(job: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "build", interrupt)
+    assert train.main(["--method=cpt", "--use_cpu"]) == 130
+    assert capfd.readouterr().err.endswith(
+        "train.py: interrupted: give the same command again to continue\n"
+    )
+
+
 def test_new_run_has_no_steps_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "trainer_state.json").write_text('{"global_step": 7}')

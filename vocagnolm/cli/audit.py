@@ -18,22 +18,16 @@ from vocagnolm.host.command import (
     corpora_of,
     one_for_each,
     refuse_idle,
-    run_command,
     say,
+    shell,
 )
 from vocagnolm.host.files import JsonObject, check_writable
 
-_NAME = "vocagnolm audit"
 _OF_CONVERSATIONS = ("student_chat_template", "teacher_chat_template")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Audit, and return the exit status."""
-    return run_command(_NAME, lambda: _audit(_parse(argv)))
-
-
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser(_NAME, __doc__)
+    parser = Parser("vocagnolm audit", __doc__)
     add = parser.add_argument
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
@@ -56,7 +50,10 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def _audit(arguments: argparse.Namespace) -> None:
+@shell("vocagnolm audit")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Audit the tokenizers, and tell what was found."""
+    arguments = _parse(argv)
     from vocagnolm.analysis.audit import write_audit
     from vocagnolm.analysis.audit_report import audit_markdown
 

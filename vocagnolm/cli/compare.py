@@ -20,18 +20,13 @@ from vocagnolm.analysis import compare, report
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.analysis.wandb_report import import_reports, write_report
 from vocagnolm.analysis.wandb_runs import fetch
-from vocagnolm.host.command import Parser, note, refuse_idle, run_command, say
+from vocagnolm.host.command import Parser, note, refuse_idle, say, shell
 from vocagnolm.host.files import check_writable
 
-_NAME = "vocagnolm compare"
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare, and return the exit status."""
-    return run_command(_NAME, lambda: _compare(argv))
-
-
-def _compare(argv: Sequence[str] | None) -> None:
+@shell("vocagnolm compare")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare runs, from here and from Weights & Biases."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     # Before the work, which may take minutes.
@@ -64,7 +59,7 @@ def _compare_runs(parser: Parser, arguments: Namespace) -> None:
 
 
 def _parser() -> Parser:
-    parser = Parser(_NAME, __doc__)
+    parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
     add(
         "runs",

@@ -12,20 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.demo import METHODS
-from vocagnolm.host.command import Exit, Parser, run_command, stop
+from vocagnolm.host.command import Exit, Parser, shell, stop
 
 _NAME = "vocagnolm demo"
 _SEEDS = (0, 1, 2, 3)
 
 
+@shell(_NAME)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo and return the exit status."""
     # As an exception, so that the demo's processes end with it.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    return run_command(_NAME, lambda: _demo(argv))
-
-
-def _demo(argv: Sequence[str] | None) -> int:
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))

@@ -10,15 +10,12 @@ a wrong argument or file.
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.host.command import Parser, run_command, say
+from vocagnolm.host.command import Parser, say, shell
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Export one checkpoint and return the exit status."""
-    return run_command("vocagnolm export", lambda: _export(argv))
-
-
-def _export(argv: Sequence[str] | None) -> None:
+@shell("vocagnolm export")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Export one checkpoint."""
     parser = Parser("vocagnolm export", __doc__)
     add = parser.add_argument
     add("checkpoint", type=Path, help="A checkpoint of a run, or the directory of a finished run.")

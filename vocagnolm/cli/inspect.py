@@ -32,16 +32,7 @@ if TYPE_CHECKING:
 # Of the files in --output_dir.
 FILE_NAME = "guidance"
 _OF_DATASETS = ("dataset_config", "dataset_split", "text_column", "documents", "document")
-
-
 _OF_CONVERSATIONS = ("train_on", "student_chat_template", "teacher_chat_template")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Show texts, and return the exit status."""
-    return command.run_command(
-        "vocagnolm inspect", lambda: _inspect(_parse(argv)), out_of_memory="lower --max_length"
-    )
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -80,7 +71,10 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return arguments
 
 
-def _inspect(arguments: argparse.Namespace) -> None:
+@command.shell("vocagnolm inspect", out_of_memory="lower --max_length")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Show texts."""
+    arguments = _parse(argv)
     from vocagnolm.chat.columns import is_conversations
     from vocagnolm.objective import Method
     from vocagnolm.views.measure import view_documents

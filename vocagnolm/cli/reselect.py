@@ -15,20 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from vocagnolm.guidance import Aggregation, Unmapped
-from vocagnolm.host.command import Parser, check_at_least, run_command, say
+from vocagnolm.host.command import Parser, check_at_least, say, shell
 
 if TYPE_CHECKING:
     from vocagnolm.store.reselect import Selections
 
-_NAME = "vocagnolm reselect"
 
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare settings and return the exit status."""
-    return run_command(_NAME, lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> None:
+@shell("vocagnolm reselect")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare settings."""
     arguments = parse_reselect(argv)
     from vocagnolm.store.reselect import write_selections
 
@@ -40,7 +35,7 @@ def _main(argv: Sequence[str] | None) -> None:
 
 def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = Parser(_NAME, __doc__)
+    parser = Parser("vocagnolm reselect", __doc__)
     add = parser.add_argument
     add("--student", required=True, help="Whose tokens: a hub name or a directory.")
     add("--student_losses", type=Path, required=True, help="A store of the student's own losses.")

@@ -28,15 +28,14 @@ from vocagnolm.host.command import (
     check_at_least,
     json_settings,
     refuse_idle,
-    run_command,
     say,
+    shell,
 )
 from vocagnolm.store.store import Store, bad_shards, remedy
 
 if TYPE_CHECKING:
     from vocagnolm.store.scoring import Scoring
 
-_NAME = "vocagnolm score"
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
 # Of a block, as everywhere by default.
@@ -46,14 +45,12 @@ _OF_TOKENIZERS = "teacher_revision teacher_tokenizer teacher_chat_template trust
 _OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column", "format")
 
 
+@shell(
+    "vocagnolm score", out_of_memory="lower --batch_tokens, --context or --dtype", resumable=True
+)
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score, verify or repair, and return the exit status."""
+    """Score, verify, repair or compare, and return the exit status."""
     logging.getLogger("vocagnolm").setLevel(logging.INFO)
-    advice = "lower --batch_tokens, --context or --dtype"
-    return run_command(_NAME, lambda: _main(argv), out_of_memory=advice, resumable=True)
-
-
-def _main(argv: Sequence[str] | None) -> int:
     arguments = parse_score(argv)
     if arguments.verify:
         return _verify(arguments)
@@ -67,7 +64,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the command line; refuse missing options, and those without effect."""
-    parser = Parser(_NAME, __doc__)
+    parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
     add("--teacher_revision", help="Branch, tag or commit on the hub.")

@@ -21,9 +21,10 @@ _NAME = "vocagnolm evaluate"
 _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Evaluate, preview or regrade, and return the exit status."""
-    return command.run_command(_NAME, lambda: _evaluate_or_regrade(_parse(argv)), resumable=True)
+@command.shell(_NAME, resumable=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Evaluate, preview or regrade."""
+    _evaluate_or_regrade(_parse(argv))
 
 
 def _parse(argv: Sequence[str] | None = None) -> Namespace:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field, fields
 from enum import IntEnum
-from functools import partial
+from functools import partial, wraps
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     import torch
 
 _T = TypeVar("_T")
+# What a command does with a command line, and the same with all its ends as exit statuses.
+_Work = Callable[[Sequence[str] | None], int | None]
+_Main = Callable[[Sequence[str] | None], int]
 # Arguments of `load_corpus` and the options that they come from.
 _CORPUS_OPTIONS = {
     "split": "dataset_split",
@@ -240,30 +243,38 @@ def note(text: str | None) -> None:
     say(text, sys.stderr)
 
 
-def run_command(
-    name: str, work: Callable[[], int | None], *, out_of_memory: str = "", resumable: bool = False
-) -> int:
-    """Run a command, turn its expected errors into one line each, and return the exit status.
+def shell(
+    name: str, *, out_of_memory: str = "", resumable: bool = False
+) -> Callable[[_Work], _Main]:
+    """Turn the expected errors of a command into one line each, and return its exit status.
 
-    `work` parses the command line and does the rest; it returns a status, or None for DONE. With
+    The command parses a command line and does the rest; it returns a status, or None for DONE. With
     advice, `out_of_memory`, that error is a line too. The same command continues one that is
     `resumable` after an interrupt.
     """
-    try:
-        return work() or Exit.DONE
-    except NonFiniteLoss as error:
-        return stop(name, error, Exit.BAD_NUMBERS)
-    except (ValueError, ImportError, OSError) as error:
-        return stop(name, error, Exit.WRONG)
-    except RuntimeError as error:
-        # By its name, as a command that loads no model does not load torch either.
-        if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
-            raise
-        return stop(name, f"out of memory: {out_of_memory}", Exit.WRONG)
-    except KeyboardInterrupt:
-        again = ": give the same command again to continue" if resumable else ""
-        note(f"{name}: interrupted{again}")
-        return Exit.INTERRUPTED
+
+    def begin(work: _Work) -> _Main:
+        @wraps(work)
+        def main(argv: Sequence[str] | None = None) -> int:
+            try:
+                return work(argv) or Exit.DONE
+            except NonFiniteLoss as error:
+                return stop(name, error, Exit.BAD_NUMBERS)
+            except (ValueError, ImportError, OSError) as error:
+                return stop(name, error, Exit.WRONG)
+            except RuntimeError as error:
+                # By its name, as a command that loads no model does not load torch either.
+                if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
+                    raise
+                return stop(name, f"out of memory: {out_of_memory}", Exit.WRONG)
+            except KeyboardInterrupt:
+                again = ": give the same command again to continue" if resumable else ""
+                note(f"{name}: interrupted{again}")
+                return Exit.INTERRUPTED
+
+        return main
+
+    return begin
 
 
 def quiet_logs() -> None:
@@ -318,7 +329,7 @@ def run_script(main: Callable[[], int]) -> NoReturn:
     status, is_alone = int(Exit.LOST), True
     try:
         status = main()
-        is_alone = status == Exit.LOST
+        is_alone = status in (Exit.LOST, Exit.INTERRUPTED)
     except KeyboardInterrupt:
         status = Exit.INTERRUPTED
     except SystemExit as left:  # --help, or a signal

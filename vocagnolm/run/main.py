@@ -66,6 +66,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return train_and_save(trainer, checkpoint, job)
         except NonFiniteLoss as error:
             return stop(_NAME, error, Exit.BAD_NUMBERS)
+        except KeyboardInterrupt:
+            note(f"{_NAME}: interrupted: give the same command again to continue")
+            return Exit.INTERRUPTED
         except Exception as error:
             wrong = LayoutError if trainer else (ValueError, ImportError, OSError)
             if isinstance(error, wrong):

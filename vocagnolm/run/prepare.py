@@ -3,9 +3,8 @@
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 
-from vocagnolm.host.command import Exit, quiet_logs, run_command, say
+from vocagnolm.host.command import Exit, quiet_logs, say, shell
 from vocagnolm.host.units import duration
 
 _HELP = """\
@@ -16,16 +15,13 @@ command that was killed continues where it was, and machines that share the cach
 The cache is that of datasets: set HF_DATASETS_CACHE to a disk that the GPU job sees too."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prepare the corpus of a run and return the exit status."""
+@shell("vocagnolm prepare", resumable=True)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prepare the corpus of a run."""
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):
         say(_HELP)
         raise SystemExit(Exit.DONE)
-    return run_command("vocagnolm prepare", partial(_prepare, argv), resumable=True)
-
-
-def _prepare(argv: Sequence[str]) -> None:
     # Only now: a page of help does not wait for them.
     from vocagnolm.run.documents import load_documents
     from vocagnolm.run.estimates import aligned_use, describe_preparation
