@@ -126,9 +126,32 @@ def test_final_number_is_the_word_after_the_mark(text: str, number: str) -> None
     assert extract("marked", text) == number
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"wrong_share": 1.5}, r"--wrong_share must be in \[0, 1\], got 1.5"),
+        ({"seeds": (1, 2, 1)}, "--seeds must differ, got 1 2 1"),
+        ({"methods": ("cpt", "cpt")}, "--methods must differ"),
+    ],
+)
+def test_plan_is_refused_when_it_makes_no_sense(tmp_path, given, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan(**{"output_dir": tmp_path, "seeds": (0,)} | given)
+
+
+@pytest.mark.parametrize("name", ["seeds", "seed1.jsonl", "cache.old", "notes"])
+def test_demo_removes_nothing_of_others(tmp_path, name: str) -> None:
+    for made in (name, "seed7", "cache"):
+        (tmp_path / made).mkdir()
+    with pytest.raises(ValueError, match=f"holds {name}, which is no part of a demo"):
+        demo.run_demo(Plan(tmp_path, (0,)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted((name, "seed7", "cache"))
+
+
 @pytest.mark.slow
 def test_demo_writes_its_results(tmp_path, capsys) -> None:
-    options = ("--max_steps=2", "--eval_steps=1")
+    (tmp_path / "seed9").mkdir()
+    options = ("--max_steps=2", "--eval_steps=1", "--dataloader_drop_last")
     base = ("--max_steps=2", "--global_batch_tokens=512", "--per_device_train_batch_size=4")
     results = demo.run_demo(Plan(tmp_path, (0,), options=options, base=base))
     assert json.loads((tmp_path / "results.json").read_text()) == results
@@ -140,6 +163,7 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
     for metrics in results.values():
         assert set(metrics) == {"accuracy", "clean_loss", "answer_loss", "seconds"}
         assert all(len(values) == 1 for values in metrics.values())
+    assert not (tmp_path / "seed9").exists()
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     assert "| VocAgnoLM " in capsys.readouterr().out
 

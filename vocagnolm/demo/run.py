@@ -9,6 +9,7 @@ number that is printed comes from these runs.
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import statistics
 import time
@@ -24,6 +25,8 @@ from vocagnolm.host.plots import dashes, new_plot, save_plot, series_style
 from vocagnolm.host.processes import cores
 from vocagnolm.host.tables import markdown_table
 
+# All that a demo writes, and the next one replaces.
+_MADE_HERE = re.compile(r"seed-?\d+|cache|clean\.jsonl|results\.json|curves\.png")
 # A container may show cores that it may not use.
 _MAX_WORKERS = 4
 # Digits shown of each metric.
@@ -48,10 +51,17 @@ def run_demo(plan: Plan) -> Results:
 
     Raises:
         RuntimeError: a run failed; the message names its log.
+        ValueError: the directory holds something else than a demo.
     """
     started = time.perf_counter()
     plan.output_dir.mkdir(parents=True, exist_ok=True)
-    for old in [*plan.output_dir.glob("seed*"), plan.output_dir / "cache"]:
+    earlier = list(plan.output_dir.iterdir())
+    if others := sorted(old.name for old in earlier if not _MADE_HERE.fullmatch(old.name)):
+        raise ValueError(
+            f"--output_dir {plan.output_dir} holds {others[0]}, which is no part of a demo: give a "
+            "new directory"
+        )
+    for old in filter(Path.is_dir, earlier):
         shutil.rmtree(old, ignore_errors=True)
     for seed in plan.seeds:
         plan.directory(seed).mkdir()

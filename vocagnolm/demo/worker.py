@@ -45,6 +45,13 @@ class Plan:
     base: tuple[str, ...] = BASE_OPTIONS
     methods: tuple[str, ...] = tuple(METHODS)
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.wrong_share <= 1:
+            raise ValueError(f"--wrong_share must be in [0, 1], got {self.wrong_share}")
+        for name, values in (("seeds", self.seeds), ("methods", self.methods)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"--{name} must differ, got {' '.join(map(str, values))}")
+
     def directory(self, seed: int) -> Path:
         """Return the directory with all of a seed."""
         return self.output_dir / f"seed{seed}"
@@ -112,5 +119,5 @@ def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
 def _tokens(options: Sequence[str]) -> int:
     """Return the student tokens of a run: the recipe's, unless the options say otherwise."""
     settings = yaml.safe_load(RECIPE.read_text())
-    settings |= dict(option.removeprefix("--").split("=", 1) for option in options)
+    settings |= dict(option.removeprefix("--").partition("=")[::2] for option in options)
     return int(settings["max_steps"]) * int(settings["global_batch_tokens"])
