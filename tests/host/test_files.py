@@ -66,6 +66,18 @@ def test_manifest_comes_last_when_all_else_is_flushed(
     assert ("flush", tmp_path.name) in after
 
 
+@pytest.mark.parametrize("replace", [True, False])
+def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, replace: bool) -> None:
+    def write(file: Any) -> None:
+        file.write(b"a part")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "run.json").write_text("the old one")
+    with pytest.raises(OSError, match="No space left"):
+        files.write_file(tmp_path / "run.json", write, replace=replace)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
 def test_text_comes_back_when_it_was_written(tmp_path: Path, name: str) -> None:
     files.write_text(tmp_path / name, "数学\n")

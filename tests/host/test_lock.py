@@ -52,6 +52,11 @@ def test_directory_is_refused_when_another_process_holds_it(
     assert list((tmp_path / "run").iterdir()) == []
 
 
+def test_holder_may_end_while_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: True)  # as a moment before
+    assert lock._holder(tmp_path / lock.LOCK_FILE) == "a process that has just ended"
+
+
 def test_lock_binds_when_its_file_was_removed_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

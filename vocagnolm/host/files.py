@@ -20,26 +20,25 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
     """Write a file completely or not at all; without `replace`, keep one that exists."""
     # Two processes may write the same file: each has its own file aside.
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{ASIDE}")
-    with aside.open("wb") as file:
-        write(file)
-        file.flush()
-        # The bytes must reach the disk before the name does, or a crash leaves an empty file.
-        os.fsync(file.fileno())
-    # From here on a reader sees the old file or the new one, never a part.
-    if not replace:
-        try:
-            # Unlike a rename, a hard link fails where the name is taken.
-            os.link(aside, path)
-        except FileExistsError:
-            pass
-        except FileNotFoundError:
-            raise
-        except OSError:
-            # This file system has no hard links.
-            replace = not path.exists()
-    if replace:
-        aside.replace(path)
-    aside.unlink(missing_ok=True)
+    try:
+        with aside.open("wb") as file:
+            write(file)
+            file.flush()
+            # The bytes must reach the disk before the name does, or a crash leaves an empty file.
+            os.fsync(file.fileno())
+        # From here on a reader sees the old file or the new one, never a part.
+        if not replace:
+            try:
+                # Unlike a rename, a hard link fails where the name is taken.
+                os.link(aside, path)
+            except OSError:
+                # It is taken, or this file system has no hard links.
+                replace = not path.exists()
+        if replace:
+            aside.replace(path)
+    # After an error too: a part of a file would keep a full disk full.
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -89,4 +89,6 @@ def _open_locked(path: Path) -> TextIO | None:
 
 def _holder(path: Path) -> str:
     """Name the process that wrote a lock's file."""
-    return path.read_text(encoding="utf-8") if path.exists() else "a process that has just ended"
+    with suppress(FileNotFoundError):
+        return path.read_text(encoding="utf-8")
+    return "a process that has just ended"
