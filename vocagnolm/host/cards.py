@@ -6,14 +6,7 @@ from pathlib import Path
 
 CARDS = Path(__file__).parents[1] / "assets"
 TAGS = ["vocagnolm", "arxiv:2503.19123"]
-CITATION = """\
-@inproceedings{shin2025overcoming,
-  title = {Overcoming Vocabulary Mismatch: Vocabulary-agnostic Teacher Guided Language Modeling},
-  author = {Shin, Haebin and Ji, Lei and Liu, Xiao and Gong, Yeyun},
-  booktitle = {International Conference on Machine Learning (ICML)},
-  year = {2025},
-  url = {https://arxiv.org/abs/2503.19123}
-}"""
+CITATION = (CARDS / "citation.bib").read_text(encoding="utf-8").rstrip()
 # Where the hub's cache keeps a snapshot of a repository.
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 

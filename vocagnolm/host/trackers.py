@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import yaml
+
 from vocagnolm.host.files import JsonObject, json_or_empty, write_json
 
 # In the directory of a run: its place in Weights & Biases.
@@ -23,37 +25,14 @@ STEP = "train/global_step"
 ABOUT = "recipe models corpus code hardware steps trainer student_config evaluation".split()
 # Of the run's files in Weights & Biases, as beside a model.
 EVALUATION_FOLDER = "evaluation"
-# A section's own name in front of an entry's is left out: teacher_loss_nats is teacher/loss_nats.
-_SECTIONS = {
-    "train": "loss grad_norm learning_rate epoch student_loss_nats selected_loss_nats "
-    "skipped_steps num_input_tokens_seen",
-    "guidance": "selected_fraction unmapped_fraction excess_loss_p10_nats excess_loss_p50_nats "
-    "excess_loss_p90_nats",
-    "teacher": "teacher_loss_nats teacher_tokens_per_student_token distance_from_teacher",
-    "speed": "tokens_per_s student_tokens_per_s_per_device teacher_tokens_per_s_per_device "
-    "student_mfu teacher_mfu teacher_time_fraction student_time_fraction optimizer_time_fraction "
-    "data_time_fraction other_time_fraction",
-    "memory": "memory_allocated_gib memory_reserved_gib memory_resident_gib",
-    "eval": "eval_loss",
-}
-# Trainer's own, which have no units, or one section's name in front and belong to another.
-_RENAMED = {
-    "distance_from_teacher": "teacher/distance",
-    "train_loss": "train/mean_loss",
-    "total_flos": "speed/total_flop",
-    "train_runtime": "speed/train_s",
-    "train_samples_per_second": "speed/train_blocks_per_s",
-    "train_steps_per_second": "speed/train_steps_per_s",
-    "eval_runtime": "speed/eval_s",
-    "eval_samples_per_second": "speed/eval_blocks_per_s",
-    "eval_steps_per_second": "speed/eval_batches_per_s",
-    "eval_model_preparation_time": "speed/eval_preparation_s",
-}
-TRACKED_NAMES = {
+_ENTRIES = yaml.safe_load(
+    Path(__file__).parents[1].joinpath("assets", "log_entries.yaml").read_text(encoding="utf-8")
+)
+TRACKED_NAMES: dict[str, str] = {
     entry: f"{section}/{entry.removeprefix(f'{section}_')}"
-    for section, entries in _SECTIONS.items()
+    for section, entries in _ENTRIES["sections"].items()
     for entry in entries.split()
-} | _RENAMED
+} | _ENTRIES["renamed"]
 _LOG_NAMES = {name: entry for entry, name in TRACKED_NAMES.items()}
 
 

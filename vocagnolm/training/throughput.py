@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy
 
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.host.trackers import TRACKED_NAMES
 from vocagnolm.training.flops import ModelWork, model_work, peak_flops
 
 logger = logging.getLogger(__name__)
@@ -34,12 +35,11 @@ _PHASES: dict[str, tuple[str | None, str]] = {
     "model": (None, "the saving of the model"),
 }
 # Entries of a log that depend on the clock and the machine, and differ from run to run.
-TIMING_KEYS = (
-    "student_tokens_per_s_per_device student_mfu teacher_tokens_per_s_per_device teacher_mfu "
-    "memory_allocated_gib memory_reserved_gib memory_resident_gib tokens_per_s "
-    "train_runtime train_samples_per_second train_steps_per_second "
-    "eval_runtime eval_samples_per_second eval_steps_per_second eval_model_preparation_time"
-).split() + [f"{share}_time_fraction" for share in SHARES]
+TIMING_KEYS = [
+    entry
+    for entry, name in TRACKED_NAMES.items()
+    if name.startswith(("speed/", "memory/")) and entry != "total_flos"
+]
 _GIB = 2**30
 
 
