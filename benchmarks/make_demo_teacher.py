@@ -39,6 +39,7 @@ SEED = 1
 STAGES = {"pages": (800, 3e-3), "problems": (500, 2e-3)}
 BLOCK_TOKENS, BLOCKS_PER_STEP = 192, 8
 TOKENIZER_TEXTS = 4000
+TEACHER_VOCABULARY_TOKENS = 2048
 TEXTS = 30_000  # an epoch is never finished: no text is read twice
 
 
@@ -56,7 +57,9 @@ def make(output_dir: Path, scratch: Path) -> Quality:
     student_tokenizer().save_pretrained(output_dir / STUDENT_TOKENIZER)
     tokenizer = teacher_tokenizer()
     torch.manual_seed(SEED)
-    untrained = LlamaForCausalLM(demo_models.teacher_config())
+    # About half a million parameters.
+    config = demo_models.llama_config(TEACHER_VOCABULARY_TOKENS, 96, 256, layers=3, start=0, end=0)
+    untrained = LlamaForCausalLM(config)
     newest = scratch / "untrained"
     untrained.save_pretrained(newest)
     tokenizer.save_pretrained(newest)
@@ -146,7 +149,7 @@ def teacher_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=demo_models.TEACHER_VOCABULARY_TOKENS,
+        vocab_size=TEACHER_VOCABULARY_TOKENS,
         special_tokens=["<|endoftext|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

@@ -203,7 +203,7 @@ def test_kernel_unlike_the_models_attention_is_rejected(
 ) -> None:
     own = packed_attention._reference
     monkeypatch.setattr(
-        packed_attention, "_reference", lambda q, k, v, s, scale: own(q, k, v, s, 2 * scale)
+        packed_attention, "_reference", lambda rows, s, scale: own(rows, s, 2 * scale)
     )
     with pytest.raises(ValueError, match=r"output head \(or --attn_implementation torch_varlen\)"):
         with_attention("llama", "torch_varlen")
@@ -213,9 +213,9 @@ def test_gpu_call_has_the_right_form() -> None:
     segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
     shapes = ((16, 4, 8), (16, 2, 8), (16, 2, 8))
     tensors = [torch.empty(s, dtype=torch.bfloat16, device="meta") for s in shapes]
-    assert packed_attention._on_gpu(*tensors, segments, 0.3).shape == (16, 4, 8)
+    assert packed_attention._on_gpu((*tensors,), segments, 0.3).shape == (16, 4, 8)
     with pytest.raises(ValueError, match=r"16 bits on a GPU, found torch.float32: use --bf16"):
-        packed_attention._on_gpu(*(x.float() for x in tensors), segments, 0.3)
+        packed_attention._on_gpu(tuple(x.float() for x in tensors), segments, 0.3)
 
 
 def test_kernel_of_torch_2_11_gets_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_kernel_of_torch_2_11_gets_its_arguments(monkeypatch: pytest.MonkeyPatch
     packed_attention._kernel_options.cache_clear()
     query = torch.empty(16, 4, 8, dtype=torch.bfloat16, device="meta")
     segments = RowSegments(torch.empty(3, dtype=torch.int32, device="meta"), 9)
-    assert packed_attention._on_gpu(query, query, query, segments, 0.3) is query
+    assert packed_attention._on_gpu((query,) * 3, segments, 0.3) is query
     packed_attention._kernel_options.cache_clear()
 
 
@@ -247,9 +247,9 @@ def test_checks_run_in_the_kernels_precision(
     dtypes: set[torch.dtype] = set()
     own = packed_attention._reference
 
-    def spy(query: Any, *args: Any) -> Any:
-        dtypes.add(query.dtype)
-        return own(query, *args)
+    def spy(rows: Any, *args: Any) -> Any:
+        dtypes.add(rows[0].dtype)
+        return own(rows, *args)
 
     monkeypatch.setattr(packed_attention, "_reference", spy)
     monkeypatch.setattr(

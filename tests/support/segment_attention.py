@@ -24,7 +24,7 @@ def with_attention(name: str, attention: str, **overrides: Any) -> Any:
 @torch.library.custom_op("vocagnolm_tests::flash", mutates_args=())
 def flash_kernel(query: Tensor, key: Tensor, value: Tensor, edges: Tensor, longest: int) -> Tensor:
     """Compute what the package's kernel would, which a compiler does not look into either."""
-    return packed_attention._reference(query, key, value, RowSegments(edges, longest), None)
+    return packed_attention._reference((query, key, value), RowSegments(edges, longest), None)
 
 
 @flash_kernel.register_fake

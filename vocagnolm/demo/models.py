@@ -1,4 +1,4 @@
-"""Models of the embedded world: shapes of both, and places of the shipped parts."""
+"""Models of the embedded world: shape of the student, and places of the shipped parts."""
 
 from pathlib import Path
 
@@ -7,22 +7,18 @@ from transformers import LlamaConfig
 # Shipped with the package; benchmarks/make_demo_teacher.py makes them.
 ASSETS = Path(__file__).parents[1] / "assets"
 TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
-STUDENT_VOCABULARY_TOKENS, TEACHER_VOCABULARY_TOKENS = 1024, 2048
+STUDENT_VOCABULARY_TOKENS = 1024
 
 
 def student_config() -> LlamaConfig:
     """One wide layer: the shape that learned the most arithmetic per second of a CPU core."""
-    return _llama(STUDENT_VOCABULARY_TOKENS, 128, 384, layers=1, start=1, end=2)
+    return llama_config(STUDENT_VOCABULARY_TOKENS, 128, 384, layers=1, start=1, end=2)
 
 
-def teacher_config() -> LlamaConfig:
-    """About half a million parameters."""
-    return _llama(TEACHER_VOCABULARY_TOKENS, 96, 256, layers=3, start=0, end=0)
-
-
-def _llama(
+def llama_config(
     vocabulary_tokens: int, hidden: int, inner: int, *, layers: int, start: int, end: int
 ) -> LlamaConfig:
+    """Make the configuration of a small model."""
     return LlamaConfig(
         vocab_size=vocabulary_tokens,
         hidden_size=hidden,

@@ -20,6 +20,8 @@ from vocagnolm.row_segments import MASKLESS, TORCH_VARLEN, USE_SDPA, RowSegments
 
 _ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
 _MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+# Query, key and value.
+_Rows = tuple[Tensor, Tensor, Tensor]
 
 
 class _DeferredMask:
@@ -59,7 +61,7 @@ def _attend(
     query, key, value = (x[0].transpose(0, 1).to(dtype) for x in (query_BHTD, key_BHTD, value_BHTD))
     segments = RowSegments(cu_seq_lens_q, max_length_q)
     attend = _on_gpu if kind == "cuda" else _reference
-    return attend(query, key, value, segments, scaling)[None], None
+    return attend((query, key, value), segments, scaling)[None], None
 
 
 def _refuse(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
@@ -85,17 +87,11 @@ def _refuse(module: torch.nn.Module, options: Mapping[str, object], longest: int
 
 
 @torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
-def _reference(
-    query_NHD: Tensor,
-    key_NHD: Tensor,
-    value_NHD: Tensor,
-    segments: RowSegments,
-    scale: float | None,
-) -> Tensor:
+def _reference(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
     """Segment by segment, for devices without the kernel."""
     # Each segment is a batch of one row, [1, H, n, D].
     lengths = segments.edges.diff().tolist()
-    rows = [x.transpose(0, 1)[None] for x in (query_NHD, key_NHD, value_NHD)]
+    rows = [x.transpose(0, 1)[None] for x in rows_NHD]
     options = {"is_causal": True, "scale": scale, "enable_gqa": True}
     attend: Callable[..., Tensor] = F.scaled_dot_product_attention
     segments_of_rows = zip(*(row.split_with_sizes(lengths, 2) for row in rows), strict=True)
@@ -103,17 +99,11 @@ def _reference(
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
-def _on_gpu(
-    query_NHD: Tensor,
-    key_NHD: Tensor,
-    value_NHD: Tensor,
-    segments: RowSegments,
-    scale: float | None,
-) -> Tensor:
-    if query_NHD.dtype not in (torch.bfloat16, torch.float16):
+def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
+    if (dtype := rows_NHD[0].dtype) not in (torch.bfloat16, torch.float16):
         raise ValueError(
             f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
-            f"{query_NHD.dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {USE_SDPA}"
+            f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {USE_SDPA}"
         )
     is_told = _is_told_of_groups()
     from torch.nn.attention.varlen import varlen_attn
@@ -124,7 +114,7 @@ def _on_gpu(
     # PyTorch 2.11 takes fewer heads of keys than of queries without being told.
     if is_told:
         attend = partial(attend, enable_gqa=True)
-    out = attend(query_NHD, key_NHD, value_NHD, edges, edges, longest, longest)
+    out = attend(*rows_NHD, edges, edges, longest, longest)
     assert isinstance(out, Tensor)
     return out
 

@@ -26,7 +26,12 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
     """
     if text not in QUANTIZATIONS:
         return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
-    _check_package(text)
+    package = QUANTIZATIONS[text]
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(
+            f"--teacher_quantization {text} needs a package that is not there: pip install "
+            f"{package}"
+        )
     # Which layers are spared is left to transformers: the head is one of them.
     if text == "int8":
         return {"quant_method": "bitsandbytes", "load_in_8bit": True}
@@ -43,7 +48,6 @@ def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, ob
 
 def fp8_products() -> object:
     """Make the config of `torchao` that `fp8` stands for."""
-    _check_package("fp8")
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < _FP8_CAPABILITY:
         raise ValueError(
             "--teacher_quantization fp8 needs a GPU that computes in float8 (compute capability "
@@ -53,12 +57,3 @@ def fp8_products() -> object:
     torchao = importlib.import_module("torchao.quantization")
     config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
     return config
-
-
-def _check_package(name: str) -> None:
-    package = QUANTIZATIONS[name]
-    if importlib.util.find_spec(package) is None:
-        raise ValueError(
-            f"--teacher_quantization {name} needs a package that is not there: pip install "
-            f"{package}"
-        )

@@ -64,10 +64,8 @@ def resolve(
     if resume_from_checkpoint in (None, AUTO):
         return newest
     path = Path(str(resume_from_checkpoint))
-    step = _step(path)
     # A checkpoint under another name tells its step inside.
-    if step is None:
-        step = json_or_empty(path / STATE).get("global_step")
+    step = _step(path) or json_or_empty(path / STATE).get("global_step")
     if newest is not None and (_step(Path(newest)) or 0) > (step if isinstance(step, int) else 0):
         tell(f"{newest} is newer than --resume_from_checkpoint {path}")
         return newest

@@ -12,8 +12,7 @@ The index of a sharded checkpoint is a pickle, of which only PyTorch's own recor
 """
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PosixPath
 from pickle import Unpickler, UnpicklingError
 from typing import Any, NoReturn, cast
@@ -291,15 +290,10 @@ def _index(directory: Path) -> Metadata:
 
 
 def _load(directory: Path, state: StateDict) -> None:
-    with _reading(directory), warnings.catch_warnings():
-        # One process alone reads, on purpose.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        load(state, storage_reader=FileSystemReader(directory), no_dist=True)
-
-
-@contextmanager
-def _reading(directory: Path) -> Iterator[None]:
     try:
-        yield
+        with warnings.catch_warnings():
+            # One process alone reads, on purpose.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(state, storage_reader=FileSystemReader(directory), no_dist=True)
     except (CheckpointException, UnpicklingError, EOFError, OSError) as error:
         raise OSError(f"{directory} is damaged: take another checkpoint") from error
