@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from vocagnolm.training.preemption import SCHEDULERS, handling
+from vocagnolm.training.preemption import SCHEDULERS, Preemption, handling
 
 
 def end_of_child(number: signal.Signals, told: list[str]) -> int:
@@ -27,3 +27,20 @@ def test_forked_processes_ignore_signals_for_their_parent() -> None:
         assert end_of_child(signal.SIGTERM, told) == -signal.SIGTERM  # by which pools end them
         signal.raise_signal(signal.SIGUSR1)
     assert told == ["SIGUSR1"]
+
+
+@pytest.mark.parametrize("asked", [(True, True), (True, False), (False, True)])
+def test_stop_is_told_once_on_a_machine(
+    asked: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A launcher passes a signal on to all processes, a scheduler may send it to any one."""
+    for rank, is_asked in enumerate(asked):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        process = Preemption()
+        with process.listening():
+            if is_asked:
+                signal.raise_signal(signal.SIGTERM)
+            process.agree()
+            signal.raise_signal(signal.SIGTERM)  # a late one
+        assert process.is_agreed
+    assert capfd.readouterr().err.count("the run stops when this step is done and saved\n") == 1

@@ -211,6 +211,7 @@ def test_both_processes_stop_at_one_step(
         at = moments.randrange(first, last)
         requests[rank] = {"signal": SIGNALS[number % len(SIGNALS)], "at": [at]}
         assert place.run_two(out, *requests) == [75, 75], log(out)
+        assert log(out).count("the run stops when this step is done and saved") == 1
         (step,) = re.findall(rf"stopped after step (\d+) of {STEPS}", log(out))
         assert find_checkpoint(out) == str(out / f"checkpoint-{step}")
         assert all(checkpoint_fault(path) is None for path in out.glob("checkpoint-*"))

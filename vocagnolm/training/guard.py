@@ -117,7 +117,8 @@ class StepGuard(TrainerCallback):
         asked = torch.full((1,), int(trainer.preemption.is_asked), device=mine.device)
         *worst, is_asked = _largest(torch.cat([mine, asked])).tolist()
         if is_asked:
-            trainer.preemption.is_agreed = control.should_training_stop = True
+            trainer.preemption.agree()
+            control.should_training_stop = True
         if max(worst) < 0:
             trainer.metrics.keep_step()
             if self._recorder is not None:

@@ -38,9 +38,15 @@ class Preemption(TrainerCallback):
             yield
 
     def _ask(self, name: str, more: str = "") -> None:
-        if not self.is_asked:
+        if not (self.is_asked or self.is_agreed):
             _warn(f"{name}: the run stops when this step is done and saved{more}")
         self.is_asked = True
+
+    def agree(self) -> None:
+        """Take note that a process was asked to stop, this one or another."""
+        if not self.is_asked:
+            _warn("a signal to another process: the run stops when this step is done and saved")
+        self.is_agreed = True
 
     def _interrupt(self, name: str) -> None:
         if self.is_asked:
@@ -106,5 +112,7 @@ def finish_first(name: str) -> None:
 
 
 def _warn(text: str) -> None:
-    # Safe inside a signal handler, where a buffered stream is not.
-    os.write(2, f"{text}\n".encode())
+    # Once on a machine: launchers pass a signal on to all processes.
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        # Safe inside a signal handler, where a buffered stream is not.
+        os.write(2, f"{text}\n".encode())
