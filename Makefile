@@ -26,7 +26,7 @@ demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
 
 # More than the cores: tests of processes wait for much of their time.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"

@@ -66,6 +66,7 @@ def told(paths: Sequence[Path], place: str) -> str:
     return comparison_markdown(compare(paths)).replace(place, "")
 
 
+@pytest.mark.processes
 def test_files_are_compared_as_directories(
     runs: list[Path], offline: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,6 +89,7 @@ def run_id(run: Path) -> str:
     return str(json.loads((run / "wandb_run.json").read_text())["id"])
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_server_is_compared_as_directories(
     runs: list[Path], offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -188,6 +190,7 @@ def test_resumed_run_is_read_without_what_was_repeated(
     assert log == [{log_name(name): 1.0, "step": step} for name, step in expected]
 
 
+@pytest.mark.processes
 def test_runs_of_others_are_left_out(offline: Path, tmp_path: Path) -> None:
     import wandb
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from functools import cache
 from itertools import chain
 from typing import NamedTuple
@@ -118,17 +119,19 @@ def check_labels(asked: Conversation, read: Read, train_on: TrainOn, *, student:
 
 
 def check_pair(ours: Read, theirs: Read) -> int:
-    """Ranges and shares are those of a comparison of all pairs of tokens; counts the mapped."""
+    """Ranges and shares are those of a walk over all characters; counts the mapped."""
     spans, other = ours.reading.spans, theirs.reading.spans
     for both in (spans, other):
         assert np.array_equal(widen_spans(*narrow_spans(both)[:2]), both)
     found = align_spans(spans, other)
     shares = covered_shares(spans, other, found)
-    readers: dict[int, int] = {}
-    for character in chain(*ours.characters):
-        readers[character] = readers.get(character, 0) + 1
+    readers = Counter(chain(*ours.characters))
+    owners = defaultdict(list)
+    for number, them in enumerate(theirs.characters):
+        for character in them:
+            owners[character].append(number)
     for token, characters in enumerate(ours.characters):
-        under = [n for n, them in enumerate(theirs.characters) if characters & them]
+        under = sorted({number for character in characters for number in owners[character]})
         expected = (under[0], under[-1] + 1) if under else (-1, -1)
         assert tuple(found[token]) == expected
         assert under == [*range(*expected)] or not under

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inline_grader import graded_inline
 
+from vocagnolm.evaluation import accuracy
 from vocagnolm.evaluation.accuracy import (
     Z_95,
     Accuracy,
@@ -156,14 +158,14 @@ def test_metric_gives_the_accuracy_when_it_computes() -> None:
     assert math.isclose(found["exact"], 100 / 3)
 
 
-@pytest.mark.processes
 def test_metric_gives_the_same() -> None:
     metric = MathAnswerAccuracy("mathqa")
     metric.add(prediction="The answer is (B).", reference="B")
     metric.add_batch(
         predictions=["The answer is (C).", "none", "the choice is a"], references=["B", "C", "A"]
     )
-    found = metric.compute()
+    with graded_inline(accuracy):
+        found = metric.compute()
     assert (found["accuracy"], found["correct"], found["n"]) == (50.0, 2, 4)
     assert found["decided_by"] == {"choice": 4}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from inline_grader import InlineGrader, graded_inline
 
 from benchmarks.experiments.grading import grade_cases, read_cases
 from vocagnolm.evaluation.answers import answers_equal, extract_answer
@@ -209,8 +210,8 @@ CASES: dict[str, list[Case]] = {
 
 
 @pytest.fixture(scope="module")
-def grader() -> Iterator[Grader]:
-    with Grader(workers=1) as grader:
+def inline() -> Iterator[InlineGrader]:
+    with graded_inline() as grader:
         yield grader
 
 
@@ -223,13 +224,19 @@ def grader() -> Iterator[Grader]:
     ],
 )
 def test_answers_get_the_harness_verdict(
-    grader: Grader, benchmark: str, output: str, gold: str, prediction: str | None, correct: bool
+    inline: InlineGrader,
+    benchmark: str,
+    output: str,
+    gold: str,
+    prediction: str | None,
+    correct: bool,
 ) -> None:
-    verdict = next(grader.grade(BENCHMARKS[benchmark].answer_kind, [(output, gold)]))
+    verdict = next(inline.grade(BENCHMARKS[benchmark].answer_kind, [(output, gold)]))
     assert (verdict.prediction, verdict.correct) == (prediction, correct)
     assert extract_answer(benchmark, output) == prediction
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 def test_answers_equal_says_what_the_grader_says() -> None:
     assert answers_equal("(x+1)^2", "x^2+2x+1")
@@ -247,8 +254,9 @@ def test_answers_equal_works_in_a_forked_process() -> None:
 # The reference
 
 
+@pytest.mark.processes
 @pytest.mark.slow
-def test_answers_agree_with_the_reference(shared_dir: Path, grader: Grader) -> None:
+def test_answers_agree_with_the_reference(shared_dir: Path) -> None:
     """All 7,295 predictions; all verdicts but seven in eight of those that need algebra.
 
     `python -m benchmarks harness_parity` compares every one.
@@ -264,9 +272,10 @@ def test_answers_agree_with_the_reference(shared_dir: Path, grader: Grader) -> N
             others.append(case)
         elif case["rule"] != "eq.timeout":
             algebra.append(case)
-    for case, verdict in grade_cases(grader, algebra[::8]):
-        assert verdict.decided_by == "symbolic", case
-        assert verdict.correct == case["correct"], case
+    with Grader(workers=1) as grader:
+        for case, verdict in grade_cases(grader, algebra[::8]):
+            assert verdict.decided_by == "symbolic", case
+            assert verdict.correct == case["correct"], case
     for case in others:
         if BENCHMARKS[case["benchmark"]].answer_kind == "letter":
             assert (case["prediction"] == case["gold"]) == case["correct"], case

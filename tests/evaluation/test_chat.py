@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from inline_grader import graded_inline
 from transformers import AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.analysis.runs import read_runs
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered, template_of
+from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.chat import INSTRUCTION, Chat, load_chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
@@ -41,7 +43,7 @@ def argv(
     student_tokenizer: Tokenizer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> list[str]:
+) -> Iterator[list[str]]:
     """A command line that asks a model, which has no template, five questions of GSM8K."""
     model = tmp_path / "model"
     tiny_llama(len(student_tokenizer), initializer_range=0.5).save_pretrained(model)
@@ -53,7 +55,8 @@ def argv(
     few = dataclasses.replace(BENCHMARKS["gsm8k"], item_count=len(ITEMS))
     monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
     options = ["--model", str(model), "--benchmarks", "gsm8k", "--batch_size", "4"]
-    return [*options, "--data_dir", str(tmp_path / "data")]
+    with graded_inline(evaluate):
+        yield [*options, "--data_dir", str(tmp_path / "data")]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from inline_grader import graded_inline
 from locks import locked_elsewhere
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config
 from transformers import PreTrainedTokenizerBase as Tokenizer
@@ -30,6 +31,13 @@ from vocagnolm.host.manifest import unsealed
 from vocagnolm.models.source import revision_of
 
 N_ITEMS = 16
+
+
+@pytest.fixture(scope="module", autouse=True)
+def grader() -> Iterator[None]:
+    """Grading in this process: workers take seconds to start."""
+    with graded_inline(evaluate):
+        yield
 
 
 @pytest.fixture(scope="module")

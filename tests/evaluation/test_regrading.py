@@ -6,12 +6,12 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from inline_grader import graded_inline
 
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation import regrading
@@ -43,11 +43,10 @@ def read(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Grader]:
-    """The workers of all gradings of a test: starting them takes most of the time."""
-    with Grader() as grader:
-        monkeypatch.setattr(regrading, "Grader", lambda: nullcontext(grader))
-        yield grader
+def inline() -> Iterator[None]:
+    """Grading in this process: workers take seconds to start."""
+    with graded_inline(regrading):
+        yield
 
 
 @pytest.mark.processes
@@ -78,9 +77,9 @@ def test_regrade_writes_what_the_grader_says(
     assert "math-verify 0." in printed
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("inline")
 def test_regrade_marks_answers_of_a_chat(
-    tmp_path: Path, workers: Grader, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     boxed = [{"idx": 0, "gold": "8", "raw_output": r"It is $\boxed{8}$."}]
     file, output = write(tmp_path / "f.jsonl", boxed), tmp_path / "graded.jsonl"
@@ -90,8 +89,8 @@ def test_regrade_marks_answers_of_a_chat(
     assert "as gsm8k, zero-shot chat (partial: 1 of" in capsys.readouterr().out
 
 
-@pytest.mark.processes
-def test_regrade_gives_old_items_a_checksum(tmp_path: Path, workers: Grader) -> None:
+@pytest.mark.usefixtures("inline")
+def test_regrade_gives_old_items_a_checksum(tmp_path: Path) -> None:
     old = [record | {"prompt_sha256": f"p{record['idx']}"} for record in OUTPUTS]
     path = write(tmp_path / "gsm8k.jsonl", old)
     regrade(path, BENCHMARKS["gsm8k"], path)
@@ -102,7 +101,7 @@ def test_regrade_gives_old_items_a_checksum(tmp_path: Path, workers: Grader) -> 
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("inline")
 def test_regrade_keeps_summary_and_lines_apart(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,7 +112,7 @@ def test_regrade_keeps_summary_and_lines_apart(
     assert "2 of 2 right" in complained
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("inline")
 def test_regrade_finds_letters(tmp_path: Path) -> None:
     outputs = [
         {"idx": idx, "gold": "B", "raw_output": text}
@@ -127,8 +126,8 @@ def test_regrade_finds_letters(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.processes
-def test_regrade_gives_the_same(tmp_path: Path, workers: Grader) -> None:
+@pytest.mark.usefixtures("inline")
+def test_regrade_gives_the_same(tmp_path: Path) -> None:
     file = write(tmp_path / "outputs.jsonl", OUTPUTS)
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
     regrade(file, BENCHMARKS["gsm8k"], first)
@@ -205,8 +204,9 @@ def test_regrade_refuses_when_the_output_is_no_file(tmp_path: Path) -> None:
         regrade(tmp_path / "none.jsonl", BENCHMARKS["gsm8k"], file / "graded.jsonl")
 
 
-@pytest.mark.processes
-def test_regrade_agrees_with_the_harness(tmp_path: Path, shared_dir: Path, workers: Grader) -> None:
+@pytest.mark.slow
+@pytest.mark.usefixtures("inline")
+def test_regrade_agrees_with_the_harness(tmp_path: Path, shared_dir: Path) -> None:
     ids = {"minerva_math": "math", "sat_math": "sat"}
     cases: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     with gzip.open(shared_dir / "data" / "grading" / "cases.jsonl.gz", "rt") as lines:

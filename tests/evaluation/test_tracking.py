@@ -63,6 +63,7 @@ PLACE = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("part", ["", "checkpoint-20", "chat", "checkpoint-20-chat"])
 def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: str) -> None:
     model = tmp_path / "run" / part.removesuffix("chat").removesuffix("-")
@@ -93,6 +94,7 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
     assert "raw_output" not in verdicts[0]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("model", ["org/model", "."], ids=["of the hub", "a directory"])
 def test_evaluation_has_a_run_of_its_own(
     offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str

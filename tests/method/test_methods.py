@@ -52,6 +52,8 @@ def logits_of(model: Any, ids: torch.Tensor, positions: torch.Tensor) -> torch.T
         starts = [t for t in range(len(row)) if places[t] == 0]
         parts = [
             model(row[None, a:b], use_cache=False).logits[0]
+            if b - a > 1  # no padding
+            else torch.zeros(1, model.config.vocab_size, dtype=model.dtype)
             for a, b in itertools.pairwise([*starts, len(row)])
         ]
         rows.append(torch.cat(parts))

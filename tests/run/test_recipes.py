@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,14 @@ def parse(path: Path) -> Job:
     return config.parse(["--config", str(path), "--use_cpu", "True"])
 
 
+@cache
+def _options(path: Path) -> dict[str, Any]:
+    return recipe_of(["--config", str(path)]).options
+
+
 def values(path: Path) -> dict[str, Any]:
     """Read what a recipe and its bases say."""
-    return recipe_of(["--config", str(path)]).options
+    return {**_options(path)}
 
 
 def written(path: Path) -> dict[str, Any]:

@@ -51,12 +51,20 @@ def scored(teacher: Path, corpus: Path, tmp_path_factory: pytest.TempPathFactory
     return path
 
 
+@pytest.fixture(scope="session")
+def answering(teacher: Path) -> tuple[Any, dict[Any, Any]]:
+    """The teacher's model, and what it has said to any server's clients."""
+    return AutoModelForCausalLM.from_pretrained(teacher), {}
+
+
 @pytest.fixture
 def server(
-    teacher: Path, teacher_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+    answering: tuple[Any, dict[Any, Any]],
+    teacher_tokenizer: PreTrainedTokenizerBase,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ServedTeacher]:
     """The teacher behind a server; nobody waits for it."""
     monkeypatch.setattr(polite, "WAITS_S", (0.0,) * 8)
-    model = AutoModelForCausalLM.from_pretrained(teacher)
-    with served(model, teacher_tokenizer, start_id(teacher_tokenizer, "teacher")) as found:
+    (model, known), start = answering, start_id(teacher_tokenizer, "teacher")
+    with served(model, teacher_tokenizer, start, known=known) as found:
         yield found

@@ -208,14 +208,16 @@ def test_window_that_ends_within_a_character_is_refused(
 def test_redirect_never_carries_the_key(
     server: ServedTeacher,
     teacher: Path,
-    corpus: Path,
+    few: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VOCAGNOLM_API_KEY", "sk-hidden")
-    argv = served_arguments(server, teacher, corpus, tmp_path / "S", "--dialect", "openai")
+    argv = served_arguments(
+        server, teacher, tmp_path / "few.jsonl", tmp_path / "S", "--dialect", "openai"
+    )
     server.plan = lambda number: "elsewhere" if number == 5 else None
     complained = refusal(argv, capsys)
     assert "sends to http://elsewhere.invalid/, which is not followed" in complained
@@ -232,22 +234,26 @@ def test_redirect_never_carries_the_key(
 def test_server_that_is_gone_is_said(
     server: ServedTeacher,
     teacher: Path,
-    corpus: Path,
+    few: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server.plan = lambda number: "kill" if number > 5 else None
-    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    complained = refusal(
+        served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S"), capsys
+    )
     assert "has failed 9 times, at last with " in complained
     assert "give the same command again to continue" in complained
     server.plan = lambda number: None
-    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "S")) == 0
+    assert cli.main(served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")) == 0
 
 
 def test_concurrency_bounds_the_requests(
-    server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
+    server: ServedTeacher, teacher: Path, few: list[str], tmp_path: Path
 ) -> None:
-    argv = served_arguments(server, teacher, corpus, tmp_path / "S", "--concurrency", "2")
+    argv = served_arguments(
+        server, teacher, tmp_path / "few.jsonl", tmp_path / "S", "--concurrency", "2"
+    )
     assert cli.main(argv) == 0
     assert server.busiest == 2
 

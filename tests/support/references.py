@@ -27,10 +27,10 @@ def full_losses(model: Any, ids: torch.Tensor, positions: torch.Tensor, labels: 
     for row in range(len(ids)):
         starts = [t for t in range(ids.shape[1]) if positions[row, t] == 0]
         for start, end in zip(starts, [*starts[1:], ids.shape[1]], strict=True):
-            logits = model(ids[row : row + 1, start:end], use_cache=False).logits[0]
-            for t in range(start + 1, end):
-                if labels[row, t] != IGNORED_LABEL:
-                    losses[row, t] = F.cross_entropy(logits[t - start - 1], labels[row, t])
+            told = labels[row, start + 1 : end]
+            if (told != IGNORED_LABEL).any():  # no padding
+                logits = model(ids[row : row + 1, start:end], use_cache=False).logits[0, :-1]
+                losses[row, start + 1 : end] = F.cross_entropy(logits, told, reduction="none")
     return losses
 
 

@@ -33,12 +33,19 @@ class ServedTeacher(ThreadingHTTPServer):
         start: its start token; it puts one before a text if `adds_start`.
         hides_start: leave the start token out, and the loss of the first one, as llama-cpp-python.
         is_late: tell each token the next one's loss, as that does with another start token.
+        known: what the model says of prompts, which servers of one model may share.
     """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        start: int,
+        known: dict[tuple[int, ...], list[float | None]] | None = None,
+    ):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.model, self.tokenizer, self.start = model, tokenizer, start
@@ -54,7 +61,7 @@ class ServedTeacher(ThreadingHTTPServer):
         self.plan: Plan = lambda number: None
         self.text = self.tokenizer.decode
         self._lock, self._now = threading.Lock(), 0
-        self._known: dict[tuple[int, ...], list[float | None]] = {}
+        self.known = {} if known is None else known
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client may leave."""
@@ -90,12 +97,12 @@ class ServedTeacher(ThreadingHTTPServer):
     def logprobs(self, ids: list[int]) -> list[float | None]:
         """The log-probability of every token but the first."""
         with self._lock:
-            if tuple(ids) not in self._known:
+            if tuple(ids) not in self.known:
                 ids_T = torch.tensor(ids)
                 logits_TV = self.model(ids_T[None]).logits[0].float().log_softmax(-1)
                 found = logits_TV[:-1].gather(-1, ids_T[1:, None])[:, 0]
-                self._known[tuple(ids)] = [None, *found.tolist()]
-            return list(self._known[tuple(ids)])
+                self.known[tuple(ids)] = [None, *found.tolist()]
+            return list(self.known[tuple(ids)])
 
     @torch.no_grad()
     def followers(self) -> dict[str, float]:
@@ -235,10 +242,10 @@ def at_random(share: float, seed: int) -> Plan:
 
 @contextmanager
 def served(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: int
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, start: int, **shared: Any
 ) -> Iterator[ServedTeacher]:
     """Serve a model until the end of the block."""
-    server = ServedTeacher(model, tokenizer, start)
+    server = ServedTeacher(model, tokenizer, start, **shared)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

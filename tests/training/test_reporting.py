@@ -225,6 +225,7 @@ def test_other_processes_send_nothing() -> None:
     reporter.on_log(None, SimpleNamespace(is_world_process_zero=False), None, {"loss": 1.0})
 
 
+@pytest.mark.processes
 def test_run_of_the_user_is_taken_as_it_is(
     offline: Path, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:

@@ -99,20 +99,21 @@ def _read(path: str, named_by: str) -> tuple[Options, dict[str, int]]:
     """Read a file of options, and the line of each."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        node, options = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        # Before names that another part of the file brings with << are put among them.
+        named = [*node.value] if isinstance(node, yaml.MappingNode) else []
+        options = loader.construct_document(node) if node else None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}," if mark else ""
         reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
         reason = " ".join(str(reason).split())
         raise ValueError(f"--config {path}{line} cannot be read{named_by}: {reason}") from error
-    if not isinstance(options, dict) or not isinstance(node, yaml.MappingNode):
+    if not isinstance(options, dict):
         raise ValueError(f"--config {path} must be a mapping of options to values")
     options = {str(name): value for name, value in options.items()}
-    # A name that another part of the file brings with << stands nowhere by itself.
-    lines = dict.fromkeys(options, 1) | {
-        key.value: key.start_mark.line + 1 for key, _ in node.value
-    }
+    lines = dict.fromkeys(options, 1) | {key.value: key.start_mark.line + 1 for key, _ in named}
     if "config" in options:
         raise ValueError(
             f"--config {path}, line {lines['config']} names another config: call it base, or leave "
