@@ -45,6 +45,12 @@ def test_help_shows_all_of_ours_before_the_others() -> None:
     assert not whole.keys() & options.REJECTED.keys()
 
 
+def test_every_option_of_ours_has_a_meaning() -> None:
+    found = options._options()
+    shown = [name for names in options.sections().values() for name in names if name in found]
+    assert [name for name in [*OURS, *shown] if not found[name].meaning] == []
+
+
 def test_help_fits_a_terminal() -> None:
     lines = options.help_page(everything=True).splitlines()
     assert max(map(len, lines)) <= 80

@@ -175,7 +175,7 @@ _RANGES: dict[str, Callable[[float], bool]] = {
 }
 
 
-def option(default: _T, help: str, must: str = "") -> _T:
+def option(default: _T, help: str = "", must: str = "") -> _T:
     """Return the field of a dataclass of options: its default, line in `--help`, and range."""
     metadata = {"help": help, "must": must}
     if isinstance(default, list):

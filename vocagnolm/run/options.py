@@ -102,15 +102,16 @@ def _own(arguments: type) -> list[str]:
 
 def _options() -> dict[str, _Option]:
     theirs = {each.name: each.metadata.get("help", "") for each in fields(TrainingArguments)}
-    shorter = ChainMap(*_TEXTS["sections"].values())
+    sentences = ChainMap(*_TEXTS["sections"].values())
     options = {}
     # The first action of a name sets it, a second one takes it back.
     for action in reversed(make_parser()._actions):
-        name, text = action.dest, action.help
-        if text is None or text == theirs.get(name):
+        name = action.dest
+        text = sentences.get(name) or action.help or ""
+        if text == theirs.get(name):
             # A sentence of theirs is enough.
-            first = re.split(r"(?<=[.]) (?=[A-Z])", " ".join(theirs[name].split()))[0]
-            text = shorter.get(name) or first.replace("%%", "%")
+            first = re.split(r"(?<=[.]) (?=[A-Z])", " ".join(text.split()))[0]
+            text = first.replace("%%", "%")
         choices = list(action.choices or ())
         if 0 < len(choices) <= _MOST_CHOICES:
             text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."

@@ -48,7 +48,7 @@ def make_parser() -> HfArgumentParser:
     """Make the parser of all options, with the fields of `TrainingArguments`."""
     types: list[Any] = [ModelArguments, DataArguments, GuidanceArguments, RunArguments]
     parser = _Parser(types, prog="train.py", allow_abbrev=False, add_help=False)
-    parser.add_argument("--config", help="YAML file of options and a base; flags override it.")
+    parser.add_argument("--config")
     return parser
 
 

@@ -39,91 +39,55 @@ class RunArguments(TrainingArguments):
     """`transformers.TrainingArguments` with the paper's training set-up (Section 4.3) as defaults.
 
     AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
+    A sentence on each is in `assets/train_options.yaml`.
     """
 
-    output_dir: str = option("", "runs/STUDENT__TEACHER if not given.")
-    # Where a type is ignored, None is derived from other options.
-    global_batch_tokens: int = option(  # type: ignore[assignment]
-        None,
-        "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
-        "size and the accumulation steps are given: together they decide it.",
-        "be at least 1",
-    )
+    # Where a type is ignored, None is derived from other options, or a command line could not set
+    # the parent's: several trackers, non_padding.
+    output_dir: str = ""
+    global_batch_tokens: int = option(None, must="be at least 1")  # type: ignore[assignment]
     per_device_train_batch_size: int | None = option(  # type: ignore[assignment]
-        None, "Sequences per device; derived from the world size.", "be at least 1"
+        None, must="be at least 1"
     )
     per_device_eval_batch_size: int | None = option(  # type: ignore[assignment]
-        None, "Sequences per device; as in training if not given.", "be at least 1"
+        None, must="be at least 1"
     )
     gradient_accumulation_steps: int | None = option(  # type: ignore[assignment]
-        None, "Micro-batches of a step; derived from the world size.", "be at least 1"
+        None, must="be at least 1"
     )
     learning_rate: float = 8e-5
     lr_scheduler_type: str = "cosine_with_min_lr"
-    lr_scheduler_kwargs: dict[str, Any] | str | None = option(
-        None, "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."
-    )
+    lr_scheduler_kwargs: dict[str, Any] | str | None = None
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
-    num_train_epochs: float = option(1.0, "Passes over the corpus.", "be positive and finite")
-    bf16: bool | None = option(  # type: ignore[assignment]
-        None, "bfloat16 compute; by default on GPUs that have it."
-    )
+    num_train_epochs: float = option(1.0, must="be positive and finite")
+    bf16: bool | None = None  # type: ignore[assignment]
     eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]
-        default=None,
-        metadata={
-            "help": "By default steps if there are documents to evaluate on, and no if not.",
-            "choices": [strategy.value for strategy in IntervalStrategy],
-        },
+        default=None, metadata={"choices": [strategy.value for strategy in IntervalStrategy]}
     )
-    # The parent's type is one that no command line can set to non_padding.
     include_num_input_tokens_seen: str = field(
-        default="no",
-        metadata={
-            "help": "Count tokens read: no, all or non_padding.",
-            "nargs": "?",
-            "const": "all",
-        },
+        default="no", metadata={"nargs": "?", "const": "all"}
     )
-    save_steps: float = option(250, "Steps between two checkpoints.", "be finite and not negative")
+    save_steps: float = option(250, must="be finite and not negative")
     save_total_limit: int | None = 2
     # Pushes along the way would show all files of the output directory.
     hub_strategy: str = "end"
-    logging_steps: float = option(10, "Steps between two logs.", "be finite and not negative")
+    logging_steps: float = option(10, must="be finite and not negative")
     logging_first_step: bool = True
     # It hides NaNs, at a wait per micro-batch.
     logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
-    max_bad_steps: int = option(
-        0, "Steps in a row that may be skipped as a loss or gradient is NaN.", "not be negative"
-    )
-    resume_from_checkpoint: str | None = option(
-        AUTO, "auto (the newest good checkpoint of --output_dir) or a path."
-    )
-    liger_kernel_config: dict[str, Any] | str | None = option(  # type: ignore[assignment]
-        None, "JSON; the kernels of --use_liger_kernel, without losses."
-    )
-    device_peak_tflops: float | None = option(
-        None,
-        "Peak of a device for the MFU in the logs; by its name if not given.",
-        "be positive and finite",
-    )
-    # The parent's type is one that no command line can set to several.
-    report_to: list[str] | None = option(
-        None, "Trackers: wandb, tensorboard, trackio, ...; by default none."
-    )
-    project: str = option("vocagnolm", "Project of the run in trackers.")
-    wandb_project: str | None = option(
-        None, "Of Weights & Biases: PROJECT or ENTITY/PROJECT; by default --project."
-    )
-    wandb_group: str | None = option(
-        None, "Experiment that the run belongs to; by default the folder of --config."
-    )
-    wandb_tags: list[str] | None = option(
-        None, "By default the method and the names of the models."
-    )
-    dry_run: bool = option(False, "Print the plan and exit.")
+    max_bad_steps: int = option(0, must="not be negative")
+    resume_from_checkpoint: str | None = AUTO
+    liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
+    device_peak_tflops: float | None = option(None, must="be positive and finite")
+    report_to: list[str] | None = None
+    project: str = "vocagnolm"
+    wandb_project: str | None = None
+    wandb_group: str | None = None
+    wandb_tags: list[str] | None = None
+    dry_run: bool = False
 
     def __post_init__(self) -> None:
         # Truth values of options that also have others, and are text on the command line.
