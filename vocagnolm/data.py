@@ -292,12 +292,8 @@ def _segment(
     segments = [(text, 0, len(texts[text])) for text in np.flatnonzero(fits).tolist()]
     skipped: dict[int, str] = {}
     for text in np.flatnonzero(~fits).tolist():
-        marks = given.get(text, ())
-        if marks is None:
-            skipped[text] = MISSING
-            continue
-        spans = [model.encoding(text).spans for model in models]
-        found = cut_text(texts[text], spans, limits, marks)
+        marks, spans = given.get(text, ()), [model.encoding(text).spans for model in models]
+        found = MISSING if marks is None else cut_text(texts[text], spans, limits, marks)
         if isinstance(found, str):
             skipped[text] = found
         else:
