@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
+from vocagnolm.chat.formats import read_rows
 from vocagnolm.cli import inspect
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
@@ -156,6 +158,25 @@ def test_special_tokens_are_named_and_have_a_status(
     ((view,),) = views_of(sample, trained)
     assert view.tokens[-1].is_trained
     assert {token.status for token in view.tokens[1:-1]} == {"kept"}
+
+
+def test_turn_begins_with_a_token_of_its_text(readers: tuple[Reader, Reader]) -> None:
+    form = "{{ bos_token }}{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    both = [copy.deepcopy(reader.tokenizer) for reader in readers]
+    for tokenizer in both:
+        tokenizer.chat_template = form
+    # The template trims all of the second message, and its tokens stand behind the space.
+    said = [("user", "Why?"), ("assistant", "  "), ("user", "So?"), ("assistant", "No.")]
+    talk = {"messages": [{"role": role, "content": content} for role, content in said]}
+    corpus = datasets.Dataset.from_dict(read_rows([talk], "messages"))
+    student = student_reader(both[0], MAX_LENGTH)
+    rows = align_corpus(corpus, student, teacher_reader(both[1], TEACHER_CONTEXT)).rows
+    blocks = Blocks(rows, MAX_LENGTH, [TEACHER_CONTEXT])
+    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, student)
+    ((view,),) = views_of(sample, guidance_of(sample))
+    turns = [(token.turn, view.text[token.start]) for token in view.tokens if token.turn]
+    assert turns == [("user", "W"), ("user", "S"), ("assistant", "N")]
+    assert any(token.is_special and 5 < token.start < 8 for token in view.tokens)
 
 
 def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:

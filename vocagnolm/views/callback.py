@@ -64,7 +64,7 @@ class GuidanceTable(TrainerCallback):
         if self._report is None:
             return
         rows = []
-        for label, token, text in labelled_tokens(view):
+        for label, token in labelled_tokens(view):
             losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
-            rows.append([label, token.status, *losses, token_cells(token, text)[-1]])
+            rows.append([label, token.status, *losses, token_cells(token)[-1]])
         self._report(_COLUMNS, rows, state.global_step)

@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import datasets
 import torch
+from accelerate.utils import send_to_device
 from torch import nn
 
 from vocagnolm.chat.reading import TrainOn
@@ -58,11 +59,7 @@ def view_documents(
             row["student_tokens"], teacher_max_length=pair.teacher_reader.limit
         )
         block = as_block(number, arrays[number : number + 1])
-        moved = {
-            name: value.to(pair.device) if isinstance(value, torch.Tensor) else value
-            for name, value in collate([block]).items()
-        }
-        batch = cast(Batch, moved)
+        batch = cast(Batch, send_to_device(collate([block]), pair.device))
         segment = read_segment(row, corpus[row["document"]], pair.student_reader)
         segment = replace(segment, document=first + segment.document)
         views += view_rows(batch, measure(batch, pair, method), [[segment]])

@@ -78,27 +78,30 @@ def label(text: str) -> str:
     return "".join(shown).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
 
 
-def labelled_tokens(view: GuidanceView) -> list[tuple[str, TokenView, str]]:
-    """List all tokens: label, token and its text; parts of one character are numbered."""
-    found = []
+def labelled_tokens(view: GuidanceView) -> list[tuple[str, TokenView]]:
+    """List all tokens with their labels; parts of one character are numbered."""
+    found: list[tuple[str, TokenView]] = []
     for text in view.texts:
-        names = iter(_labels(text.text, [token for token in text.tokens if not token.is_special]))
-        for token in text.tokens:
-            name = token.text if token.is_special else next(names)
-            found.append((name, token, text.text))
+        inside = [token for token in text.tokens if not token.is_special]
+        labels = _labels(inside, (text.text[token.start : token.end] for token in inside))
+        found += [(x.text if x.is_special else next(labels), x) for x in text.tokens]
     return found
 
 
-def _labels(text: str, tokens: Sequence[TokenView] | Sequence[PieceView]) -> list[str]:
+def _labels(tokens: Sequence[TokenView | PieceView], texts: Iterable[str]) -> Iterator[str]:
     spans = [(token.start, token.end) for token in tokens]
     counts, seen = Counter(spans), Counter[tuple[int, int]]()
     # The bytes of one character have the same span: "é (1 of 2)", "é (2 of 2)".
-    labels = []
-    for start, end in spans:
-        seen[start, end] += 1
-        part = f" ({seen[start, end]} of {counts[start, end]})" if counts[start, end] > 1 else ""
-        labels.append(label(text[start:end]) + part)
-    return labels
+    for span, text in zip(spans, texts, strict=True):
+        seen[span] += 1
+        part = f" ({seen[span]} of {counts[span]})" if counts[span] > 1 else ""
+        yield label(text) + part
+
+
+def _pieces(token: TokenView) -> Iterator[tuple[str, PieceView]]:
+    """Label the teacher's tokens behind a token."""
+    names = _labels(token.pieces, (piece.text for piece in token.pieces))
+    return zip(names, token.pieces, strict=True)
 
 
 def reasons(method: Method) -> dict[str, str]:
@@ -186,24 +189,19 @@ def render_table(view: GuidanceView) -> str:
     """List all tokens for a terminal, with losses in nats and the teacher's pieces."""
     head = ("#", "token", "status", "student", "teacher", "excess", "teacher pieces")
     rows: list[Sequence[str]] = [head]
-    for number, (name, token, text) in enumerate(labelled_tokens(view)):
-        rows.append((str(number), name, *token_cells(token, text)))
+    for number, (name, token) in enumerate(labelled_tokens(view)):
+        rows.append((str(number), name, *token_cells(token)))
     return _table(rows, right=(0, 3, 4, 5)) + "\n"
 
 
-def token_cells(token: TokenView, text: str) -> tuple[str, str, str, str, str]:
+def token_cells(token: TokenView) -> tuple[str, str, str, str, str]:
     """Write status, both losses, excess (nats) and the pieces of a token as words."""
-    names = _labels(text, token.pieces)
-    pieces = (
-        f"{name} {_number(piece.loss_nats)}"
-        for name, piece in zip(names, token.pieces, strict=True)
-    )
     return (
         token.status_key,
         _number(token.student_loss_nats),
         _number(token.teacher_loss_nats),
         _number(token.excess_nats, signed=True),
-        " | ".join(pieces),
+        " | ".join(f"{name} {_number(piece.loss_nats)}" for name, piece in _pieces(token)),
     )
 
 
@@ -256,7 +254,7 @@ def render_html(view: GuidanceView) -> str:
     losses = (loss for t in view.tokens for loss in (t.student_loss_nats, t.teacher_loss_nats))
     # Tokens are numbered through the page: #t12 in its address chooses one.
     tokens = labelled_tokens(view)
-    numbered = ((number, name, token) for number, (name, token, _) in enumerate(tokens))
+    numbered = ((number, name, token) for number, (name, token) in enumerate(tokens))
     cover = "all teacher tokens that cover any of its characters"
     if method.aggregation == "share":
         cover += ": each one's loss, by the share of its characters"
@@ -289,16 +287,18 @@ def _gaps(text: TextView) -> Iterator[str]:
     """Yield the characters before each token that none has, as between two messages."""
     shown = 0
     for token in text.tokens:
-        yield "" if token.is_special else text.text[shown : token.start]
-        shown = shown if token.is_special else max(shown, token.end)
+        if token.is_special:
+            yield ""
+        else:
+            yield text.text[shown : token.start]
+            shown = token.end
 
 
-def _facts(name: str, token: TokenView, text: str) -> list[object]:
+def _facts(name: str, token: TokenView) -> list[object]:
     """List what the script shows of a token: label, status, losses, then its pieces."""
-    names = _labels(text, token.pieces)
     pieces = [
         [piece_name, piece.start, piece.end, _finite(piece.loss_nats)]
-        for piece_name, piece in zip(names, token.pieces, strict=True)
+        for piece_name, piece in _pieces(token)
     ]
     losses = (_finite(token.student_loss_nats), _finite(token.teacher_loss_nats))
     return [name, token.status_key, *losses, pieces]

@@ -283,7 +283,7 @@ def _view(
                 turn=turn,
             )
         )
-        shown = max(shown, end)
+        shown = end
     return TextView(text, segment.document, segment.start, block, tuple(tokens))
 
 
