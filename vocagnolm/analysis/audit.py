@@ -102,8 +102,8 @@ class _Tally:
     worst: list[JsonObject] = field(default_factory=list)
 
     def add(self, document: _Document, student_spans: Spans, teacher_spans: Spans) -> None:
-        number, text = document[0], document[1]
-        text = text if isinstance(text, str) else text.text
+        number, content = document
+        text = content if isinstance(content, str) else content.text
         ranges = align_spans(student_spans, teacher_spans)
         counts = count_map(len(text), student_spans, teacher_spans, ranges)
         self.counts += counts
@@ -138,7 +138,7 @@ def audit(
         ValueError: no document of the corpus can be read.
     """
     reads = [partial(_read, one.tokenizer) for one in (student, *teachers)]
-    if is_conversations(corpus):
+    if is_turns := is_conversations(corpus):
         readers = [student.reader("student"), *(one.reader("teacher") for one in teachers)]
         reads = [partial(_read_turns, reader) for reader in readers]
     tallies = [_Tally(settings.worst) for _ in teachers]
@@ -158,10 +158,8 @@ def audit(
         )
     # Numbers without a text keep their place: the order is drawn from all that none rejects.
     numbers = (number for number in range(len(corpus)) if number not in rejected)
-    sampled: list[tuple[str, Spans]] = []
-    if not is_conversations(corpus):
-        sampled += _sequences(corpus, numbers, student.tokenizer, settings)
-    if not (sampled or is_conversations(corpus)):
+    sampled = [] if is_turns else [*_sequences(corpus, numbers, student.tokenizer, settings)]
+    if not (sampled or is_turns):
         text = "no sequence of %d student tokens in %d documents, so no chunks: lower %s"
         logger.warning(text, settings.sequence_length, documents, "--sequence_length")
     return {

@@ -10,7 +10,6 @@ cover everything between the start of the first and the end of the last.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Set
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING
@@ -20,20 +19,13 @@ import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.packing import chunk_edges
+from vocagnolm.texts.token_bytes import byte_level, sentencepiece
 from vocagnolm.texts.tokens import Spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Shares = npt.NDArray[np.float64]
-
-_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-# Byte-level vocabularies write bytes as letters, as GPT-2 chose them: bytes that print are their
-# own letters, the others take those from U+0100 on, in order.
-_PRINTING = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = sorted(set(range(256)) - _PRINTING)
-_BYTE_OF_LETTER = {chr(byte): byte for byte in _PRINTING}
-_BYTE_OF_LETTER |= {chr(0x100 + place): byte for place, byte in enumerate(_OTHERS)}
 
 
 def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
@@ -58,24 +50,21 @@ def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
     """Decode the words of a vocabulary to the byte strings that they stand for.
 
     In a byte-level vocabulary every letter is a byte. In any other one `▁` is a space, and
-    `<0xAB>` the byte where the model falls back to bytes. Added tokens are themselves.
+    `<0xAB>` a byte. Added tokens are themselves.
     """
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    # Added tokens are written as they are, whatever the family.
-    added = {token["content"] for token in backend["added_tokens"]}
     is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
-    falls_back = bool(backend["model"].get("byte_fallback"))
+    spell = byte_level if is_byte_level else sentencepiece
+    added = {token["content"] for token in backend["added_tokens"]}
 
     def decode(word: str) -> bytes:
-        if word in added:
+        try:
+            return word.encode() if word in added else spell(word)
+        # A letter that stands for no byte.
+        except KeyError:
             return word.encode()
-        if is_byte_level:
-            is_whole = all(letter in _BYTE_OF_LETTER for letter in word)
-            return bytes(_BYTE_OF_LETTER[x] for x in word) if is_whole else word.encode()
-        byte = _BYTE_TOKEN.fullmatch(word) if falls_back else None
-        return bytes.fromhex(byte[1]) if byte else word.replace("▁", " ").encode()
 
-    return {decode(word) for word in tokenizer.get_vocab()}
+    return {*map(decode, tokenizer.get_vocab())}
 
 
 def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:

@@ -20,16 +20,18 @@ _BYTE_LEVEL = dict(zip(_LETTERS, [*_PRINTABLE, *_OTHERS], strict=True))
 _FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
 
 
-def _byte_level(token: str) -> bytes:
+def byte_level(token: str) -> bytes:
+    """Return the bytes of a token of letters for bytes; a KeyError where one is another."""
     return bytes(_BYTE_LEVEL[letter] for letter in token)
 
 
-def _sentencepiece(token: str) -> bytes:
+def sentencepiece(token: str) -> bytes:
+    """Return the bytes of a token, in which `▁` is a space; `<0xAB>` is a byte."""
     return _FALLBACK.get(token) or token.replace("▁", " ").encode()
 
 
 # The ways in which vocabularies spell.
-SPELLINGS: tuple[Callable[[str], bytes], ...] = (_byte_level, _sentencepiece)
+SPELLINGS: tuple[Callable[[str], bytes], ...] = (byte_level, sentencepiece)
 
 
 class TokenBytes:
