@@ -532,6 +532,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         break_run({"method": "magic"}),
         "a method of this train.py, found none or an unknown 'magic'",
     ),
+    "store": (
+        break_run({"method": "uld", "teacher_losses": [{}]}),
+        "a method of this train.py, found none or an unknown 'teacher'",
+    ),
     "log": (break_state(log_history=[{"eval_loss": 1.0}]), "expected the log of train.py"),
     "log_type": (break_state(log_history=[1]), "expected the log of train.py"),
     "unfinished": (break_state(max_steps=200), "expected 'eval_loss' of"),

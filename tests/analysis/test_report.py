@@ -11,6 +11,7 @@ import pytest
 from browser import DARK, look
 from fake_results import write_evaluation, write_json
 
+from vocagnolm import cli
 from vocagnolm.analysis.compare import compare
 from vocagnolm.analysis.curves import curve_panels
 from vocagnolm.analysis.frame import labels_of, read_frame, settings
@@ -139,16 +140,56 @@ def test_runs_are_compared_when_none_is_evaluated(runs: list[Path], tmp_path: Pa
     assert "Accuracy" not in html
 
 
-def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
-    places = [tmp_path / "first" / "run", tmp_path / "again" / "run2"]
-    paths = [write_run(place, [entry(1, 1.0), entry(2, 1.0)]) for place in places]
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [(("first/run", "again/run2"), ("run", "run2")), (("a/run", "b/run"), ("a/run", "b/run"))],
+)
+def test_repeated_run_stands_beside_the_other(
+    places: tuple[str, str],
+    names: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [write_run(Path(place), [entry(1, 1.0), entry(2, 1.0)]) for place in places]
     for path in paths:
         write_evaluation(path / "evaluation", {"gsm8k": verdicts(20)})
     comparison = compare(paths, resamples=10)
     head, *_ = section(comparison_markdown(comparison), "Cost")
     assert head[0] == "run"
     keys = re.findall(r"</svg>([^<]+)</span>", comparison_html(comparison))
-    assert keys == ["VocAgnoLM, T, run", "VocAgnoLM, T, run2"] * 2
+    assert keys == [f"VocAgnoLM, T, {name}" for name in names] * 2
+
+
+def test_models_of_one_name_have_keys_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = [write_evaluation(Path(x, "model"), {"gsm8k": verdicts(20)}) for x in "ab"]
+    keys = re.findall(r"</svg>([^<]+)</span>", comparison_html(compare(paths, resamples=10)))
+    assert keys == ["a/model", "b/model"]
+
+
+def test_run_in_the_present_directory_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_run(tmp_path / "mine", [entry(1, 1.0)]))
+    assert compare([Path()]).labels == {".": "mine"}
+    assert read_frame([Path()]).model.tolist() == ["mine"]
+
+
+@pytest.mark.parametrize("argv", [[], ["--figure", "7", "--metric", "eval_loss"]])
+def test_run_of_an_earlier_version_is_one_line(
+    argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [entry(1, 1.0, eval_loss=1.0)])
+    settings = {"method": "vocagnolm", "teacher": "T"}
+    write_json(run / "run.json", settings)
+    out = ["--output_dir", str(tmp_path / "out")]
+    assert cli.main(["compare", str(run), *argv, *out]) == 2
+    name = "top_k" if argv else "global_batch_tokens"
+    expected = f"run.json: expected a run of this train.py, found none or an unknown '{name}'"
+    assert expected in capsys.readouterr().err
 
 
 # The page

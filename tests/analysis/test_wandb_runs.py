@@ -190,6 +190,14 @@ def test_resumed_run_is_read_without_what_was_repeated(
     assert log == [{log_name(name): 1.0, "step": step} for name, step in expected]
 
 
+@pytest.mark.parametrize("name", ["..", "a/..", ".", "/", "a/", "//a/.."])
+def test_no_name_leads_out_of_the_directory(name: str, tmp_path: Path) -> None:
+    run = wandb_runs._Found("id", name, config={"method": "cpt"})
+    (place,) = wandb_runs._lay_out(run, tmp_path / wandb_runs._names([run])[0])
+    assert place == tmp_path / ("a" if "a" in name else "id")
+    assert (place / "run.json").is_file()
+
+
 @pytest.mark.processes
 def test_runs_of_others_are_left_out(offline: Path, tmp_path: Path) -> None:
     import wandb

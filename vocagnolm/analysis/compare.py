@@ -15,13 +15,13 @@ from vocagnolm.analysis.frame import read_frame
 from vocagnolm.analysis.paired import Pairing, pair
 from vocagnolm.analysis.paper import read_reported
 from vocagnolm.analysis.runs import (
-    SETTINGS_FILE,
     Run,
     find_evaluation,
     read_runs,
     reject,
     run_directory,
 )
+from vocagnolm.host.settings import RUN_FILE
 
 RESAMPLES = 10_000
 SEED = 0
@@ -74,8 +74,8 @@ def compare(
         expected = "--resamples of at least 1 and --seed of at least 0"
         reject(expected, f"{resamples} and {seed}", "give others")
     source, theirs = read_reported(reported)
-    is_plain = [not find_evaluation(path) and (path / SETTINGS_FILE).is_file() for path in paths]
-    runs = read_runs([path for path, plain in zip(paths, is_plain, strict=True) if not plain])
+    # Runs of train.py need no evaluation.
+    runs = read_runs([x for x in paths if find_evaluation(x) or not (x / RUN_FILE).is_file()])
     frame = read_frame(paths)
     # A repeated run is no seed of a setting: it stands beside the other.
     is_repeated = frame.groupby(["setting", "seed"]).run.transform("nunique") > 1
@@ -85,14 +85,13 @@ def compare(
     scores = pd.DataFrame(rows, columns=_SCORE).astype({"second": bool})
     # Every number of ours beside every reported number of its column.
     verdicts = scores[~scores.second]
-    against = verdicts.merge(theirs, on="column")
-    beside = set(zip(against.row, against.run, strict=True))
-    for row in dict.fromkeys(theirs.row):
-        for run in dict.fromkeys(verdicts.run):
-            if (row, run) not in beside:
-                found = ", ".join(verdicts.column[verdicts.run == run])
+    for row, printed in theirs.groupby("row", sort=False):
+        for run, ours in verdicts.groupby("run", sort=False):
+            if not ours.column.isin(printed.column).any():
                 advice = "evaluate the paper's benchmarks or leave it out"
-                reject(f"{run} to share a column with the reported {row!r}", found, advice)
+                expected = f"{run} to share a column with the reported {row!r}"
+                reject(expected, ", ".join(ours.column), advice)
+    against = verdicts.merge(theirs, on="column")
     against = against.assign(
         points=(against.rounded - against.reported).round(1),
         inside=against.reported.between(against.low, against.high),
@@ -107,7 +106,7 @@ def _labels(frame: pd.DataFrame, runs: Sequence[Run]) -> dict[str, str]:
     """Call runs as their evaluations are called, others by their names or else by their paths."""
     evaluated = {run_directory(run.directory).resolve(): run.label for run in runs}
     places = [Path(run) for run in dict.fromkeys(frame.run)]
-    names = [evaluated.get(place.resolve(), place.name) for place in places]
+    names = [evaluated.get(place.resolve(), place.resolve().name) for place in places]
     return {
         str(place): name if names.count(name) == 1 else str(place)
         for place, name in zip(places, names, strict=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from vocagnolm.analysis.frame import option_of
 from vocagnolm.analysis.panels import Mark, Panel, line
 from vocagnolm.analysis.runs import EVAL_LOSS, read_state, readable
 
@@ -50,9 +51,9 @@ def _log(setting: pd.DataFrame) -> pd.DataFrame:
     """Read the logs of a setting's runs: a row for each entry, with its run and tokens."""
     rows = []
     for run in setting.drop_duplicates("run").itertuples():
-        path, batch = Path(run.run) / "trainer_state.json", run.options["global_batch_tokens"]
-        with readable(path, "the log of train.py"):
-            history = read_state(Path(run.run)).get("log_history", [])
+        place, batch = Path(run.run), option_of(run, "global_batch_tokens")
+        with readable(place / "trainer_state.json", "the log of train.py"):
+            history = read_state(place).get("log_history", [])
             rows += [{**x, "run": run.run, "tokens": x["step"] * batch} for x in history]
     return pd.DataFrame(rows)
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, NoReturn
 from vocagnolm.analysis.frame import (
     METHOD_LABELS,
     average_setting,
-    label_of,
     labels_of,
     marks,
+    option_of,
     read_frame,
     settings,
+    trained,
 )
 from vocagnolm.analysis.panels import (
     TOKEN_LEVEL,
@@ -111,17 +112,16 @@ def _miss(number: int, missing: str, example: str) -> NoReturn:
     reject(f"{missing} for --figure {number}", "none", f"make some with {example}")
 
 
-def _trained(frame: pd.DataFrame, method: str = "") -> pd.DataFrame:
-    """Select the runs of train.py, or those of one method."""
-    runs = frame[frame.source == "trained"]
-    return runs[runs.method == METHOD_LABELS[method]] if method else runs
+def _runs(frame: pd.DataFrame) -> pd.DataFrame:
+    """Select the runs of train.py, and behind them other evaluations."""
+    runs = frame[frame.source != "audit"]
+    return runs.sort_values("source", ascending=False, kind="stable")
 
 
 def _models(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Find who may be a teacher: every run and evaluation by the name a teacher would have."""
-    runs = frame[frame.source != "audit"]
-    # Of one name the last counts, and an evaluation before a run of ours.
-    runs = runs.sort_values("source", ascending=False, kind="stable")
+    runs = _runs(frame)
+    # Of one name the last counts: an evaluation before a run of ours.
     last = dict(zip(runs.model, runs.run, strict=True))
     return {name: runs[runs.run == run] for name, run in last.items()}
 
@@ -162,7 +162,7 @@ def _metric_label(metric: str) -> str:
 
 def _level(frame: pd.DataFrame, metric: str, style: int) -> list[Mark]:
     """Return the level of continual pretraining, if there is such a run."""
-    found = marks(_trained(frame, "cpt"), metric, lambda row: 0.0)
+    found = marks(trained(frame, "cpt"), metric, lambda row: 0.0)
     return line([replace(mark, x=None) for mark in found], METHOD_LABELS["cpt"], style)
 
 
@@ -209,12 +209,12 @@ def methods_figure(
 
     What has none is refused, with what to do, or else left out.
     """
-    runs, rows = frame[frame.source != "audit"], _paper(reported, metric)
+    runs, rows = _runs(frame), _paper(reported, metric)
     if runs.empty and not rows:
         how = "train.py --method cpt, uld and vocagnolm, and evaluate_math.py, or give --reported"
         _miss(4, "runs", how)
-    ours, others = settings(_trained(frame)), settings(frame[frame.source == "evaluated"])
-    labels = [*labels_of(ours), *map(label_of, others)]
+    several = settings(runs)
+    labels = labels_of(several)
     evaluated = in_order(set(runs.column.dropna()) - {EVAL_LOSS})
     if runs.empty:
         evaluated = in_order(column for row in rows.values() for column in row)
@@ -222,7 +222,7 @@ def methods_figure(
     columns = [metric] if metric else evaluated or [_DEFAULT_METRICS[6]]
     names = {c: "held-out loss" if c == EVAL_LOSS else heading(c) for c in columns}
     found: list[Mark] = []
-    for style, (label, setting) in enumerate(zip(labels, [*ours, *others], strict=True)):
+    for style, (label, setting) in enumerate(zip(labels, several, strict=True)):
         # A column counts if each run of the setting has it; with none, the first says what to do.
         have = setting.column.value_counts()
         held = [c for c in columns if have.get(c, 0) == setting.run.nunique()]
@@ -241,7 +241,7 @@ def methods_figure(
 
 def _teachers(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
     """Figure 5."""
-    guided, rows = _trained(frame), _paper(reported, metric)
+    guided, rows = trained(frame), _paper(reported, metric)
     guided = guided[guided.teacher != ""]
     # A reported student is named by its teacher and its method, a model by its name alone.
     models = {name: row for name, row in rows.items() if name in paper_models()}
@@ -282,16 +282,18 @@ def _teacher_qualities(
     frame: pd.DataFrame, metric: str, teachers: Sequence[str], rows: _Rows
 ) -> dict[str, float]:
     """Find where the teachers stand, all of them measured or all reported."""
-    models = _models(frame)
+    models, qualities = _models(frame), {}
     for name in teachers:
-        if rows and name not in rows:
+        if name in rows:
+            qualities[name] = _printed(rows, name, metric)
+        elif rows:
             expected = "--reported for all teachers or for none"
             reject(expected, f"none for {name}", "name it too, or evaluate all of them")
-        if not rows and name not in models:
+        elif name not in models:
             _miss(5, f"the quality of {name}", _QUALITY)
-    if rows:
-        return {name: _printed(rows, name, metric) for name in teachers}
-    return {name: average_setting(models[name], metric).y for name in teachers}
+        else:
+            qualities[name] = average_setting(models[name], metric).y
+    return qualities
 
 
 def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure:
@@ -299,9 +301,10 @@ def _alignment(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Fig
     if others := [repr(name) for name in reported if name != _TABLE_2]:
         expected = f"no --reported but {_TABLE_2!r} for --figure 6"
         reject(expected, ", ".join(others), "leave the rest out")
-    chunked, tokens = _trained(frame, "chunk"), _trained(frame, "vocagnolm")
-    guided_by = chunked.options.map(lambda options: options["chunk_guidance"])
-    guided, chosen = chunked[guided_by != "random"], chunked[guided_by == "random"]
+    chunked, tokens = trained(frame, "chunk"), trained(frame, "vocagnolm")
+    guidance = [option_of(run, "chunk_guidance") for run in chunked.itertuples()]
+    chunked = chunked.assign(how=guidance)
+    guided, chosen = chunked[chunked.how != "random"], chunked[chunked.how == "random"]
     if guided.empty and tokens.empty and not reported:
         _miss(6, "runs guided by chunks or tokens", "train.py --method chunk --chunks 8 (to 64)")
     whose = [_TABLE_2_TEACHER] if reported else []
@@ -364,8 +367,8 @@ def _sweeps(frame: pd.DataFrame, metric: str, reported: Sequence[str]) -> Figure
         ("uld", "uld_weight", 1, "weight of the distance, lambda"),
     ):
         # A panel needs at least two values of its option.
-        runs = _trained(frame, method)
-        runs = runs.assign(x=[scale * float(options[option]) for options in runs.options])
+        runs = trained(frame, method)
+        runs = runs.assign(x=[scale * float(option_of(run, option)) for run in runs.itertuples()])
         if runs.x.nunique() < 2:
             continue
         found: list[Mark] = []

@@ -14,6 +14,7 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -24,8 +25,8 @@ from vocagnolm.analysis.runs import (
     EVAL_LOSS,
     GUIDANCE_FILE,
     RESULTS_FILE,
-    SETTINGS_FILE,
     Row,
+    Run,
     find_evaluation,
     find_views,
     read_audit,
@@ -37,6 +38,7 @@ from vocagnolm.analysis.runs import (
 )
 from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import JsonObject, read_json
+from vocagnolm.host.settings import RUN_FILE
 
 METHOD_LABELS = {
     "vocagnolm": "VocAgnoLM",
@@ -59,56 +61,56 @@ def read_frame(paths: Sequence[Path]) -> pd.DataFrame:
     Raises:
         ValueError: a directory holds nothing to draw, is given twice, or is damaged.
     """
-    rows: list[Row] = []
-    seen: set[Path] = set()
+    places: dict[Path, Path] = {}
     for path in paths:
         place = run_directory(path)
-        if place.resolve() in seen:
+        if place.resolve() in places:
             reject("different runs", f"{path} twice", "give it once")
-        seen.add(place.resolve())
+        places[place.resolve()] = place
+    # All at once, so that each has a label of its own.
+    runs = read_runs([*filter(find_evaluation, places.values())])
+    evaluations: dict[Path | None, Run] = {run.directory: run for run in runs}
+    rows: list[Row] = []
+    for place in places.values():
+        run = evaluations.get(find_evaluation(place))
+        found = [row for row in run.scores if not row["second"]] if run else []
         # A run of train.py may have an evaluation, and views of its own.
-        if (place / SETTINGS_FILE).is_file():
-            about, found = _trained(place), _verdicts(place) + read_eval_loss(place)
+        if (place / RUN_FILE).is_file():
+            about, found = _trained(place), found + read_eval_loss(place)
         elif (place / AUDIT_FILE).is_file():
             about, found = {"source": "audit"}, read_audit(place / AUDIT_FILE)
-        elif find_evaluation(place):
-            about, found = _evaluated(place), _verdicts(place)
+        elif run:
+            about = _evaluated(run)
         elif find_views(place):
             continue
         else:
-            files = f"{SETTINGS_FILE}, {RESULTS_FILE}, {AUDIT_FILE} or {GUIDANCE_FILE}"
+            files = f"{RUN_FILE}, {RESULTS_FILE}, {AUDIT_FILE} or {GUIDANCE_FILE}"
             makers = "train.py, evaluate_math.py, vocagnolm audit or vocagnolm inspect"
-            reject(f"{files} in {path}", "none", f"give a directory of {makers}")
+            reject(f"{files} in {place}", "none", f"give a directory of {makers}")
         # A run without any number keeps a row, so that a figure can say what it lacks.
         rows += [{"run": str(place)} | row | about for row in found or [{"marked": ()}]]
     return pd.DataFrame(rows, columns=_FIELDS)
 
 
-def _verdicts(place: Path) -> list[Row]:
-    runs = read_runs([place]) if find_evaluation(place) else []
-    return [row for run in runs for row in run.scores if not row["second"]]
-
-
-def _evaluated(place: Path) -> Row:
-    (run,) = read_runs([place])
-    model = teacher_name(run.model.rsplit(", revision ", 1)[0])
-    about: Row = {"run": str(run.directory), "setting": str(run.directory), "model": model}
-    return about | {"source": "evaluated", "method": run.label, "teacher": "", "seed": ""}
+def _evaluated(run: Run) -> Row:
+    model, place = teacher_name(run.model.rsplit(", revision ", 1)[0]), str(run.directory)
+    about: Row = {"source": "evaluated", "model": model, "method": run.label, "teacher": ""}
+    return about | {"run": place, "setting": place, "seed": "", "options": {}}
 
 
 def _trained(place: Path) -> Row:
-    settings = read_json(place / SETTINGS_FILE)
-    with readable(place / SETTINGS_FILE, "a run and a method of this train.py"):
-        method = METHOD_LABELS[settings["method"]]
+    settings = read_json(place / RUN_FILE)
+    with readable(place / RUN_FILE, "a run and a method of this train.py"):
+        method, teacher = METHOD_LABELS[settings["method"]], _teachers(settings)
     # The identity of a setting: all options but those of a seed, and paths without their "seedN".
     kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
     options = json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=_number)
     in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
     return {
         "source": "trained",
-        "model": teacher_name(str(place)),
+        "model": teacher_name(str(place.resolve())),
         "method": method,
-        "teacher": _teachers(settings),
+        "teacher": teacher,
         "setting": json.dumps(options, sort_keys=True),
         "seed": json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
         "options": options,
@@ -129,6 +131,18 @@ def _teachers(settings: JsonObject) -> str:
     found = [store["teacher"] for store in stores] if stores else settings.get("teacher")
     names = [found] if isinstance(found, str) else found or []
     return " + ".join(map(teacher_name, names))
+
+
+def option_of(run: Any, name: str) -> Any:
+    """Return an option of a run of train.py, a row of the frame; earlier versions had fewer."""
+    with readable(Path(run.run) / RUN_FILE, "a run of this train.py"):
+        return run.options[name]
+
+
+def trained(frame: pd.DataFrame, method: str = "") -> pd.DataFrame:
+    """Select the runs of train.py, or those of one method."""
+    runs = frame[frame.source == "trained"]
+    return runs[runs.method == METHOD_LABELS[method]] if method else runs
 
 
 def average_setting(
@@ -209,10 +223,12 @@ def labels_of(all_settings: Sequence[pd.DataFrame]) -> list[str]:
         options = setting.options.iloc[0]
         apart = [f"{name} {setting_text(options.get(name))}" for name in differing(alike)]
         labels.append(", ".join([label_of(setting), *apart]))
-    # A run that was repeated is told from the other by its name.
+    # A run that was repeated is told from the other by its name, or else by its path.
+    runs = [setting.run.iloc[0] for setting in all_settings]
+    names = [public_name(run) for run in runs]
     return [
-        f"{label}, {public_name(one.run.iloc[0])}" if labels.count(label) > 1 else label
-        for label, one in zip(labels, all_settings, strict=True)
+        f"{label}, {name if names.count(name) == 1 else run}" if labels.count(label) > 1 else label
+        for label, name, run in zip(labels, names, runs, strict=True)
     ]
 
 

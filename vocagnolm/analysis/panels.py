@@ -259,11 +259,8 @@ def _draw_line(axes: Axes, places: Mapping[str, float], found: Sequence[Mark]) -
     ys = [mark.y for mark in found]
     if len(found) > _MOST_MARKERS:
         axes.plot(xs, ys, color=color, linestyle=dash, label=_label(found), linewidth=1.4)
-        if below_above := _distances(found):
-            low, high = (
-                [y + sign * one for y, one in zip(ys, ends, strict=True)]
-                for sign, ends in zip((-1, 1), below_above, strict=True)
-            )
+        if any(mark.bar for mark in found):
+            low, high = zip(*(mark.bar or (mark.y, mark.y) for mark in found), strict=True)
             axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
         return
     axes.errorbar(

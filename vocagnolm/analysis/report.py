@@ -1,7 +1,7 @@
 """A comparison as tables for a terminal, as files, and as one page with its curves and bars."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,22 +14,24 @@ from vocagnolm.analysis.frame import (
     differing,
     label_of,
     labels_of,
+    option_of,
     setting_text,
     settings,
+    trained,
 )
 from vocagnolm.analysis.paired import Pairing
 from vocagnolm.analysis.panels import Figure, Panel, draw_figure, draw_svg
-from vocagnolm.analysis.runs import EVAL_LOSS, Run, heading, in_order, read_state
+from vocagnolm.analysis.runs import EVAL_LOSS, heading, in_order, read_state
 from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import write_text
 from vocagnolm.host.pages import render_page
-from vocagnolm.host.plots import COLORS, DASHES, dashes
+from vocagnolm.host.plots import COLORS
 from vocagnolm.host.tables import markdown_table
 
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 # Of a log.
 _LOGGED = ["tokens_per_s", "train_runtime"]
-# As `DASHES`.
+# As `plots.DASHES`.
 _SVG_DASHES = ("none", "6 3", "1.5 2.5", "7 2 1.5 2")
 # Columns that bars of a page are drawn in one picture for.
 _IN_A_ROW = 4
@@ -64,23 +66,20 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sections(comparison: Comparison) -> list[Section]:
-    found = [_accuracies(comparison)] if comparison.runs else []
-    found += _second_opinions(comparison)
-    found += _pairings(comparison)
-    if len(comparison.against_reported):
-        found.append(_against_reported(comparison))
-    found += _differing_settings(comparison)
-    return [*found, *_costs(comparison)]
+    parts = [_accuracies, _second_opinions, _pairings]
+    parts += [_against_reported, _differing_settings, _costs]
+    return [section for part in parts for section in part(comparison)]
 
 
-def _accuracies(comparison: Comparison) -> Section:
-    theirs = comparison.reported
-    printed = zip(theirs.row, theirs.column, theirs.reported, strict=True)
-    # Reported rows stand below ours, in the same columns.
-    cells = _cells(comparison.verdicts) | {(row, column): f"{y:.1f}" for row, column, y in printed}
-    tables = dict(zip(theirs.row, theirs.table, strict=True))
+def _accuracies(comparison: Comparison) -> Iterator[Section]:
+    if not comparison.runs:
+        return
+    cells = _cells(comparison.verdicts)
     heads = {run.label: [run.label, run.prompts] for run in comparison.runs}
-    heads |= {row: [f"reported: {row} ({table})", "paper"] for row, table in tables.items()}
+    # Reported rows stand below ours, in the same columns.
+    for x in comparison.reported.itertuples():
+        title = f"reported: {x.row} ({x.table})"
+        cells[title, x.column], heads[title] = f"{x.reported:.1f}", [title, "paper"]
     notes = [f"+-: half the width of the 95 % interval. {_STAR}"]
     for run in comparison.runs:
         name, revision = run.model.rsplit(", revision ", 1)
@@ -88,43 +87,43 @@ def _accuracies(comparison: Comparison) -> Section:
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         notes += [f"  - {note}" for note in run.notes]
-    if tables:
+    if len(comparison.reported):
         notes.append(f"- reported: as printed in {comparison.source}")
-    return Section("Accuracy (%)", _table(["run", "prompts"], heads, cells), notes)
+    yield Section("Accuracy (%)", _table(["run", "prompts"], heads, cells), notes)
 
 
-def _second_opinions(comparison: Comparison) -> list[Section]:
+def _second_opinions(comparison: Comparison) -> Iterator[Section]:
     """Lay out the second opinion apart: no number of it may stand beside a verdict."""
     cells = _cells(comparison.scores[comparison.scores.second])
     judged = [run for run in comparison.runs if run.label in {label for label, _ in cells}]
     heads = {run.label: [run.label, run.second_opinion, run.prompts] for run in judged}
-    if not heads:
-        return []
-    rows = _table(["run", "grader", "prompts"], heads, cells)
-    return [Section("Accuracy (%), second opinion", rows)]
+    if heads:
+        rows = _table(["run", "grader", "prompts"], heads, cells)
+        yield Section("Accuracy (%), second opinion", rows)
 
 
-def _differing_settings(comparison: Comparison) -> list[Section]:
-    several = settings(_trained(comparison))
-    if not (names := differing(several)):
-        return []
+def _differing_settings(comparison: Comparison) -> Iterator[Section]:
+    several = settings(trained(comparison.frame))
     options = [setting.options.iloc[0] for setting in several]
     rows = [["option", *labels_of(several)]]
-    rows += [[name, *(setting_text(one.get(name)) for one in options)] for name in names]
-    return [Section("Settings that differ", rows)]
+    rows += [
+        [name, *(setting_text(one.get(name)) for one in options)] for name in differing(several)
+    ]
+    if len(rows) > 1:
+        yield Section("Settings that differ", rows)
 
 
-def _costs(comparison: Comparison) -> list[Section]:
+def _costs(comparison: Comparison) -> Iterator[Section]:
     rows = [["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]]
     rows[0] += ["tokens/s", "hours", "FLOPs of the student"]
-    for run, of_run in _trained(comparison).groupby("run", sort=False):
-        options, state = of_run.options.iloc[0], read_state(Path(str(run)))
+    for run, of_run in trained(comparison.frame).groupby("run", sort=False):
+        batch, state = option_of(of_run.iloc[0], "global_batch_tokens"), read_state(Path(str(run)))
         log = pd.DataFrame(state.get("log_history", []), columns=_LOGGED)
         steps = state.get("global_step", 0)
         loss = of_run.value[of_run.column == EVAL_LOSS]
         name = label_of(of_run)
         row = [comparison.labels[str(run)], name, str(json.loads(of_run.seed.iloc[0])[0])]
-        row += [f"{steps:,}", f"{steps * options['global_batch_tokens']:,}"]
+        row += [f"{steps:,}", f"{steps * batch:,}"]
         row += [
             f"{x:{form}}" if pd.notna(x) else "-"
             for x, form in (
@@ -139,11 +138,8 @@ def _costs(comparison: Comparison) -> list[Section]:
         "Held-out loss: nats per token after the last step. Tokens/s: the median of the log. "
         "Hours: of the training since it was last started. FLOPs: as Trainer counts them."
     )
-    return [Section("Cost", rows, [note])] if len(rows) > 1 else []
-
-
-def _trained(comparison: Comparison) -> pd.DataFrame:
-    return comparison.frame[comparison.frame.source == "trained"]
+    if len(rows) > 1:
+        yield Section("Cost", rows, [note])
 
 
 def _table(titles: Sequence[str], heads: Mapping[str, Sequence[str]], cells: Cells) -> _Rows:
@@ -165,29 +161,29 @@ def _star(marked: object) -> str:
     return "*" if marked else ""
 
 
-def _pairings(comparison: Comparison) -> list[Section]:
-    if len(comparison.runs) < 2:
-        return []
-    first, *others = comparison.runs
+def _pairings(comparison: Comparison) -> Iterator[Section]:
+    if not comparison.pairings:
+        return
+    first = comparison.runs[0].label
     rows = [["run", "benchmark", "points", "95 % interval", "items"]]
-    rows[0] += [f"only {first.label} right", "only the run right", "p", "p (Holm)"]
-    for pairing, other in zip(comparison.pairings, others, strict=True):
-        rows += _pairing(pairing, first, other, comparison.verdicts)
+    rows[0] += [f"only {first} right", "only the run right", "p", "p (Holm)"]
+    for pairing in comparison.pairings:
+        rows += _pairing(pairing, comparison.verdicts)
     note = (
         "points: of the accuracies before they are rounded. Interval: paired bootstrap, "
         f"{comparison.resamples:,} resamples, seed {comparison.seed}; too narrow where few items "
         "are decided by one run only. p: McNemar's exact test, two-sided, not corrected for the "
         f"number of benchmarks; p (Holm): corrected. {_STAR}"
     )
-    return [Section(f"Points above {first.label}, over the same items", rows, [note])]
+    yield Section(f"Points above {first}, over the same items", rows, [note])
 
 
-def _pairing(pairing: Pairing, first: Run, other: Run, scores: pd.DataFrame) -> list[list[str]]:
-    is_marked = scores.run.isin([first.label, other.label]) & scores.marked.map(bool)
+def _pairing(pairing: Pairing, scores: pd.DataFrame) -> list[list[str]]:
+    is_marked = scores.run.isin([pairing.first, pairing.other]) & scores.marked.map(bool)
     starred = set(scores.column[is_marked])
     rows = []
     for column in in_order([*pairing.differences, *pairing.refused]):
-        name = [other.label, heading(column) + _star(column in starred)]
+        name = [pairing.other, heading(column) + _star(column in starred)]
         if column in pairing.refused:
             rows.append([*name, f"not paired: {pairing.refused[column]}", *["-"] * 6])
             continue
@@ -204,25 +200,26 @@ def _p_value(p: float | None) -> str:
     return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
-def _against_reported(comparison: Comparison) -> Section:
-    rows = dict.fromkeys(comparison.reported.row)
+def _against_reported(comparison: Comparison) -> Iterator[Section]:
+    if comparison.against_reported.empty:
+        return
     cells = {
         (f"{x.run} less reported: {x.row}", x.column): (
             f"{_points(x.points)}{_star(x.marked)} {'in' if x.inside else 'out'}"
         )
         for x in comparison.against_reported.itertuples()
     }
-    pairs = [
-        (f"{x.label} less reported: {row}", x.prompts) for row in rows for x in comparison.runs
-    ]
-    titles = {title: (title, prompts) for title, prompts in pairs}
+    heads = {}
+    for row in dict.fromkeys(comparison.reported.row):
+        for run in comparison.runs:
+            title = f"{run.label} less reported: {row}"
+            heads[title] = [title, run.prompts]
     note = (
         "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
         f"number alone; the reported one has an error of its own. {_STAR}"
     )
-    return Section(
-        "Points above the reported numbers", _table(["", "prompts"], titles, cells), [note]
-    )
+    rows = _table(["", "prompts"], heads, cells)
+    yield Section("Points above the reported numbers", rows, [note])
 
 
 def _points(value: float) -> str:
@@ -257,7 +254,7 @@ def _keys(panels: Sequence[Panel]) -> list[dict[str, object]]:
         {
             "label": label,
             "color": f"var(--series-{mark.style % len(COLORS)})",
-            "dashes": _SVG_DASHES[DASHES.index(dashes(mark.style))],
+            "dashes": _SVG_DASHES[mark.style % len(_SVG_DASHES)],
             "is_bar": panels[0].bars,
             "is_hollow": mark.reported,
         }
@@ -267,7 +264,7 @@ def _keys(panels: Sequence[Panel]) -> list[dict[str, object]]:
 
 def comparison_html(comparison: Comparison) -> str:
     """Draw the comparison as a page of its own, which loads nothing."""
-    several = settings(_trained(comparison))
+    several = settings(trained(comparison.frame))
     curves = curve_panels(several, labels_of(several))
     pictures = []
     if comparison.runs:

@@ -13,12 +13,12 @@ from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.files import JsonObject, read_json
 from vocagnolm.host.manifest import unsealed
+from vocagnolm.host.settings import RUN_FILE
+from vocagnolm.host.trackers import EVALUATION_FOLDER
 
 Row = dict[str, object]
-RESULTS_FILE, SETTINGS_FILE, AUDIT_FILE = "results.json", "run.json", "audit.json"
-GUIDANCE_FILE, _GUIDANCE_DIR = "guidance.json", "guidance"
-# Where evaluate_math.py puts an evaluation inside a model's directory.
-_EVALUATION_DIR = "evaluation"
+RESULTS_FILE, AUDIT_FILE, GUIDANCE_FILE = "results.json", "audit.json", "guidance.json"
+_GUIDANCE_DIR = "guidance"
 # The column of runs without an evaluation.
 EVAL_LOSS = "eval_loss"
 # Table 1's columns, then those of other benchmarks, each once.
@@ -122,13 +122,13 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         directory = find_evaluation(path)
         if not directory:
-            where = f"{RESULTS_FILE} in {path} or in its {_EVALUATION_DIR}/"
+            where = f"{RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
             reject(where, "none", "run evaluate_math.py first")
         if directory in found:
             reject("different runs", f"{directory} twice, as {path} too", "give it once")
         found[directory] = path
     # A run is called by its model's directory; runs of the same name by their whole paths.
-    names = [x.parent.name if x.name == _EVALUATION_DIR else x.name for x in found]
+    names = [x.parent.name if x.name == EVALUATION_FOLDER else x.name for x in found]
     return [
         _read_run(directory, name if names.count(name) == 1 else str(path))
         for (directory, path), name in zip(found.items(), names, strict=True)
@@ -137,7 +137,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 def find_evaluation(path: Path) -> Path | None:
     """Find an evaluation in the `evaluation/` of a directory, or in the directory itself."""
-    places = (path / _EVALUATION_DIR, path)
+    places = (path / EVALUATION_FOLDER, path)
     return next((x.resolve() for x in places if (x / RESULTS_FILE).is_file()), None)
 
 
@@ -154,11 +154,17 @@ def _read_run(directory: Path, label: str) -> Run:
             for name, column in benchmarks.items()
             if (opinion := column["math_verify"])
         ]
-        prompts = {name: column["prompts"] for name, column in benchmarks.items()}
-        authors = [
-            "chat" if "chat" in benchmarks[name]["marked"] else _WHOSE[x["origin"]] if x else "none"
-            for name, x in prompts.items()
-        ]
+        authors, conditions = [], {}
+        for name, column in benchmarks.items():
+            is_chat, prompts = "chat" in column["marked"], column["prompts"]
+            authors.append("chat" if is_chat else _WHOSE[prompts["origin"]] if prompts else "none")
+            conditions[name] = {
+                "grader": results["grader"],
+                "protocol": "chat" if is_chat else "the paper's",
+                "version of the benchmark": column["version"],
+                "prompts": prompts and prompts["sha256"],
+                "data": column["data"]["digest"],
+            }
         return Run(
             label=label,
             directory=directory,
@@ -168,16 +174,7 @@ def _read_run(directory: Path, label: str) -> Run:
             prompts=", ".join(dict.fromkeys(authors)),
             scores=scores,
             counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
-            conditions={
-                name: {
-                    "grader": results["grader"],
-                    "protocol": "chat" if "chat" in column["marked"] else "the paper's",
-                    "version of the benchmark": column["version"],
-                    "prompts": prompts[name] and prompts[name]["sha256"],
-                    "data": column["data"]["digest"],
-                }
-                for name, column in benchmarks.items()
-            },
+            conditions=conditions,
             notes=_notes(benchmarks, results.get("settings", {})),
         )
 
@@ -207,7 +204,7 @@ def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:
 
 def run_directory(path: Path) -> Path:
     """Return the run that an evaluation is in, if it is in one; otherwise the path itself."""
-    is_inside = path.name == _EVALUATION_DIR and (path.parent / SETTINGS_FILE).is_file()
+    is_inside = path.name == EVALUATION_FOLDER and (path.parent / RUN_FILE).is_file()
     return path.parent if is_inside else path
 
 
@@ -268,5 +265,4 @@ def find_views(path: Path) -> Path | None:
     """Find the views that an inspection left in a directory, or the last ones of a run."""
     # Names of steps are padded with zeros, hence in order.
     steps = sorted((path / _GUIDANCE_DIR).glob("step-*.json"))
-    files = (file for file in (path / GUIDANCE_FILE, *reversed(steps)) if file.is_file())
-    return next(files, None)
+    return next(iter([*path.glob(GUIDANCE_FILE), *reversed(steps)]), None)

@@ -19,9 +19,10 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vocagnolm.analysis.runs import RESULTS_FILE, SETTINGS_FILE, reject
+from vocagnolm.analysis.runs import RESULTS_FILE, reject
 from vocagnolm.host.command import note
 from vocagnolm.host.files import JsonObject, write_json
+from vocagnolm.host.settings import RUN_FILE
 from vocagnolm.host.trackers import ABOUT, EVALUATION_FOLDER, STEP, import_wandb, log_name
 
 # More than a run ever logs: the server is to leave none out.
@@ -82,10 +83,12 @@ def fetch(sources: Sequence[str], directory: Path) -> list[Path]:
 
 def _names(runs: Sequence[_Found]) -> list[str]:
     """Call each run by the last part of its name, or by as much as it takes to tell it apart."""
-    parts = [PurePosixPath(run.name or run.id).parts for run in runs]
+    # No name may lead out of the directory.
+    names = ([part for part in run.name.split("/") if part.strip(".")] for run in runs)
+    parts = [name or [run.id] for name, run in zip(names, runs, strict=True)]
     choices = [
         [each[-1] for each in parts],
-        ["_".join(each).strip("/") for each in parts],
+        ["_".join(each) for each in parts],
         [f"{each[-1]}-{run.id}" for each, run in zip(parts, runs, strict=True)],
     ]
     return [
@@ -100,7 +103,7 @@ def _lay_out(run: _Found, place: Path) -> list[Path]:
     if "method" in run.config:
         place.mkdir(parents=True, exist_ok=True)
         settings = {name: value for name, value in run.config.items() if not _is_about(name)}
-        write_json(place / SETTINGS_FILE, settings)
+        write_json(place / RUN_FILE, settings)
         log = _log(run.history)
         last = max((entry["step"] for entry in log), default=0)
         state = {"max_steps": run.config.get("steps", last), "global_step": last}
