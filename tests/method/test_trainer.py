@@ -483,6 +483,7 @@ def test_log_reports_what_a_slow_count_finds(
         ({"peft_config": "x"}, {}, True, "peft_config has no effect: pass the model that peft.get"),
         ({"top_k": 0.4}, {}, True, "the trainer got an unexpected keyword argument 'top_k'"),
         ({"teacher": "org/x"}, {}, True, "teacher must be a model, got the name 'org/x': load it"),
+        ({"teacher": ["org/x"]}, {}, True, "teacher must be a model, got the name 'org/x': load"),
         ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor 0.1 has no effect"),
     ],
 )

@@ -21,6 +21,7 @@ from pathlib import Path
 from vocagnolm.demo import worker, world
 from vocagnolm.demo.worker import BASE, Plan, Result
 from vocagnolm.host.command import say
+from vocagnolm.host.files import check_writable
 from vocagnolm.host.plots import dashes, new_plot, save_plot, series_style
 from vocagnolm.host.processes import cores
 from vocagnolm.host.tables import markdown_table
@@ -54,6 +55,7 @@ def run_demo(plan: Plan) -> Results:
         ValueError: the directory holds something else than a demo.
     """
     started = time.perf_counter()
+    check_writable(plan.output_dir)
     plan.output_dir.mkdir(parents=True, exist_ok=True)
     earlier = list(plan.output_dir.iterdir())
     if others := sorted(old.name for old in earlier if not _MADE_HERE.fullmatch(old.name)):
@@ -92,16 +94,14 @@ def run_demo(plan: Plan) -> Results:
 
 def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
     """Do all runs, as many at a time as there are workers, and yield each one that is done."""
-    # A student's base comes before all else of its seed.
-    ready = [(BASE, seed) for seed in plan.seeds]
-    running: dict[Future[Result], tuple[str, int]] = {}
     with _pool(plan, workers) as pool:
-        while ready or running:
-            while ready and len(running) < workers:
-                method, seed = ready.pop(0)
-                running[pool.submit(worker.do_run, plan, seed, method)] = method, seed
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                method, seed = running.pop(future)
+        # A student's base comes before all else of its seed.
+        waiting: dict[Future[Result], tuple[str, int]] = {
+            pool.submit(worker.do_run, plan, seed, BASE): (BASE, seed) for seed in plan.seeds
+        }
+        while waiting:
+            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                method, seed = waiting.pop(future)
                 try:
                     result = future.result()
                 except (Exception, SystemExit) as error:
@@ -112,8 +112,8 @@ def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
                 yield seed, method, result
                 if method == BASE:
                     # The longest first, so that no long run is left alone at the end.
-                    ready += [(following, seed) for following in plan.methods]
-                    ready.sort(key=lambda task: (BASE, *plan.methods).index(task[0]))
+                    for following in plan.methods:
+                        waiting[pool.submit(worker.do_run, plan, seed, following)] = following, seed
 
 
 @contextmanager

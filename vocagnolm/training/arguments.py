@@ -130,7 +130,8 @@ def named_arguments(
         given = dict(inspect.signature(Trainer).bind_partial(*args, **kwargs).arguments)
     except TypeError as error:
         raise ValueError(f"the trainer {error}") from error
-    for role, model in (("model", given.get("model")), ("teacher", teacher)):
+    teachers = teacher if isinstance(teacher, list | tuple) else [teacher]
+    for role, model in (("model", given.get("model")), *(("teacher", one) for one in teachers)):
         if isinstance(model, str):
             raise ValueError(
                 f"{role} must be a model, got the name {model!r}: load it with "
