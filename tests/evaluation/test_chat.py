@@ -156,6 +156,7 @@ def test_every_output_is_marked_and_resumes(
     assert run.conditions["gsm8k"]["protocol"] == "chat"
     # Interrupted, and asked again: the items are verified by their prompts.
     lines = (out / "gsm8k.jsonl").read_text().splitlines(keepends=True)
+    assert all('"protocol": "zero-shot chat"' in line for line in lines)
     (out / "gsm8k.jsonl").unlink()
     (out / "gsm8k.part0.jsonl").write_text("".join(lines[:3]))
     assert evaluate_math.main(chat_argv) == 0

@@ -89,6 +89,21 @@ def test_regrade_marks_answers_of_a_chat(
     assert "as gsm8k, zero-shot chat (partial: 1 of" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ({"benchmark": "math"}, "expected an item of gsm8k, found one of math: give --benchmark"),
+        ({"protocol": "zero-shot chat"}, "found one of zero-shot chat: give --chat"),
+    ],
+)
+def test_regrade_refuses_items_of_another_benchmark(
+    tmp_path: Path, of: dict[str, str], said: str
+) -> None:
+    file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1] | of])
+    with pytest.raises(ValueError, match=f"line 2: .*{said}"):
+        regrade(file, BENCHMARKS["gsm8k"], None)
+
+
 @pytest.mark.usefixtures("inline")
 def test_regrade_gives_old_items_a_checksum(tmp_path: Path) -> None:
     old = [record | {"prompt_sha256": f"p{record['idx']}"} for record in OUTPUTS]

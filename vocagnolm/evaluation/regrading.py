@@ -4,7 +4,6 @@ import gzip
 import sys
 import zlib
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -33,7 +32,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
             found = "expected a file, found something else: give another"
             raise ValueError(f"--output {output}: {found}")
         check_writable(output.parent, "--output")
-    records = _read(file)
+    records = _read(file, benchmark)
     if not records:
         raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
@@ -42,10 +41,7 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         shown = tqdm(graded, total=len(records), unit="output", disable=None)
         verdicts = [asdict(verdict) for verdict in shown]
     pairs = zip(records, verdicts, strict=True)
-    known = {"benchmark": benchmark.id}
-    # Asked otherwise than the paper's.
-    if benchmark != BENCHMARKS[benchmark.id]:
-        known["protocol"] = PROTOCOL
+    known = benchmark.names()
     text = "".join(to_line({**record, **known, **verdict}) for record, verdict in pairs)
     if output is None:
         sys.stdout.write(text)
@@ -54,10 +50,20 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     (sys.stdout if output else sys.stderr).write(_summary(file, summarize(verdicts), **known))
 
 
-def _read(file: Path) -> list[Record]:
+def _read(file: Path, benchmark: Benchmark) -> list[Record]:
+    def check(record: Record) -> None:
+        check_fields(record, _FIELDS)
+        found = record.get("benchmark")
+        # Other tools may call theirs something else.
+        if found != benchmark.id and found in [*BENCHMARKS]:
+            expected = f"expected an item of {benchmark.id}, found one of {found}"
+            raise ValueError(f"{expected}: give --benchmark {found}")
+        if record.get("protocol") == PROTOCOL != benchmark.protocol:
+            raise ValueError(f"expected a few-shot answer, found one of {PROTOCOL}: give --chat")
+
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            return list(read_lines(file, lines, partial(check_fields, fields=_FIELDS)))
+            return list(read_lines(file, lines, check))
     except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"--regrade {file} cannot be read: {error}") from error
 

@@ -80,7 +80,7 @@ def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Ite
 
 def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:
     return {
-        "benchmark": task.benchmark.id,
+        **task.benchmark.names(),
         "idx": item.idx,
         "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
         "n_prompt_tokens": completion.n_prompt_tokens,

@@ -84,34 +84,31 @@ class GrowingLayer(DynamicLayer):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Add those of new tokens, and give all."""
-        begin, self._length = self._length, self._length + key_states.shape[2]
+        begin, length = self._length, self._length + key_states.shape[2]
         both = key_states, value_states
         self._buffers = self._buffers or [new[:, :, :0] for new in both]
-        for index, new in enumerate(both):
-            if self._buffers[index].shape[2] < self._length:
-                self._grow(index, len(new), begin)
-            self._buffers[index][:, :, begin : self._length] = new
-        self.keys, self.values = (held[:, :, : self._length] for held in self._buffers)
+        if self._buffers[0].shape[2] < length:
+            self.widen(len(key_states), length)
+        self._length = length
+        for held, new in zip(self._buffers, both, strict=True):
+            held[:, :, begin:length] = new
+        self.keys, self.values = (held[:, :, :length] for held in self._buffers)
         return self.keys, self.values
 
     def widen(self, n_rows: int, length: int) -> None:
-        """Make room for rows of so many tokens; `part` fills them."""
-        begin, self._length = self._length, length
-        for index in range(2):
-            self._grow(index, n_rows, begin)
+        """Make room for rows of so many tokens, which `update` or a `part` fills, and more."""
+        for index, held in enumerate(self._buffers):
+            # Zeros: what is masked is multiplied, too.
+            grown = held.new_zeros(n_rows, held.shape[1], length + _SPARE, held.shape[3])
+            grown[:, :, : self._length] = held[:, :, : self._length]
+            self._buffers[index] = grown
+        self._length = length
 
     def part(self, rows: slice, length: int) -> GrowingLayer:
         """Give some rows, up to so many tokens; what is added to them is added here."""
         part = copy.copy(self)
         part._length, part._buffers = length, [held[rows] for held in self._buffers]
         return part
-
-    def _grow(self, index: int, n_rows: int, n_held: int) -> None:
-        held = self._buffers[index]
-        # Zeros: what is masked is multiplied, too.
-        grown = held.new_zeros(n_rows, held.shape[1], self._length + _SPARE, held.shape[3])
-        grown[:, :, :n_held] = held[:, :, :n_held]
-        self._buffers[index] = grown
 
 
 class HFEngine(Engine):

@@ -7,7 +7,7 @@ from types import MappingProxyType, NoneType
 
 import yaml
 
-from vocagnolm.evaluation.engines.chat import INSTRUCTION, MAX_NEW_TOKENS
+from vocagnolm.evaluation.engines.chat import INSTRUCTION, MAX_NEW_TOKENS, PROTOCOL
 from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Fields, check_fields
@@ -72,6 +72,12 @@ class Benchmark:
     answer_kind: AnswerKind = "free"
     # Raised whenever a question, a gold or a prompt changes.
     version: int = 1
+    # The name of another protocol than the paper's.
+    protocol: str = ""
+
+    def names(self) -> dict[str, str]:
+        """Name the benchmark in a record, and another protocol than the paper's."""
+        return {"benchmark": self.id} | ({"protocol": self.protocol} if self.protocol else {})
 
     def item(self, idx: int, row: RawRow) -> Item:
         """Build the item of a raw row; a ValueError says what is wrong with a field."""
@@ -87,7 +93,7 @@ class Benchmark:
         template = f"{{question}}\n{INSTRUCTION.replace('{}', '{{}}')}"
         kind: AnswerKind = "boxed_letter" if self.answer_kind == "letter" else self.answer_kind
         alone = replace(self, prompt_set=None, shots=0, template=template, stops=())
-        return replace(alone, max_new_tokens=MAX_NEW_TOKENS, answer_kind=kind)
+        return replace(alone, max_new_tokens=MAX_NEW_TOKENS, answer_kind=kind, protocol=PROTOCOL)
 
 
 def _read_benchmarks() -> Mapping[str, Benchmark]:
