@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,9 +20,9 @@ from stored_world import random_store
 from transformers import AutoTokenizer, TrainerState
 
 from vocagnolm.evaluation.card import add_to_card
-from vocagnolm.host.cards import hub_name
+from vocagnolm.host.cards import hub_name, push
 from vocagnolm.run.failures import explain
-from vocagnolm.run.model_card import model_card, push
+from vocagnolm.run.model_card import model_card
 
 SETTINGS: dict[str, Any] = {
     "student": "org/student",
@@ -111,10 +110,9 @@ def test_push_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     def refuse(self: object, *_: object, **__: object) -> None:
         raise HTTPError("no route")
 
-    monkeypatch.setattr(HfApi, "create_commit", refuse)
-    run: Any = SimpleNamespace(hub_token=None, hub_revision=None)
-    with pytest.raises(RuntimeError, match="no route") as caught:
-        push(tmp_path, [], "", run, "me/a")
+    monkeypatch.setattr(HfApi, "create_repo", refuse)
+    with pytest.raises(ValueError, match="no route") as caught:
+        push(tmp_path, [], "", "me/a", "End of training")
     told = "--push_to_hub me/a: no route: the model is saved; start again, which pushes it"
     assert explain(caught.value, "the model") == told
 

@@ -266,6 +266,8 @@ def test_parse_takes_the_recipe_and_then_the_flags(tmp_path: Path) -> None:
         ("", "must be a mapping of options to values"),
         ("- a\n", "must be a mapping of options to values"),
         ("b: 1\na: [\n", "line 3, cannot be read: expected the node content, but found"),
+        ("b: 1\na: 1\na: 2\n", "line 2 names a, as line 3 does: leave one out"),
+        ("a: 2026-02-30\n", "cannot be read: day is out of range for month"),
         ("config: other.yaml\n", "line 1 names another config: call it base, or leave it out"),
     ],
 )

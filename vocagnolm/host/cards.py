@@ -1,8 +1,9 @@
 """Parts that all cards for the hub share: our tags, the citation, names instead of local paths."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 CARDS = Path(__file__).parents[1] / "assets"
 TAGS = ["vocagnolm", "arxiv:2503.19123"]
@@ -44,3 +45,25 @@ def public(settings: object) -> object:
         return [public(value) for value in settings]
     is_path = isinstance(settings, str) and Path(settings).is_absolute()
     return public_name(str(settings)) if is_path else settings
+
+
+def push(
+    directory: Path, names: Sequence[str], card: str, repository: str, message: str, **given: Any
+) -> str:
+    """Put files and a card on the hub, in one commit; nothing that names local paths.
+
+    `given` is what the hub's client is told about the repository: its type, a revision, a token.
+    """
+    # Here, because pages need names alone.
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    files = [CommitOperationAdd(name, directory / name) for name in names]
+    files.append(CommitOperationAdd("README.md", card.encode()))
+    token, kind = given.get("token"), given.get("repo_type")
+    try:
+        HfApi().create_repo(repository, token=token, repo_type=kind, exist_ok=True)
+        commit = HfApi().create_commit(repository, files, commit_message=message, **given)
+    # Those of the network are of no common kind.
+    except Exception as error:
+        raise ValueError(f"--push_to_hub {repository}: {error}") from error
+    return str(commit.repo_url)

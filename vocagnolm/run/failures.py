@@ -42,7 +42,7 @@ def explain(error: BaseException, doing: str) -> str | None:
             f"a process of --dataloader_num_workers ended in {doing}: stop a run with SIGUSR1 to a "
             f"training process, not with SIGTERM to all ({reason})"
         )
-    # Of `model_card.push`, behind all else.
+    # Of `host.cards.push`, behind all else.
     if "--push_to_hub" in str(error):
         return f"{reason}: the model is saved; start again, which pushes it"
     is_of_a_file = isinstance(error, OSError | SafetensorError | CheckpointException)

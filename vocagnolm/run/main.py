@@ -12,6 +12,7 @@ from huggingface_hub.errors import LocalTokenNotFoundError
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
+from vocagnolm.host.cards import push
 from vocagnolm.host.command import Exit, is_main, note, quiet_logs, raise_first, say, stop
 from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.host.processes import decided_by_one, in_agreement
@@ -25,7 +26,7 @@ from vocagnolm.run import failures
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.estimates import disk_uses
 from vocagnolm.run.job import Job, default_settings
-from vocagnolm.run.model_card import model_card, push
+from vocagnolm.run.model_card import model_card
 from vocagnolm.run.pair import Pair, load_models, load_pair
 from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import (
@@ -306,7 +307,8 @@ def _finish(trainer: VocAgnoTrainer, job: Job) -> None:
         repository = str(trainer.hub_model_id) if run.push_to_hub else None
         card = model_card(directory, job.settings, trainer.state, repository)
         if repository:
-            push(directory, names, card, run, repository)
+            options = {"revision": run.hub_revision, "token": run.hub_token}
+            push(directory, names, card, repository, "End of training", **options)
         write_text(directory / "README.md", card)
         lock.release(directory)
     trainer.finish_reports()

@@ -1,4 +1,4 @@
-"""README.md of a trained student, with settings and losses in full, and its way to the hub."""
+"""README.md of a trained student, with settings and losses in full."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, ModelCardData
+from huggingface_hub import ModelCard, ModelCardData
 from transformers import TrainerState
 
 from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
@@ -15,7 +15,6 @@ from vocagnolm.host.files import json_or_empty
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.trackers import TRACKER_FILE
 from vocagnolm.host.versions import versions
-from vocagnolm.run.training_arguments import RunArguments
 
 _PACKAGES = "vocagnolm torch transformers accelerate datasets tokenizers"
 # Of the log, with their headings.
@@ -62,19 +61,6 @@ def model_card(
         citation=CITATION,
     )
     return str(card)
-
-
-def push(directory: Path, names: Sequence[str], card: str, run: RunArguments, repo: str) -> None:
-    """Put a model and its card on the hub, in one commit; nothing that names local paths."""
-    files = [CommitOperationAdd(name, directory / name) for name in names]
-    files.append(CommitOperationAdd("README.md", card.encode()))
-    try:
-        HfApi(token=run.hub_token).create_commit(
-            repo, files, commit_message="End of training", revision=run.hub_revision
-        )
-    # Those of the network are of no common kind.
-    except Exception as error:
-        raise RuntimeError(f"--push_to_hub {repo}: {error}") from error
 
 
 def _licence(student: str) -> str | None:

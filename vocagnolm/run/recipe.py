@@ -104,7 +104,8 @@ def _read(path: str, named_by: str) -> tuple[Options, dict[str, int]]:
         # Before names that another part of the file brings with << are put among them.
         named = [*node.value] if isinstance(node, yaml.MappingNode) else []
         options = loader.construct_document(node) if node else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    # A ValueError of bytes that are no UTF-8, or of a day that no month has.
+    except (OSError, ValueError, yaml.YAMLError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}," if mark else ""
         reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
@@ -114,6 +115,10 @@ def _read(path: str, named_by: str) -> tuple[Options, dict[str, int]]:
         raise ValueError(f"--config {path} must be a mapping of options to values")
     options = {str(name): value for name, value in options.items()}
     lines = dict.fromkeys(options, 1) | {key.value: key.start_mark.line + 1 for key, _ in named}
+    for key, _ in named:
+        if (line := key.start_mark.line + 1) < lines[key.value]:
+            again = f"names {key.value}, as line {lines[key.value]} does: leave one out"
+            raise ValueError(f"--config {path}, line {line} {again}")
     if "config" in options:
         raise ValueError(
             f"--config {path}, line {lines['config']} names another config: call it base, or leave "

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, DatasetCard, DatasetCardData, HfApi
+from huggingface_hub import DatasetCard, DatasetCardData
 
-from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
+from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name, push
 from vocagnolm.host.command import listed
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS
 from vocagnolm.store.store import manifest_of
@@ -13,16 +13,9 @@ from vocagnolm.store.store import manifest_of
 
 def push_store(directory: Path, repository: str) -> str:
     """Put a finished store and its card on the hub, in one commit; return where."""
-    api = HfApi()
-    api.create_repo(repository, repo_type="dataset", exist_ok=True)
     names = [MANIFEST_FILE, *(entry["file"] for entry in manifest_of(directory)[SHARDS])]
-    operations = [CommitOperationAdd(name, directory / name) for name in names]
-    card = CommitOperationAdd("README.md", store_card(directory, repository).encode())
-    message = "A store of teacher losses"
-    found = api.create_commit(
-        repository, [*operations, card], commit_message=message, repo_type="dataset"
-    )
-    return str(found.repo_url)
+    card, message = store_card(directory, repository), "A store of teacher losses"
+    return push(directory, names, card, repository, message, repo_type="dataset")
 
 
 def store_card(directory: Path, repository: str) -> str:
