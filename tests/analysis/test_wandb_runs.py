@@ -123,9 +123,12 @@ def test_server_is_compared_as_directories(
             ["--wandb", "nothing"],
             "expected --wandb to name ENTITY/PROJECT or an existing directory",
         ),
-        (
-            ["--wandb", "lab/students"],
-            "expected a key to read --wandb lab/students with, found none",
+        pytest.param(
+            *(
+                ["--wandb", "lab/students"],
+                "expected a key to read --wandb lab/students with, found",
+            ),
+            marks=pytest.mark.processes,
         ),
         (["--wandb_report", "students"], "expected --wandb_report ENTITY/PROJECT"),
         (["--wandb", "BROKEN"], "expected a file of Weights & Biases, found"),

@@ -7,13 +7,14 @@ import gzip
 import hashlib
 import json
 from dataclasses import FrozenInstanceError
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
-from vocagnolm.evaluation.tasks.sources import load_items
+from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
 from vocagnolm.evaluation.tasks.tasks import build_prompt, load_prompt_set
 
 COUNTS = dict(
@@ -21,6 +22,11 @@ COUNTS = dict(
 )
 HARNESS_NAMES = {"math": "minerva_math", "sat": "sat_math"}
 CHOOSE = "\nWhat of the following is the right choice? Explain your answer.\n"
+
+
+@cache
+def items_of(name: str, shared_dir: Path) -> LoadedItems:
+    return load_items(BENCHMARKS[name], shared_dir / "data/benchmarks")
 
 
 def built_by_the_harness(shared_dir: Path, benchmark_id: str) -> list[dict[str, Any]]:
@@ -80,7 +86,7 @@ def test_benchmarks_cannot_be_changed_when_shared() -> None:
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)
 def test_items_equal_the_harnesss(shared_dir: Path, name: str) -> None:
     benchmark = BENCHMARKS[name]
-    loaded = load_items(benchmark, shared_dir / "data/benchmarks")
+    loaded = items_of(benchmark.id, shared_dir)
     built = built_by_the_harness(shared_dir, name)
     assert len(loaded.items) == COUNTS[name] == len(built)
     assert loaded.items == tuple(Item(row["idx"], row["question"], row["gold"]) for row in built)
@@ -94,7 +100,7 @@ def test_prompts_equal_the_harnesss(shared_dir: Path, name: str) -> None:
     benchmark = BENCHMARKS[name]
     assert benchmark.prompt_set is not None
     prompt_set = load_prompt_set(benchmark.prompt_set, shared_dir / "data/prompts/cot")
-    items = load_items(benchmark, shared_dir / "data/benchmarks").items
+    items = items_of(benchmark.id, shared_dir).items
     prompts = [build_prompt(benchmark, prompt_set, item.question) for item in items]
     assert [hashlib.sha256(prompt.encode()).hexdigest() for prompt in prompts] == [
         row["prompt_sha256"] for row in built_by_the_harness(shared_dir, name)

@@ -506,6 +506,7 @@ def test_names_of_the_harness_are_known() -> None:
     assert evaluate_math._parse(regrade).benchmark == "math"
 
 
+@pytest.mark.processes
 def test_second_evaluation_is_refused(
     own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_file_is_emptied(directory: RunDirectory) -> None:
     assert (directory.path / "gsm8k.part3.jsonl").read_bytes() == b""
 
 
+@pytest.mark.processes
 def test_directory_is_refused_at_once_while_another_works(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "new")
     with locked_elsewhere(directory.path):

@@ -124,6 +124,7 @@ def test_summary_says_what_is_marked_when_it_is() -> None:
     }
 
 
+@pytest.mark.processes
 def test_failure_is_a_sentence_when_wandb_has_one(
     offline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_failure_is_a_sentence_when_wandb_has_one(
         Tracker("org/model").report(RESULTS, {})
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"id": 3}', b"\xff"])
 def test_file_of_the_training_is_named(tmp_path: Path, offline: Path, content: bytes) -> None:
     (tmp_path / "wandb_run.json").write_bytes(content)

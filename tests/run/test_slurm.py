@@ -42,6 +42,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.processes
 def test_slurm_script_requeues_when_it_is_preempted(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -63,6 +64,7 @@ def test_slurm_script_requeues_when_it_is_preempted(
     assert (pairs["--main_process_ip"], pairs["--machine_rank"]) == ("first", "0")
 
 
+@pytest.mark.processes
 def test_slurm_script_ends_with_the_job(environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(["bash", SCRIPT], env=environment | {"DONE": "1"}, timeout=30)
     assert done.returncode == 0

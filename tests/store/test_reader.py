@@ -283,6 +283,7 @@ def corpus(tmp_path: Path) -> datasets.Dataset:
     return load_corpus(str(path))
 
 
+@pytest.mark.processes
 def test_alignment_is_the_same_by_two_processes(
     tokenizers_by_family: Tokenizers, corpus: datasets.Dataset, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,12 @@ def assert_spans_hold(spans: Spans, text: str) -> None:
     assert not len(spans) or all(owners.values())
 
 
+_whole = lru_cache(encode)
+
+
 def tokens_between(tokenizer: Any, text: str, start: int, end: int) -> Encoding:
     """The tokens of the text that have a character in a segment, with their spans there."""
-    whole = encode(tokenizer, text)
+    whole = _whole(tokenizer, text)
     kept = [number for number, (a, b) in enumerate(whole.spans.tolist()) if a < end and b > start]
     return Encoding(whole.ids[kept], whole.spans[kept].clip(start, end) - start)
 

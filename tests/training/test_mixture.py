@@ -94,7 +94,7 @@ def make(
 ) -> Callable[..., Any]:
     """`make(**training)`: a trainer of two corpora, 1 to 1, with blocks of each held out."""
     tokenizers = student_tokenizer, teacher_tokenizer
-    rows = make_segments(training_texts[:60], *tokenizers).rows
+    rows = make_segments(training_texts[:30], *tokenizers).rows
     parts = {"web": len(rows) // 3, "code": len(rows) - len(rows) // 3}
     blocks = Blocks(rows, 48, 128, parts)
 

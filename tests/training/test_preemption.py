@@ -19,6 +19,7 @@ def end_of_child(number: signal.Signals, told: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.processes
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_processes_ignore_signals_for_their_parent() -> None:
     told: list[str] = []

@@ -275,6 +275,7 @@ def page_path(tmp_path: Path) -> Path:
     return tmp_path / "guidance.html"
 
 
+@pytest.mark.processes
 def test_browser_shows_tokens_and_details(page_path: Path, tmp_path: Path) -> None:
     dom = read_dom(f"{page_path.as_uri()}#t12", tmp_path / "profile")
     page, view = Page(dom), read_views(page_path.with_suffix(".json"))
