@@ -241,7 +241,7 @@ class _Aligner:
         skipped |= fitted.skipped
         lengths = np.array(fitted.ends, np.int64)
         segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
-        ours, *theirs = (Tokens(*fitted.tokens(model)) for model in range(len(models)))
+        ours, *theirs = map(fitted.tokens, range(len(models)))
         columns = lay_out(segments, lengths, ours, theirs, _uncovered)
         return self._table(columns | fitted.columns())
 

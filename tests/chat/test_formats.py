@@ -128,6 +128,13 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
     assert "message 0" in found["fault"][1]
 
 
+@pytest.mark.parametrize("name", ["chat_template", "conversations", "messages"])
+def test_row_cannot_choose_what_is_rendered(name: str) -> None:
+    row = {"messages": [ASK, SAY], "chat_template_kwargs": {"thinks": True, name: "x"}}
+    with pytest.raises(ValueError, match=f"chat_template_kwargs has {name}, which is no option"):
+        read_rows([row], "messages")
+
+
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
 NULL = [{"type": "function", "function": {"default": None}}]
 

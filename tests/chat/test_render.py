@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vocagnolm.chat.formats import Conversation, conversation
-from vocagnolm.chat.render import Rendered, Template, template_of
+from vocagnolm.chat.render import DATE, Rendered, Template, template_of
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
 
@@ -113,19 +113,21 @@ def test_text_is_that_of_the_tokenizer(name: str, shared_dir: Path) -> None:
 def test_names_tools_and_options_are_shown_as_the_tokenizer_does(shared_dir: Path) -> None:
     tokenizer = chat_tokenizer("tinyllama")
     form = "{% for m in messages %}<{{ m.name | default('-') }}: {{ m.content }}>{% endfor %}"
-    tokenizer.chat_template = "{{ tools | tojson if thinks }}" + form
+    tokenizer.chat_template = "{{ tools | tojson if thinks }}{{ eos_token ~ date_string }}" + form
     messages = [
         {"role": "user", "content": "<Ann: q>", "name": "Ann"},
         {"role": "assistant", "content": "a"},
     ]
     own, tools = template_of(tokenizer, "student"), [{"type": "function"}]
     assert own is not None
-    for options in ({"thinks": True}, {"thinks": False}):
+    given = {"eos_token": "<E>", "date_string": "today"}
+    for options in ({"thinks": True}, {"thinks": False, **given}):
         asked = conversation(messages, {"tools": tools, **options})
         assert isinstance(asked, Conversation)
         found = own.render(asked)
         assert isinstance(found, Rendered)
-        expected = tokenizer.apply_chat_template(messages, tools, tokenize=False, **options)
+        known = {"date_string": DATE, **options}
+        expected = tokenizer.apply_chat_template(messages, tools, tokenize=False, **known)
         assert found.text == expected
         shown = [found.text[first:last] for first, last in found.places]
         assert shown == ["<Ann: q>", "a"]

@@ -123,7 +123,7 @@ def test_overlap_equals_that_of_sets_of_tokens(world: dict[str, Any], tmp_path: 
     options = ("--top_k", "0.4", "0.7", "--aggregation", "max", "mean", "--unmapped", "exclude")
     assert cli.main(command(world, *options, "--output_dir", str(tmp_path / "out"))) == 0
     result = json.loads((tmp_path / "out" / "reselect.json").read_text())
-    settings = [Candidate(s.pop("teacher"), Method(**s)) for s in result["settings"]]
+    settings = [Candidate(0, s.pop("teacher"), Method(**s)) for s in result["settings"]]
     assert len(settings) == 8
     sets = [chosen(world, 1 + (setting.teacher == "two"), setting) for setting in settings]
     for i, a in enumerate(sets):
@@ -157,10 +157,20 @@ def test_conversations_are_chosen_from_in_their_template(
         map(tuple, expected["student_ids"])
     )
     method = Method(aggregation="max", unmapped="exclude", top_k=1.0)
-    found = reselect.reselect(blocks, collator, [Candidate("1", method)], len(world["student"]))
+    found = reselect.reselect(blocks, collator, [Candidate(1, "1", method)], len(world["student"]))
     labels = sum(np.diff(np.reshape(row, (-1, 2))).sum() for row in expected["student_labelled"])
     # All answers, but for their ends, which no teacher token covers.
     assert (found.tokens, found.together[0, 0]) == (labels, labels - 20)
+
+
+def test_store_given_twice_stands_for_itself(world: dict[str, Any]) -> None:
+    one, two = world["stores"][1:]
+    world["stores"].insert(1, one)
+    argv = command(world, teachers=3)[1:]
+    found, _ = command_line.select(command_line.parse_reselect(argv))
+    assert [candidate.teacher for candidate in found.candidates] == [str(one), str(one), str(two)]
+    overlap = found.overlap()
+    assert overlap[0, 1] == 1 > overlap[0, 2] == overlap[1, 2]
 
 
 def test_tokens_gained_and_lost_add_up(world: dict[str, Any]) -> None:

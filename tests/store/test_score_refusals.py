@@ -80,8 +80,8 @@ def test_score_refuses_shards_of_unknown_origin(
 
 def test_context_leaves_room_for_vllms_token(teacher: Path) -> None:
     words = ["--teacher", str(teacher), "--dataset", "D", "--output_dir", "S", "--engine", "vllm"]
-    options = score.options_of(score.parse_score(words))
-    config = options.source.config()
+    options = score.parse_score(words)
+    config = scoring.source_of(options).config()
     reader = scoring.load_reader(options, config)
     assert reader.limit == config.max_position_embeddings - 1
 

@@ -39,13 +39,30 @@ from vocagnolm.store.store import Store
 from vocagnolm.store.windows import Window
 from vocagnolm.texts.tokenizers import load_tokenizer
 
+Command = Callable[..., list[str]]
+
 
 @pytest.fixture
-def few(texts: list[str], tmp_path: Path) -> list[str]:
-    """Some of the documents that are scored here, in `few.jsonl`."""
-    some = [*texts[:7], *texts[-3:]]
-    write_corpus(tmp_path / "few.jsonl", some)
-    return some
+def command(server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path) -> Command:
+    """The command line that scores a corpus, or texts, by the server into a directory."""
+
+    def build(*more: str, texts: list[str] | None = None, to: str = "S") -> list[str]:
+        given = corpus if texts is None else write_corpus(tmp_path / "texts.jsonl", texts)
+        return served_arguments(server, teacher, given, tmp_path / to, *more)
+
+    return build
+
+
+@pytest.fixture
+def refused(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """The one line in which that command refuses."""
+    return lambda *more, **given: refusal(command(*more, **given), capsys)
+
+
+@pytest.fixture
+def few(texts: list[str]) -> list[str]:
+    """Some of the documents that are scored here."""
+    return [*texts[:7], *texts[-3:]]
 
 
 # Its kinds, and the dialect that is found.
@@ -68,15 +85,15 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_served_store_is_the_local_one(
     server: ServedTeacher,
+    command: Command,
     scored: Path,
-    teacher: Path,
     few: list[str],
     tmp_path: Path,
     kind: str,
 ) -> None:
     abilities, dialect = KINDS[kind]
     vars(server).update(abilities)
-    assert cli.main(served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")) == 0
+    assert cli.main(command(texts=few)) == 0
     mine, local = Store(tmp_path / "S"), Store(scored)
     about = mine.manifest
     assert (about["engine"], about["dialect"]) == ("served", dialect)
@@ -94,13 +111,9 @@ def test_served_store_is_the_local_one(
 
 
 def test_estimate_counts_windows_and_their_tokens(
-    server: ServedTeacher,
-    teacher: Path,
-    few: list[str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    server: ServedTeacher, command: Command, few: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    argv = served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")
+    argv = command(texts=few)
     argv[argv.index("--shard_documents") + 1] = "100"
     caplog.set_level(logging.INFO)
     assert cli.main(argv) == 0
@@ -128,30 +141,30 @@ REFUSED = {
 
 @pytest.mark.parametrize("options", REFUSED)
 def test_served_score_refuses_in_one_line(
-    server: ServedTeacher,
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    options: str,
+    server: ServedTeacher, refused: Callable[..., str], tmp_path: Path, options: str
 ) -> None:
     server.dialects = ("openai",)
-    argv = served_arguments(server, teacher, corpus, tmp_path / "S", *options.split())
-    complained = refusal(argv, capsys)
+    complained = refused(*options.split())
     assert REFUSED[options] in complained
     assert "secret" not in complained
     assert not (tmp_path / "S").exists()
 
 
+@pytest.mark.parametrize("context", [[], ["--context", "7"]])
+def test_context_is_required_without_a_tokenizer(
+    command: Command, capsys: pytest.CaptureFixture[str], context: list[str]
+) -> None:
+    argv = without_tokenizer(command())
+    at = argv.index("--context")
+    argv[at : at + 2] = context
+    assert "--context is required without --teacher" in refusal(argv, capsys)
+
+
 def test_server_without_losses_is_refused(
-    server: ServedTeacher,
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: ServedTeacher, refused: Callable[..., str]
 ) -> None:
     server.dialects = ()
-    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    complained = refused()
     assert "gives no losses of a prompt (vllm: " in complained
     assert "serve the teacher with vLLM (prompt_logprobs), SGLang" in complained
 
@@ -159,40 +172,31 @@ def test_server_without_losses_is_refused(
 @pytest.mark.parametrize("key", ["sk-hidden", "sk-hidden\r", "sk-hidden "])
 def test_refused_key_is_not_told(
     server: ServedTeacher,
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     key: str,
 ) -> None:
     monkeypatch.setenv("VOCAGNOLM_API_KEY", key)
     server.plan = lambda number: "refused key"
-    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
+    complained = refused()
     assert "hidden" not in complained
     said = "401 Unauthorized" if key.isprintable() and " " not in key else "set it again"
     assert said in complained
 
 
 def test_losses_of_the_next_tokens_are_refused(
-    server: ServedTeacher,
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: ServedTeacher, refused: Callable[..., str]
 ) -> None:
     server.dialects, server.takes_ids, server.is_late = ("openai",), False, True
-    complained = refusal(served_arguments(server, teacher, corpus, tmp_path / "S"), capsys)
-    assert "gives no losses of a prompt" in complained
+    assert "gives no losses of a prompt" in refused()
 
 
 def test_window_that_ends_within_a_character_is_refused(
     teacher_tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     reader = teacher_reader(teacher_tokenizer, CONTEXT)
-    asked = ServedScorer(
-        polite.Server("http://localhost", 1), MODEL, Form(DIALECTS["openai"], "<s>"), reader
-    )
+    asked = ServedScorer(polite.Server("http://localhost", 1), MODEL, reader)
+    asked.form = Form(DIALECTS["openai"], "<s>")
     for text, cut, is_whole in (
         ("a \U00010348", 0, True),
         ("a \U00010348", 1, False),
@@ -207,7 +211,7 @@ def test_window_that_ends_within_a_character_is_refused(
 
 def test_redirect_never_carries_the_key(
     server: ServedTeacher,
-    teacher: Path,
+    command: Command,
     few: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -215,9 +219,7 @@ def test_redirect_never_carries_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VOCAGNOLM_API_KEY", "sk-hidden")
-    argv = served_arguments(
-        server, teacher, tmp_path / "few.jsonl", tmp_path / "S", "--dialect", "openai"
-    )
+    argv = command("--dialect", "openai", texts=few)
     server.plan = lambda number: "elsewhere" if number == 5 else None
     complained = refusal(argv, capsys)
     assert "sends to http://elsewhere.invalid/, which is not followed" in complained
@@ -232,36 +234,27 @@ def test_redirect_never_carries_the_key(
 
 
 def test_server_that_is_gone_is_said(
-    server: ServedTeacher,
-    teacher: Path,
-    few: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    server: ServedTeacher, command: Command, refused: Callable[..., str], few: list[str]
 ) -> None:
     server.plan = lambda number: "kill" if number > 5 else None
-    complained = refusal(
-        served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S"), capsys
-    )
+    complained = refused(texts=few)
     assert "has failed 9 times, at last with " in complained
     assert "give the same command again to continue" in complained
     server.plan = lambda number: None
-    assert cli.main(served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")) == 0
+    assert cli.main(command(texts=few)) == 0
 
 
 def test_concurrency_bounds_the_requests(
-    server: ServedTeacher, teacher: Path, few: list[str], tmp_path: Path
+    server: ServedTeacher, command: Command, few: list[str]
 ) -> None:
-    argv = served_arguments(
-        server, teacher, tmp_path / "few.jsonl", tmp_path / "S", "--concurrency", "2"
-    )
-    assert cli.main(argv) == 0
+    assert cli.main(command("--concurrency", "2", texts=few)) == 0
     assert server.busiest == 2
 
 
 def test_interrupt_keeps_finished_shards(
-    server: ServedTeacher, teacher: Path, corpus: Path, scored: Path, tmp_path: Path
+    server: ServedTeacher, command: Command, scored: Path, tmp_path: Path
 ) -> None:
-    argv = served_arguments(server, teacher, corpus, tmp_path)
+    argv = command()
 
     def interrupt(number: int) -> None:
         if number == 20:
@@ -274,24 +267,23 @@ def test_interrupt_keeps_finished_shards(
         assert cli.main(argv) == Exit.INTERRUPTED
     finally:
         signal.signal(signal.SIGINT, given)
-    kept = {path.name for path in tmp_path.glob("shard-*.arrow")}
+    kept = {path.name for path in tmp_path.glob("S/shard-*.arrow")}
     assert 0 < len(kept) < len(list(scored.glob("shard-*.arrow")))
     before = len(server.bodies)
     assert cli.main(argv) == 0
     prompts = [tuple(body["prompt"]) for body in server.bodies]
     assert set(prompts[:before]) - set(prompts[before:])  # asked for once
-    Store(tmp_path).check()
+    Store(tmp_path / "S").check()
 
 
 @pytest.mark.slow
 def test_thousand_documents_survive_a_fifth_of_faults(
-    server: ServedTeacher, teacher: Path, tmp_path: Path
+    server: ServedTeacher, command: Command, teacher: Path, tmp_path: Path
 ) -> None:
     rng = random.Random(0)
     texts = [f"{number} {rng.randrange(10**6)} apples" for number in range(1000)]
-    corpus = write_corpus(tmp_path / "many.jsonl", texts)
     for path in ("good", "bad"):
-        argv = served_arguments(server, teacher, corpus, tmp_path / path)
+        argv = command(texts=texts, to=path)
         argv[argv.index("--shard_documents") + 1] = "100"
         assert cli.main(argv) == 0
         server.plan = at_random(0.2, seed=1)
@@ -299,8 +291,7 @@ def test_thousand_documents_survive_a_fifth_of_faults(
     assert contents(tmp_path / "bad") == contents(tmp_path / "good")
     opened = Store(tmp_path / "bad")
     assert (opened.manifest["documents"], opened.manifest["unscored"]) == (1000, 0)
-    cli_local = arguments(teacher, corpus, tmp_path / "local")
-    assert cli.main(cli_local) == 0
+    assert cli.main(arguments(teacher, tmp_path / "texts.jsonl", tmp_path / "local")) == 0
     local = Store(tmp_path / "local")
     for text in texts:
         (mine,), (expected,) = opened.segments(text) or [], local.segments(text) or []
@@ -332,8 +323,8 @@ def possible_losses(
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "adds start", "separator"])
 def test_tokens_are_found_without_a_tokenizer(
     server: ServedTeacher,
+    command: Command,
     scored: Path,
-    teacher: Path,
     teacher_tokenizer: PreTrainedTokenizerBase,
     few: list[str],
     tmp_path: Path,
@@ -341,8 +332,7 @@ def test_tokens_are_found_without_a_tokenizer(
 ) -> None:
     abilities = {**KINDS, "separator": KINDS["hides start"]}[kind][0]
     vars(server).update({**abilities, "adds_start": kind != "separator"})
-    argv = served_arguments(server, teacher, tmp_path / "few.jsonl", tmp_path / "S")
-    assert cli.main(without_tokenizer(argv)) == 0
+    assert cli.main(without_tokenizer(command(texts=few))) == 0
     mine, local, whole, cut = Store(tmp_path / "S"), Store(scored), 0, 0
     assert (mine.manifest["teacher"], mine.manifest["context"]) == (MODEL, CONTEXT)
     for text in few:
@@ -397,11 +387,11 @@ def test_text_has_the_space_that_is_not_put(
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_faults_change_no_byte_of_a_store(
-    server: ServedTeacher, teacher: Path, tmp_path: Path, fault: str
+    server: ServedTeacher, command: Command, tmp_path: Path, fault: str
 ) -> None:
-    tiny = write_corpus(tmp_path / "tiny.jsonl", ["one text", "another one", "and a third", "x"])
+    tiny = ["one text", "another one", "and a third", "x"]
     for path in ("good", "bad"):
-        assert cli.main(served_arguments(server, teacher, tiny, tmp_path / path)) == 0
+        assert cli.main(command(texts=tiny, to=path)) == 0
         server.plan = lambda number: None if number % 3 else fault
     assert server.failed[fault] >= 2
     assert contents(tmp_path / "bad") == contents(tmp_path / "good")
@@ -410,16 +400,15 @@ def test_faults_change_no_byte_of_a_store(
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "openai"])
 def test_document_without_an_answer_is_listed(
     server: ServedTeacher,
-    teacher: Path,
+    command: Command,
     tmp_path: Path,
     dialect: str,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     server.dialects = (dialect,)
-    corpus = write_corpus(tmp_path / "few.jsonl", ["first", "the wrong one", "last"])
     server.lies_about = "the wrong one"
-    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "S")) == 0
+    assert cli.main(command(texts=["first", "the wrong one", "last"])) == 0
     (line,) = [line for line in caplog.messages if "kept without losses" in line]
     assert "'the wrong one' ..., the server does not answer with its losses" in line
     opened = Store(tmp_path / "S")
@@ -430,7 +419,7 @@ def test_document_without_an_answer_is_listed(
 
 
 def test_retry_after_is_waited_for(
-    server: ServedTeacher, teacher: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: ServedTeacher, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited: list[float] = []
 
@@ -441,8 +430,7 @@ def test_retry_after_is_waited_for(
     monkeypatch.setattr(polite, "WAITS_S", (1.0, 2.0, 4.0))
     server.retry_after = "3"
     server.plan = lambda number: "busy" if number in (2, 3, 4) else None
-    corpus = write_corpus(tmp_path / "one.jsonl", ["a text"])
-    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "S")) == 0
+    assert cli.main(command(texts=["a text"])) == 0
     assert waited[:2] == [3.0, 3.0]
     assert 3 <= waited[2] <= 4
     monkeypatch.setattr(polite.time, "time", lambda: 1_000_000_000.0)
@@ -451,5 +439,5 @@ def test_retry_after_is_waited_for(
     server.retry_after = "1e999"
     server.plan = lambda number: "busy" if number == len(server.bodies) == asked + 1 else None
     asked = len(server.bodies)
-    assert cli.main(served_arguments(server, teacher, corpus, tmp_path / "T")) == 0
+    assert cli.main(command(texts=["a text"], to="T")) == 0
     assert waited[3:] == [600.0]

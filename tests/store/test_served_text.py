@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.spans import encode
 from vocagnolm.store.dialects import DIALECTS, PromptTokens
 from vocagnolm.store.served import Form, Refused
-from vocagnolm.store.served_text import ServedReader, find_spans, joint
+from vocagnolm.store.served_text import LEAST_CONTEXT, ServedReader, find_spans, joint
 from vocagnolm.store.server import Server
 from vocagnolm.store.windows import Unscored
 
@@ -51,16 +51,20 @@ CONTEXT, MIN_CONTEXT, SERVER_CONTEXT = 48, 8, 90
 class AskedReader(ServedReader):
     """Answers itself: the loss of every token is its id."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        server, form = Server("http://localhost", 1), Form(DIALECTS["openai"], "")
-        super().__init__(server, "", form, CONTEXT, MIN_CONTEXT)
-        self.tokenizer, self.scored, self.refused = tokenizer, 0, "<none>"
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, context: int = CONTEXT, least: int = MIN_CONTEXT
+    ):
+        super().__init__(Server("http://localhost", 1), "", context, least)
+        self.form = Form(DIALECTS["openai"], "")
+        self.tokenizer, self.refused = tokenizer, "<none>"
+        # Tokens of each request.
+        self.asked: list[int] = []
 
     async def ask(self, client: Any, prompt: Any, check: Any, times: int | None = None) -> Any:
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
+        self.asked.append(len(ids))
         if len(ids) >= SERVER_CONTEXT or self.refused in prompt:
             return Refused("too long")
-        self.scored += len(ids) < CONTEXT
         start = self.tokenizer.decode([0])
         texts = [self.tokenizer.decode([0, one])[len(start) :] for one in ids]
         try:
@@ -91,7 +95,7 @@ def test_windows_have_the_tokens_of_the_whole_text(
         expected = encode(tokenizer, text)
         assert np.array_equal(found[0], expected.spans)
         assert found[1].tolist() == expected.ids.tolist()
-        assert reader.scored >= 2
+        assert sum(count < CONTEXT for count in reader.asked) >= 2
 
 
 UNWORDLY = {"at its end": "the cat " * 600 + "abc" * 150, "nowhere": "0123456789x" * 60}
@@ -105,6 +109,19 @@ def test_windows_need_no_words(
     found = asyncio.run(AskedReader(tokenizer)._read(None, text))  # type: ignore[arg-type]
     assert not isinstance(found, Unscored), found.reason
     assert found[1].tolist() == encode(tokenizer, text).ids.tolist()
+
+
+@pytest.mark.parametrize("context", [LEAST_CONTEXT, CONTEXT])
+def test_window_of_too_many_tokens_is_cut_once(
+    context: int, tokenizers_by_family: dict[str, PreTrainedTokenizerBase]
+) -> None:
+    tokenizer, text = tokenizers_by_family["nfc_digits"], "0123456789" * 60
+    reader = AskedReader(tokenizer, context, context // 4)
+    found = asyncio.run(reader._read(None, text))  # type: ignore[arg-type]
+    assert not isinstance(found, Unscored), found.reason
+    assert found[1].tolist() == encode(tokenizer, text).ids.tolist()
+    over = next(at for at, asked in enumerate(reader.asked) if context <= asked < SERVER_CONTEXT)
+    assert reader.asked[over + 1] == int(0.9 * context) - 1
 
 
 def test_refusal_of_a_further_window_is_told(
@@ -122,6 +139,12 @@ JOINTS = {
     "the last of two": (WORDS, [[2, 3], [3, 5], [5, 6]], 1, (3, 2)),
     "the end is cut otherwise": (WORDS, [[2, 3], [3, 5], [5, 8]], 1, (2, 1)),
     "too little context": (WORDS, [[2, 3], [3, 5], [5, 8]], 2, None),
+    "alike long before the end": (
+        [[at, at + 1] for at in range(9)],
+        [[0, 1], [1, 2], [2, 9], [9, 12]],
+        1,
+        (1, 1),
+    ),
     "none alike": (WORDS, [[2, 4], [4, 6]], 0, None),
     "within a character": ([[0, 1], [1, 2], [1, 2]], [[1, 2], [1, 2], [2, 3]], 1, None),
 }

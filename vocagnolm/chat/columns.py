@@ -8,14 +8,14 @@ from typing import Any
 import datasets
 
 from vocagnolm.chat.formats import COLUMNS, ROLES, Conversation, Format, read_rows
-from vocagnolm.texts.column import TEXT, values
+from vocagnolm.texts.column import values
 
 
 def as_conversations(corpus: datasets.Dataset, format: Format) -> datasets.Dataset:
     """Replace all columns by those of `formats.read_rows`."""
     texts, places = datasets.Value("string"), datasets.List(datasets.Value("int32"))
     kinds = (texts, datasets.List(texts), places, places, texts, texts)
-    columns = dict(zip((TEXT, *COLUMNS), kinds, strict=True))
+    columns = dict(zip(COLUMNS, kinds, strict=True))
     named = f"{corpus._fingerprint}|{format}|{[*columns]}"
     return corpus.map(
         partial(_read_batch, format=format),
@@ -38,7 +38,7 @@ def conversations_of(
     """Return the conversations of a batch by their numbers, and the reasons why others are none."""
     found: dict[int, Conversation] = {}
     faults: dict[int, str] = {}
-    columns = (values(batch[name]) for name in (TEXT, *COLUMNS))
+    columns = (values(batch[name]) for name in COLUMNS)
     for number, text, roles, ends, untrained, given, fault in zip(numbers, *columns, strict=True):
         if fault is not None:
             faults[number] = fault

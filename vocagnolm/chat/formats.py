@@ -7,19 +7,21 @@ share it, wherever each one's template puts the contents.
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
 
 Format = Literal["text", "messages", "prompt_completion"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-# Columns of a conversation beside its text: who speaks, where each content ends, which answers are
-# not trained on, what templates get beside all this, and a reason why the row is none.
-ROLES, ENDS, UNTRAINED, GIVEN, FAULT = "roles", "ends", "untrained", "given", "fault"
-COLUMNS = (ROLES, ENDS, UNTRAINED, GIVEN, FAULT)
+# Columns of a conversation beside its text: its own fields, and a reason why the row is none.
+ROLES, ENDS, FAULT = "roles", "ends", "fault"
+_NO_FIELDS = {"text": None, ROLES: [], ENDS: [], "untrained": [], "given": None}
+COLUMNS = (*_NO_FIELDS, FAULT)
 _SEPARATOR, _ANSWERING = "\n", "assistant"
 _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no object"
 # Templates show them, and they are no content.
 _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
+# What transformers is given to render, beside the options of a row.
+_RENDERED = ("chat_template", "conversations", "messages")
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,8 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
         # Arrow gives every message all keys that one of them has.
         kept = _without_none(message)
         others.append({key: kept[key] for key in {*kept} - {"role", "content", "weight"}})
-    ends, at = [], -len(_SEPARATOR)
-    for content in contents:
-        at += len(_SEPARATOR) + len(content)
-        ends.append(at)
+    width = len(_SEPARATOR)
+    ends = [end - width for end in accumulate(len(content) + width for content in contents)]
     rest = {"messages": others, "options": options}
     given = json.dumps(rest, sort_keys=True, default=str, ensure_ascii=False)
     given = given if any(others) or options else ""
@@ -159,17 +159,14 @@ def find_format(
 
 def check_unmixed(columns: Mapping[str, Sequence[bool]], text_column: str, shown: str) -> None:
     """Refuse rows that are documents among rows that are conversations, by what each row holds."""
-    kinds = {
-        "a document": columns.get(text_column),
-        "a conversation": columns.get("messages") or columns.get("prompt"),
-    }
-    if None in kinds.values():
-        return
+    documents = columns.get(text_column, ())
+    turns = columns.get("messages") or columns.get("prompt") or ()
     first = None
-    for row, has in enumerate(zip(*kinds.values(), strict=True)):
-        kind = next((kind for kind, held in zip(kinds, has, strict=True) if held), None)
-        if sum(has) != 1:
+    for row, (is_document, is_turns) in enumerate(zip(documents, turns, strict=False)):
+        # A row that is both, or none, is either.
+        if is_document == is_turns:
             continue
+        kind = "a document" if is_document else "a conversation"
         first = first or kind
         if kind != first:
             raise ValueError(
@@ -180,15 +177,14 @@ def check_unmixed(columns: Mapping[str, Sequence[bool]], text_column: str, shown
 
 def read_rows(rows: Iterable[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
     """Make the columns of conversations; a row that is none has its fault instead of a text."""
-    columns: dict[str, list[Any]] = {name: [] for name in ("text", *COLUMNS)}
+    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in rows:
         options = _options(row)
-        found = conversation(_messages(row, format), options) if options is not None else _NO_JSON
-        values: Sequence[object] = (None, [], [], [], None, found)
-        if isinstance(found, Conversation):
-            values = (found.text, found.roles, found.ends, found.untrained, found.given, None)
-        for column, value in zip(columns.values(), values, strict=True):
-            column.append(value)
+        found = _NO_JSON if options is None else conversation(_messages(row, format), options)
+        is_none = isinstance(found, str)
+        fields = {**_NO_FIELDS, FAULT: found} if is_none else {**vars(found), FAULT: None}
+        for name, column in columns.items():
+            column.append(fields[name])
     return columns
 
 
@@ -213,4 +209,9 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not (isinstance(tools, list) and isinstance(options, dict)):
         return None
+    if taken := [name for name in _RENDERED if name in options]:
+        raise ValueError(
+            f"--dataset: chat_template_kwargs has {taken[0]}, which is no option of a template: "
+            "leave it out of the rows; --student_chat_template and --teacher_chat_template name one"
+        )
     return {**options, **({"tools": tools} if tools else {})}

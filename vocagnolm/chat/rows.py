@@ -1,7 +1,7 @@
 """What every model reads of conversations, fitted into all contexts and laid end to end."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import IntArray, TurnTokens
+from vocagnolm.texts.tokens import Tokens
 
 NOTHING = "no answer of an assistant to train on"
 
@@ -27,17 +28,13 @@ class FittedTurns:
     left_out: list[int]
     skipped: dict[int, str]
 
-    def tokens(self, model: int) -> tuple[npt.NDArray[Any], IntArray, IntArray, npt.NDArray[Any]]:
-        """Return a model's values, spans, and their edges; and the values of the first tokens.
-
-        Losses of tokens without labels are left out.
-        """
+    def tokens(self, model: int) -> Tokens:
+        """Return a model's tokens; losses of those without labels are left out."""
         reads = self.models[model]
         values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
-        spans = [np.empty((0, 2), np.int64), *(read.spans for read in reads)]
-        flat = np.concatenate(values) if values else np.empty(0, np.int32)
-        firsts = np.array([read.first for read in reads])
-        return flat, np.concatenate(spans), np.cumsum([0, *map(len, spans[1:])]), firsts
+        dtype = values[0].dtype.name if values else "int32"
+        laid = Tokens.join(values, [read.spans for read in reads], dtype)
+        return replace(laid, start=np.array([read.first for read in reads]))
 
     def columns(self) -> dict[str, Any]:
         """Make the columns that only conversations have: numbers, or (edges, values) of arrays."""

@@ -64,9 +64,9 @@ def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     if len(set(names)) < len(names):
         names = list(map(str, arguments.teacher_losses))
     candidates = [
-        Candidate(name, Method("vocagnolm", top_k, aggregation, unmapped))
-        for name, aggregation, unmapped, top_k in itertools.product(
-            names, arguments.aggregation, arguments.unmapped, arguments.top_k
+        Candidate(*store, Method("vocagnolm", top_k, aggregation, unmapped))
+        for store, aggregation, unmapped, top_k in itertools.product(
+            enumerate(names, 1), arguments.aggregation, arguments.unmapped, arguments.top_k
         )
     ]
     tokenizer = load_tokenizer(arguments.student, "student")

@@ -18,9 +18,7 @@ losses that are not finite, 130 interrupted. A server's key is read from VOCAGNO
 import argparse
 import logging
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vocagnolm.host.command import (
     Exit,
@@ -32,9 +30,6 @@ from vocagnolm.host.command import (
     shell,
 )
 from vocagnolm.store.store import Store, bad_shards, remedy
-
-if TYPE_CHECKING:
-    from vocagnolm.store.scoring import Scoring
 
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
@@ -58,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _compare(arguments)
     from vocagnolm.store.scoring import score
 
-    score(options_of(arguments))
+    score(arguments)
     return Exit.DONE
 
 
@@ -140,14 +135,6 @@ def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
     check_at_least(arguments, 1, *sizes)
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
-
-
-def options_of(arguments: argparse.Namespace) -> "Scoring":
-    """Return the options of a command line that scores."""
-    from vocagnolm.store.scoring import Scoring
-
-    names = {option.name for option in fields(Scoring)}
-    return Scoring(**{name: value for name, value in vars(arguments).items() if name in names})
 
 
 def _verify(arguments: argparse.Namespace) -> int:

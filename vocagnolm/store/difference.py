@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vocagnolm.store.store import LossArray, Store
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.store.store import Store, spans_and_losses
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,8 @@ def difference(one: Store, other: Store) -> StoreDifference:
     # Counts, and sums of x, y, x squared, y squared, x times y.
     tokens, not_alike, sums, apart_nats, largest = 0, 0, np.zeros(5), 0.0, 0.0
     for key in sorted(keys):
-        (x_spans, x), (y_spans, y) = _tokens(one, key), _tokens(other, key)
+        both = (spans_and_losses(store.of_key(key)) for store in (one, other))
+        (x_spans, x), (y_spans, y) = both
         if not len(x) or not np.array_equal(x_spans, y_spans):
             not_alike += 1
             continue
@@ -60,10 +60,3 @@ def difference(one: Store, other: Store) -> StoreDifference:
     spread = math.sqrt(max(0.0, (x_square - x_mean**2) * (y_square - y_mean**2)))
     correlation = (product - x_mean * y_mean) / spread if spread else math.nan
     return StoreDifference(tokens, correlation, apart_nats / tokens, largest, len(keys), not_alike)
-
-
-def _tokens(store: Store, key: bytes) -> tuple[Spans, LossArray]:
-    """Return the spans [N, 2] and the losses [N] of a document by its key."""
-    found = store.of_key(key)
-    spans = np.concatenate([segment.spans for segment in found])
-    return spans, np.concatenate([segment.losses for segment in found])

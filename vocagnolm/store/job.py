@@ -14,19 +14,19 @@ from pathlib import Path
 import datasets
 import numpy as np
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 
 from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host.files import read_json, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
-from vocagnolm.host.processes import in_agreement
+from vocagnolm.host.processes import decided_by_one
 from vocagnolm.host.settings import check_same, differences
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode_batch, encode_rendered
 from vocagnolm.store import codec, store
 from vocagnolm.store.reader import StoredReader
+from vocagnolm.store.served import Served, ServedScorer
 from vocagnolm.store.served_text import ServedReader
 from vocagnolm.store.windows import Scorer, Unscored, Window, windows
 from vocagnolm.texts.column import TEXT, unusable, values
@@ -66,8 +66,7 @@ class ScoringJob:
 
     def source(self, shard: int) -> str:
         """Return a name of the documents of a shard."""
-        keys = map(store.document_key, self.documents(shard))
-        return hashlib.sha256(b"".join(keys)).hexdigest()
+        return _digest(map(store.document_key, self.documents(shard)))
 
     def documents(self, shard: int) -> list[str]:
         """Read the usable documents of a shard."""
@@ -125,10 +124,10 @@ def score_corpus(
     time. A ValueError where the corpus has no usable document, or is not the one of what is
     written; a NonFiniteLoss as of `score_shard`.
     """
-    with in_agreement():
-        # One process looks for all: another job may write a shard between the looks of two.
-        found = [_left(job) if state.is_main_process else []]
-    (left,) = broadcast_object_list(found)
+    # One process looks for all: another job may write a shard between the looks of two.
+    left = decided_by_one(lambda: _left(job))
+    if left and state.is_main_process and isinstance(scorer, Served):
+        _expect(job, left, scorer, state.num_processes)
     # Every process takes every n-th shard, so that all end at about the same time.
     mine = left[state.process_index :: state.num_processes]
     tokens, started = 0, time.monotonic()
@@ -140,10 +139,8 @@ def score_corpus(
         if state.is_main_process and (now - told >= _LOG_S or done == len(mine)):
             told = now
             _tell(done, len(mine), tokens, now - started, state.num_processes)
-    with in_agreement():
-        state.wait_for_everyone()
-        if state.is_main_process:
-            store.finish_store(job.directory, range(job.shards), description)
+    state.wait_for_everyone()
+    decided_by_one(lambda: store.finish_store(job.directory, range(job.shards), description))
 
 
 def _left(job: ScoringJob) -> list[int]:
@@ -159,6 +156,16 @@ def _left(job: ScoringJob) -> list[int]:
     return left
 
 
+def _expect(job: ScoringJob, left: Sequence[int], served: Served, processes: int) -> None:
+    """Tell how much a server is asked for, by the documents of the first shard that is left."""
+    documents = len(job.corpus) * len(left) // (job.shards * processes)
+    sample = job.documents(left[0])
+    if isinstance(served, ServedReader):
+        served.estimate(documents, sample or [""])
+    elif isinstance(served, ServedScorer) and sample:
+        served.estimate(documents, len(sample), job.windows(job.encode(sample)))
+
+
 def score_shard(job: ScoringJob, shard: int, scorer: Scorer | ServedReader) -> int:
     """Score the documents of a shard, write it, and return the number of tokens.
 
@@ -166,8 +173,9 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer | ServedReader) -> i
     A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
     """
     texts = job.documents(shard)
+    keys = [*map(store.document_key, texts)]
     segments, refused = [], []
-    for text, one in zip(texts, _score(job, texts, scorer), strict=True):
+    for text, key, one in zip(texts, keys, _score(job, texts, scorer), strict=True):
         spans, losses = _NO_TOKENS
         if isinstance(one, Unscored):
             refused.append(one.reason)
@@ -175,15 +183,15 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer | ServedReader) -> i
         else:
             spans, losses = one
         _check_finite(losses, text, job.loss_dtype)
-        segments.append(
-            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
-        )
+        segments.append((key, store.StoredSegment(0, len(text), spans, losses)))
     if len(refused) == len(texts) >= _HOPELESS:
         raise ValueError(f"no document of shard {shard} could be scored: {refused[0]}")
-    store.write_shard(
-        job.directory, shard, segments, job.loss_dtype, job.source(shard), is_shared=True
-    )
+    store.write_shard(job.directory, shard, segments, job.loss_dtype, _digest(keys), is_shared=True)
     return sum(len(segment.losses) for _, segment in segments)
+
+
+def _digest(keys: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(keys)).hexdigest()
 
 
 def _score(

@@ -4,14 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import MISSING
 from vocagnolm.readers import Guide, Reader, TeacherTokens
-from vocagnolm.store.store import Store, StoredSegment
+from vocagnolm.store.store import Store, spans_and_losses
 from vocagnolm.texts.cutting import EMPTY
 from vocagnolm.texts.tokens import Tokens
 
@@ -49,26 +47,18 @@ class StoredReader(Guide):
     def read(self, texts: Sequence[str]) -> TeacherTokens:
         """Return the stored tokens of documents, to be cut where the first one's segments begin."""
         cuts: dict[int, list[int] | None] = {}
-        found: list[list[list[StoredSegment]]] = []
+        found = []
         for number, text in enumerate(texts):
-            stored = [store.segments(text) for store in self.stores]
-            found.append([segments or [] for segments in stored])
+            stored = [store.segments(text) or [] for store in self.stores]
             if not all(stored):
-                cuts[number], found[-1] = None, [[] for _ in stored]
-            elif len(found[-1][0]) > 1:
-                cuts[number] = [segment.start for segment in found[-1][0][1:]]
-        none = np.empty((0, 2), np.int64)
-        teachers = [
-            Tokens.join(
-                [np.concatenate([[], *(one.losses for one in segments)]) for segments in documents],
-                [
-                    np.concatenate([none, *(one.spans for one in segments)])
-                    for segments in documents
-                ],
-                "float32",
-            )
-            for documents in zip(*found, strict=True)
-        ]
+                cuts[number], stored = None, [[] for _ in stored]
+            elif len(stored[0]) > 1:
+                cuts[number] = [segment.start for segment in stored[0][1:]]
+            found.append([spans_and_losses(segments) for segments in stored])
+        teachers = []
+        for documents in zip(*found, strict=True):
+            spans, losses = zip(*documents, strict=True)
+            teachers.append(Tokens.join(losses, spans, "float32"))
         return TeacherTokens(teachers, cuts)
 
     def check_templates(self) -> None:
@@ -96,8 +86,7 @@ def _stored_turns(store: Store, conversation: Conversation, train_on: TrainOn) -
     segments = store.segments(rendered.text)
     if segments is None:
         return MISSING
-    losses = np.concatenate([segment.losses for segment in segments])
-    spans = np.concatenate([segment.spans for segment in segments])
+    spans, losses = spans_and_losses(segments)
     if not len(losses):
         return EMPTY
     found = read_tokens(conversation, rendered, losses, spans, None, train_on)

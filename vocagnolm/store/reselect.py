@@ -36,8 +36,10 @@ _SHOWN = 8  # tokens that change most
 
 @dataclass(frozen=True)
 class Candidate:
-    """A teacher, by the name of its store, and the settings to choose tokens by its losses."""
+    """A teacher, by its store, and the settings to choose tokens by its losses."""
 
+    # Its number, of which 0 is the student's own.
+    store: int
     teacher: str
     method: Method
 
@@ -106,10 +108,7 @@ def align_stores(
 def reselect(
     blocks: Blocks, collator: PackedCollator, candidates: Sequence[Candidate], vocabulary: int
 ) -> Selections:
-    """Choose tokens under every candidate, of a student with a vocabulary of that size.
-
-    The candidates' teachers are named in the order of the stores behind the student's own.
-    """
+    """Choose tokens under every candidate, of a student with a vocabulary of that size."""
     count = len(candidates)
     together = np.zeros((count, count), np.int64)
     gained, lost = (np.zeros((count, vocabulary), np.int64) for _ in range(2))
@@ -133,12 +132,10 @@ def _selections(batch: Batch, candidates: Sequence[Candidate]) -> Iterator[Tenso
     positions = batch["labels"].shape[1]
     losses = StoredTeacher().losses(batch)
     student_BS = _own_losses(batch, losses.loss_BT, positions)
-    names = list(dict.fromkeys(candidate.teacher for candidate in candidates))
     for candidate in candidates:
-        # The ranges of one store follow those of another, and the student's come first.
-        first = (1 + names.index(candidate.teacher)) * positions
+        # The ranges of one store follow those of another.
+        own = slice(candidate.store * positions, (candidate.store + 1) * positions)
         alone: Batch = {**batch}
-        own = slice(first, first + positions)
         alone["teacher_ranges"] = batch["teacher_ranges"][:, own]
         alone["teacher_shares"] = batch["teacher_shares"][:, own]
         guidance = Objective(candidate.method).select(student_BS, alone, losses)

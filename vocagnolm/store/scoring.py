@@ -1,13 +1,10 @@
 """From the options of `vocagnolm score` to a finished store."""
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from argparse import Namespace
 
 import datasets
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.columns import is_conversations
@@ -15,11 +12,11 @@ from vocagnolm.corpus import joined, load_corpus
 from vocagnolm.host.command import corpora_of, one_or_all, refuse_idle, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
-from vocagnolm.host.processes import connect, in_agreement
+from vocagnolm.host.processes import connect, decided_by_one, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
-from vocagnolm.readers import DOCUMENT_SEPARATOR, Reader, teacher_reader
-from vocagnolm.store import codec, store
+from vocagnolm.readers import Reader, teacher_reader
+from vocagnolm.store import store
 from vocagnolm.store.dialects import DIALECTS
 from vocagnolm.store.job import (
     PACKAGES,
@@ -29,19 +26,16 @@ from vocagnolm.store.job import (
     check_plan,
     score_corpus,
 )
-from vocagnolm.store.served import ServedScorer, Start, decode_behind, find_served
-from vocagnolm.store.served_text import ServedReader
+from vocagnolm.store.served import ServedScorer
+from vocagnolm.store.served_text import LEAST_CONTEXT, ServedReader
 from vocagnolm.store.server import Server
 from vocagnolm.store.windows import HFScorer, Scorer
-from vocagnolm.texts.column import TEXT
 from vocagnolm.texts.tokenizers import tokenizer_sha256
 
 # Defaults: context before the first scored token, where there is room for it, and the most that a
 # teacher reads at once, as activations of more are large.
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
-# Of a tokenizer that only a server has; and more words than any has.
-UNKNOWN, _ANY_VOCABULARY = "unknown", 10**6
 
 
 def load_corpora(options: object) -> datasets.Dataset:
@@ -53,55 +47,25 @@ def load_corpora(options: object) -> datasets.Dataset:
     return joined(loaded, [name for name, _ in sources])
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """Options of `vocagnolm score`, under their names there."""
-
-    # None with a server whose tokenizer is not at hand.
-    teacher: str | None
-    dataset: list[str]
-    output_dir: Path
-    dataset_config: str | list[str] | None = None
-    dataset_split: str | list[str] = "train"
-    text_column: str | list[str] = TEXT
-    format: str | list[str] | None = None
-    teacher_revision: str | None = None
-    teacher_tokenizer: str | None = None
-    teacher_chat_template: str | None = None
-    context: int | None = None
-    min_context: int | None = None
-    shard_documents: int = 1000
-    batch_tokens: int = 16384
-    loss_dtype: codec.LossDtype = "float16"
-    dtype: str = "auto"
-    quantization: dict[str, object] | None = None
-    engine: Literal["hf", "vllm"] = "hf"
-    server: str | None = None
-    served_model: str | None = None
-    dialect: str | None = None
-    concurrency: int = 16
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
-    repair: bool = False
-
-    @property
-    def source(self) -> ModelSource:
-        """The teacher."""
-        revision, attention = self.teacher_revision, self.attn_implementation
-        assert self.teacher
-        return ModelSource(self.teacher, "teacher", revision, attention, self.trust_remote_code)
+def source_of(options: Namespace) -> ModelSource:
+    """Return the teacher of a command line that names one."""
+    revision, attention = options.teacher_revision, options.attn_implementation
+    return ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
 
 
-def score(options: Scoring) -> None:
+def score(options: Namespace) -> None:
     """Score a corpus, or what is left of it; a ValueError is raised in all processes."""
     state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
     with in_agreement():
-        config = options.source.config() if options.teacher else None
+        config = source_of(options).config() if options.teacher else None
         reader = load_reader(options, config) if config else None
-        context = reader.limit if reader else options.context
-        if context is None:
-            raise ValueError("--context is required without --teacher: the most of a request")
+        context = reader.limit if reader else options.context or 0
+        if reader is None and context < LEAST_CONTEXT:
+            raise ValueError(
+                "--context is required without --teacher: the most of a request, at least "
+                f"{LEAST_CONTEXT} tokens"
+            )
         min_context = _min_context(options, context)
         corpus = load_corpora(options)
         sizes = (min_context, options.shard_documents)
@@ -110,17 +74,11 @@ def score(options: Scoring) -> None:
         _check_turns(options, job, served)
         plan = _plan(options, config, job, dtype) | (served.about if served else {})
     # The first process looks for all, as it also repairs.
-    with in_agreement():
-        is_finished = [state.is_main_process and _prepare(job, plan, options.repair)]
-    if all(broadcast_object_list(is_finished)):
+    if decided_by_one(lambda: _prepare(job, plan, options.repair)):
         return
     with in_agreement():
         scorer = served or _load_scorer(options, job, dtype, state)
-    with in_agreement():
-        if state.is_main_process:
-            begin(job.directory, plan)
-    if served and state.is_main_process:
-        _estimate(job, served, state.num_processes)
+    decided_by_one(lambda: begin(job.directory, plan))
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
         made = store.manifest_of(job.directory)
@@ -129,7 +87,7 @@ def score(options: Scoring) -> None:
 
 
 def _check_turns(
-    options: Scoring, job: ScoringJob, served: ServedScorer | ServedReader | None
+    options: Namespace, job: ScoringJob, served: ServedScorer | ServedReader | None
 ) -> None:
     """Reject a teacher that cannot be shown conversations, or an option that is for them."""
     if not is_conversations(job.corpus):
@@ -145,9 +103,9 @@ def _check_turns(
     job.reader.check_template()
 
 
-def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
+def load_reader(options: Namespace, config: PreTrainedConfig) -> Reader:
     """Load the teacher's tokenizer, with the context that the options leave it."""
-    tokenizer = options.source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
+    tokenizer = source_of(options).checked_tokenizer(config, "teacher", options.teacher_tokenizer)
     limit = context_length(config)
     if options.engine == "vllm" or options.server:
         # They generate one token behind every window.
@@ -160,7 +118,7 @@ def load_reader(options: Scoring, config: PreTrainedConfig) -> Reader:
     return teacher_reader(tokenizer, context, options.teacher_chat_template)
 
 
-def _min_context(options: Scoring, context: int) -> int:
+def _min_context(options: Namespace, context: int) -> int:
     least = options.min_context or min(_MIN_CONTEXT, context // 4)
     # A window has a start token, and has to score a token of its own.
     if least > context - 2:
@@ -172,7 +130,7 @@ def _min_context(options: Scoring, context: int) -> int:
 
 
 def _plan(
-    options: Scoring, config: PreTrainedConfig | None, job: ScoringJob, dtype: str
+    options: Namespace, config: PreTrainedConfig | None, job: ScoringJob, dtype: str
 ) -> dict[str, object]:
     """Describe all that decides the content of a store."""
     reader = job.reader
@@ -180,10 +138,8 @@ def _plan(
         # A server knows how it reads.
         read: dict[str, object] = {
             "teacher": options.served_model,
-            "tokenizer_sha256": UNKNOWN,
+            "tokenizer_sha256": "unknown",
             "segmentation": "windows of whole documents, by their text",
-            "context": options.context,
-            "min_context": job.min_context,
         }
     else:
         read = {
@@ -193,10 +149,10 @@ def _plan(
             "special_tokens": {"before": reader.start, "behind": None},
             **(job.template.as_json() if job.template else {}),
             "segmentation": "windows of whole documents",
-            "context": reader.limit,
-            "min_context": job.min_context,
         }
     return read | {
+        "context": reader.limit if reader else options.context,
+        "min_context": job.min_context,
         "engine": options.engine,
         "dtype": dtype,
         "quantization": options.quantization,
@@ -229,39 +185,19 @@ def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
 
 
 def _find_server(
-    options: Scoring, reader: Reader | None, context: int, min_context: int
+    options: Namespace, reader: Reader | None, context: int, min_context: int
 ) -> ServedScorer | ServedReader:
     """Find how to ask the server."""
-    assert options.server
-    assert options.served_model
-    server, name = Server(options.server, options.concurrency), options.served_model
-    dialects = [DIALECTS[options.dialect]] if options.dialect else DIALECTS.values()
-    if reader is not None:
-        tokenizer = reader.tokenizer
-        spaced = decode_behind(reader, tokenizer.encode("a", add_special_tokens=False)) == " a"
-        start = Start(str(tokenizer.decode([reader.start])), len(tokenizer), spaced)
-        return find_served(
-            server, name, dialects, start, lambda form: ServedScorer(server, name, form, reader)
-        )
-    start, sizes = Start(DOCUMENT_SEPARATOR, _ANY_VOCABULARY), (context, min_context)
-    return find_served(
-        server, name, dialects, start, lambda form: ServedReader(server, name, form, *sizes)
-    )
+    model = Server(options.server, options.concurrency), options.served_model
+    served: ServedScorer | ServedReader
+    served = ServedScorer(*model, reader) if reader else ServedReader(*model, context, min_context)
+    served.find_form([DIALECTS[options.dialect]] if options.dialect else DIALECTS.values())
+    return served
 
 
-def _estimate(job: ScoringJob, served: ServedScorer | ServedReader, processes: int) -> None:
-    left = [shard for shard in range(job.shards) if not job.is_written(shard)]
-    documents = len(job.corpus) * len(left) // (job.shards * processes)
-    sample = job.documents(left[0]) if left else []
-    if isinstance(served, ServedReader):
-        served.estimate(documents, sample or [""])
-    elif sample:
-        served.estimate(documents, len(sample), job.windows(job.encode(sample)))
-
-
-def _load_scorer(options: Scoring, job: ScoringJob, dtype: str, state: PartialState) -> Scorer:
+def _load_scorer(options: Namespace, job: ScoringJob, dtype: str, state: PartialState) -> Scorer:
     """Load the teacher, ready to score, on this process's device."""
-    source, reader = options.source, job.reader
+    source, reader = source_of(options), job.reader
     assert reader is not None
     if options.engine == "vllm":
         from vocagnolm.store.vllm import VLLMScorer

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -52,7 +53,6 @@ _KINDS = (
 
 _A = TypeVar("_A")
 _T = TypeVar("_T")
-_S = TypeVar("_S", bound="Served")
 # What reads the wanted part of an answer, or raises an error.
 Check = Callable[[PromptTokens], _T]
 
@@ -98,21 +98,60 @@ class Form:
         return f"{self.dialect.name}, {'ids' if self.lead is None else 'text'}"
 
 
-@dataclass(frozen=True)
-class Start:
-    """A start token's text, the words that may follow it, and if one gets a space before it."""
-
-    text: str
-    vocabulary: int
-    puts_space: bool = False
-
-
 class Served:
-    """A model that a server has under a name, and the form in which it is asked."""
+    """A model that a server has under a name, and the form in which it is asked, once it is found.
 
-    def __init__(self, server: Server, model: str, form: Form):
-        self._server, self._model, self._form = server, model, form
+    The start token has a text, and so many words may follow it, one of them with a space before it.
+    """
+
+    form: Form
+
+    def __init__(
+        self, server: Server, model: str, start: str, vocabulary: int, puts_space: bool = False
+    ):
+        self._server, self._model = server, model
+        self._start, self._vocabulary, self._puts_space = start, vocabulary, puts_space
         self.meter = _Meter(server)
+
+    def find_form(self, dialects: Iterable[Dialect]) -> None:
+        """Ask for a short prompt in every way, and keep to the first that works."""
+
+        async def find() -> None:
+            reasons = {}
+            async with self._server.connected() as client:
+                for dialect in dialects:
+                    async for form in self._forms(client, dialect):
+                        self.form = form
+                        try:
+                            found = await self.probe(client)
+                        except ConnectionError:
+                            raise
+                        except (OSError, ValueError) as error:
+                            found = Unscored(str(error))
+                        if isinstance(found, Unscored):
+                            reasons[dialect.name] = found.reason
+                        elif np.ptp(found):
+                            return
+                        else:
+                            reasons[dialect.name] = "all losses are the same"
+            url, shown = self._server.url, "; ".join(": ".join(one) for one in reasons.items())
+            raise ValueError(f"--server {url} gives no losses of a prompt ({shown}): {_KINDS}")
+
+        asyncio.run(find())
+
+    async def _forms(self, client: httpx.AsyncClient, dialect: Dialect) -> AsyncIterator[Form]:
+        """Yield the ways to ask in a dialect, the most exact first."""
+        yield Form(dialect)
+        forms = [Form(dialect, self._start)]
+        if isinstance(dialect, OpenAIDialect):
+            body = dialect.request_first(self._model, self._start, self._vocabulary)
+            with suppress(OSError, *MALFORMED):
+                answer = await self._server.ask(client, dialect.path, body, PROBED)
+                forms = [Form(dialect, self._start, dialect.read_first(answer))]
+        for form in (*forms, Form(dialect, "")):
+            yield form
+            if self._puts_space:
+                yield replace(form, is_trimmed=True)
 
     @property
     def about(self) -> dict[str, object]:
@@ -121,7 +160,7 @@ class Served:
             "engine": "served",
             "server": self._server.host,
             "served_model": self._model,
-            "dialect": str(self._form),
+            "dialect": str(self.form),
             "dtype": None,
             "teacher_revision": None,
         }
@@ -131,7 +170,7 @@ class Served:
         self.meter.expected = round(requests)
         logger.info(
             "%s at %s (%s): %s documents, %s, about %s requests, %d at once",
-            *(self._model, self._server.url, self._form, f"{documents:,}", tokens),
+            *(self._model, self._server.url, self.form, f"{documents:,}", tokens),
             *(f"{requests:,.0f}", self._server.concurrency),
         )
 
@@ -162,7 +201,7 @@ class Served:
         times: int | None = None,
     ) -> _T | Unscored:
         """Ask for a prompt, again where the answer is not what was asked for."""
-        dialect, reason = self._form.dialect, ""
+        dialect, reason = self.form.dialect, ""
         body = dialect.request(self._model, prompt)
         for _ in range(_ASKED):
             try:
@@ -185,15 +224,19 @@ class Served:
 class ServedScorer(Served):
     """Scores windows of a reader's tokens."""
 
-    def __init__(self, server: Server, model: str, form: Form, reader: Reader):
-        super().__init__(server, model, form)
+    def __init__(self, server: Server, model: str, reader: Reader):
+        tokenizer = reader.tokenizer
+        spaced = decode_behind(reader, tokenizer.encode("a", add_special_tokens=False)) == " a"
+        super().__init__(
+            server, model, str(tokenizer.decode([reader.start])), len(tokenizer), spaced
+        )
         self._reader = reader
         self._texts: dict[int, str] = {}
 
     @property
     def takes_ids(self) -> bool:
         """True where token ids are sent, and not text."""
-        return self._form.lead is None
+        return self.form.lead is None
 
     def estimate(self, documents: int, sample: int, windows: Sequence[Window]) -> None:
         """Tell how much is to be done, by the windows of some of the documents."""
@@ -218,10 +261,10 @@ class ServedScorer(Served):
         return await self.ask(client, self._prompt(window), check, PROBED)
 
     def _prompt(self, window: Window) -> Prompt:
-        if self._form.lead is None:
+        if self.form.lead is None:
             return window.ids
         text = decode_behind(self._reader, window.ids[1:])
-        return self._form.lead + text[self._form.is_trimmed and text.startswith(" ") :]
+        return self.form.lead + text[self.form.is_trimmed and text.startswith(" ") :]
 
     def _checked(self, window: Window, found: PromptTokens) -> LossArray:
         """Return the losses of a window; a ValueError where they are not of its tokens."""
@@ -243,7 +286,7 @@ class ServedScorer(Served):
             self._check_end(window)
         losses = np.array(found.losses[count - window.scored :], np.float32)
         if window.scored == count - 1:
-            losses = self._form.with_first(losses, self._text(window.ids[1]))
+            losses = self.form.with_first(losses, self._text(window.ids[1]))
         self.meter.tokens += len(losses)
         return numbers(losses)
 
@@ -277,56 +320,6 @@ def numbers(losses: LossArray) -> LossArray:
 def _visible(text: str) -> str:
     """Return what servers agree upon of a token: not its spaces, nor parts of a character."""
     return text.replace(PART, "").replace("\u2581", " ").strip()
-
-
-def find_served(
-    server: Server,
-    model: str,
-    dialects: Iterable[Dialect],
-    start: Start,
-    make: Callable[[Form], _S],
-) -> _S:
-    """Ask for a short prompt in every way, and return the first that works."""
-
-    async def find() -> _S:
-        reasons = {}
-        async with server.connected() as client:
-            for dialect in dialects:
-                async for form in _forms(dialect, server, client, model, start):
-                    made = make(form)
-                    try:
-                        found = await made.probe(client)
-                    except ConnectionError:
-                        raise
-                    except (OSError, ValueError) as error:
-                        found = Unscored(str(error))
-                    if not isinstance(found, Unscored) and np.ptp(found):
-                        return made
-                    no_loss = Unscored("all losses are the same")
-                    reasons[dialect.name] = found if isinstance(found, Unscored) else no_loss
-        shown = "; ".join(f"{name}: {one.reason}" for name, one in reasons.items())
-        raise ValueError(f"--server {server.url} gives no losses of a prompt ({shown}): {_KINDS}")
-
-    return asyncio.run(find())
-
-
-async def _forms(
-    dialect: Dialect, server: Server, client: httpx.AsyncClient, model: str, start: Start
-) -> AsyncIterator[Form]:
-    """Yield the ways to ask in a dialect, the most exact first."""
-    yield Form(dialect)
-    forms = [Form(dialect, start.text)]
-    if isinstance(dialect, OpenAIDialect):
-        body = dialect.request_first(model, start.text, start.vocabulary)
-        try:
-            first = dialect.read_first(await server.ask(client, dialect.path, body, PROBED))
-            forms = [Form(dialect, start.text, first)]
-        except (OSError, *MALFORMED):
-            pass
-    for form in (*forms, Form(dialect, "")):
-        yield form
-        if start.puts_space:
-            yield replace(form, is_trimmed=True)
 
 
 class _Meter:

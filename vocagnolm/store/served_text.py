@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vocagnolm.readers import DOCUMENT_SEPARATOR
 from vocagnolm.store.dialects import PromptTokens
-from vocagnolm.store.served import PART, PROBED, Form, Refused, Served, numbers
+from vocagnolm.store.served import PART, PROBED, Refused, Served, numbers
 from vocagnolm.store.server import Server
 from vocagnolm.store.store import LossArray
 from vocagnolm.store.windows import Unscored
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
 _MOST, _USUAL = 4, 3
 # Of a context, as the next characters may have more tokens than those before.
 _FILL = 0.9
-# Tokens beside the least context, among which two windows have to agree.
-_SHARED = 16
+# Tokens beside the least context, among which two windows have to agree: at most, and of how many.
+_SHARED, LEAST_CONTEXT = 16, 8
+# More words than any model has.
+_ANY_VOCABULARY = 10**6
 _Tokens = tuple[Spans, LossArray]
 
 
@@ -38,8 +42,8 @@ class ServedReader(Served):
     A further window of a text has `min_context` tokens before those that it scores.
     """
 
-    def __init__(self, server: Server, model: str, form: Form, context: int, min_context: int):
-        super().__init__(server, model, form)
+    def __init__(self, server: Server, model: str, context: int, min_context: int):
+        super().__init__(server, model, DOCUMENT_SEPARATOR, _ANY_VOCABULARY)
         self._context, self._min_context = context, min_context
 
     def read(self, texts: Sequence[str]) -> list[_Tokens | Unscored]:
@@ -56,12 +60,12 @@ class ServedReader(Served):
 
     async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
         """Ask for the losses of a short text."""
-        if self._form.lead is None:
+        if self.form.lead is None:
             return Unscored("it cannot be asked for ids without a tokenizer")
         # Other characters may be told in parts.
         text = PROBE.encode("ascii", "ignore").decode()[: self._context // 2]
         check = partial(self._checked, text, is_first=True)
-        found = await self.ask(client, self._form.lead + text, check, PROBED)
+        found = await self.ask(client, self.form.lead + text, check, PROBED)
         return found if isinstance(found, Unscored) else found[1]
 
     async def _read(self, client: httpx.AsyncClient, text: str) -> _Tokens | Unscored:
@@ -82,7 +86,7 @@ class ServedReader(Served):
                 return refused or Unscored("a window of it has no room behind --min_context")
             asked = text[begin:end]
             check = partial(self._checked, asked, is_first=not begin)
-            found = await self.ask(client, f"{self._form.lead}{asked}", check)
+            found = await self.ask(client, f"{self.form.lead}{asked}", check)
             self.meter.add()
             if isinstance(found, Refused) and len(asked.encode()) >= self._context:
                 # It may be too long.
@@ -103,7 +107,7 @@ class ServedReader(Served):
             spans = np.concatenate([spans[:kept], places[first:] + begin])
             losses = np.concatenate([losses[:kept], values[first:]])
             width = int(len(asked) * _FILL * self._context / len(values))
-            back = self._min_context + min(_SHARED, self._context // 8)
+            back = self._min_context + min(_SHARED, self._context // LEAST_CONTEXT)
             begin = int(spans[max(0, len(spans) - back), 0])
             # Some tokenizers put a space before a text.
             begin += text[begin] == " "
@@ -118,7 +122,7 @@ class ServedReader(Served):
         spans = find_spans(text, [piece or "" for piece in found.texts[1:]])
         losses = np.array(found.losses[1:], np.float32)
         if is_first:
-            losses = self._form.with_first(losses, found.texts[1] or "")
+            losses = self.form.with_first(losses, found.texts[1] or "")
         numbers(losses[0 if is_first else 1 :])
         return spans, losses
 
@@ -141,15 +145,14 @@ def joint(before: Spans, behind: Spans, least: int) -> tuple[int, int] | None:
     >>> joint(one, other, least=1)
     (2, 1)
     """
-    pairs = np.hstack([before[:-1], before[1:]])[-len(behind) :].tolist()
-    offset = len(before) - len(pairs)
-    places = {tuple(pair): offset + at for at, pair in enumerate(pairs)}
+    since = int(before[:, 0].searchsorted(behind[0, 0]))
+    pairs = pairwise(map(tuple, before[since:].tolist()))
+    places = {pair: kept for kept, pair in enumerate(pairs, since + 1)}
     for first in range(len(behind) - 1, max(least, 1) - 1, -1):
-        (start, end), (next_start, next_end) = behind[first - 1 : first + 1].tolist()
-        kept = places.get((start, end, next_start, next_end))
+        last, following = map(tuple, behind[first - 1 : first + 1].tolist())
         # Not within a character.
-        if kept is not None and end <= next_start:
-            return kept, first
+        if (last, following) in places and last[1] <= following[0]:
+            return places[last, following], first
     return None
 
 

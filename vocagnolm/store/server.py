@@ -89,19 +89,16 @@ class Server:
         A RefusedRequestError where the server finds it wrong, another ValueError where it sends
         elsewhere, or does not know the path, the model or the key.
         """
-        found = await self._answer(client, path, body)
         waits_s = self.waits_s[:times]
-        for wait_s in waits_s:
+        for wait_s in (*waits_s, None):
+            found = await self._answer(client, path, body)
             if not isinstance(found, _Fault):
                 return found
-            self.asked_again += 1
-            # Not all at once, as those that failed at once would.
-            await asyncio.sleep(
-                max(min(found.wait_s, _LONGEST_S), wait_s * random.uniform(0.5, 1.0))
-            )
-            found = await self._answer(client, path, body)
-        if not isinstance(found, _Fault):
-            return found
+            if wait_s is not None:
+                self.asked_again += 1
+                # Not all at once, as those that failed at once would.
+                least_s = wait_s * random.uniform(0.5, 1.0)
+                await asyncio.sleep(max(min(found.wait_s, _LONGEST_S), least_s))
         kind = OSError if found.is_reached else ConnectionError
         raise kind(
             f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "

@@ -98,13 +98,13 @@ class HFScorer:
     @torch.no_grad()
     def _batch_losses(self, windows: Sequence[Window]) -> list[LossArray]:
         """Score a batch; padding stands behind the tokens, which do not see it."""
-        length = max(len(window.ids) for window in windows)
+        scored = [slice(len(window.ids) - window.scored, len(window.ids)) for window in windows]
+        length = max(part.stop for part in scored)
         ids_BT = torch.zeros((len(windows), length), dtype=torch.long)
         labels_BT = torch.full_like(ids_BT, IGNORED_LABEL)
-        for row, window in enumerate(windows):
-            end = len(window.ids)
-            ids_BT[row, :end] = torch.tensor(window.ids)
-            labels_BT[row, end - window.scored : end] = ids_BT[row, end - window.scored : end]
+        for row, (window, part) in enumerate(zip(windows, scored, strict=True)):
+            ids_BT[row, : part.stop] = torch.tensor(window.ids)
+            labels_BT[row, part] = ids_BT[row, part]
         loss_BT = self._model(
             input_ids=ids_BT.to(self._device),
             position_ids=torch.arange(length, device=self._device).expand(len(windows), -1),
@@ -113,6 +113,4 @@ class HFScorer:
             token_losses=True,
         )
         rows = loss_BT.float().cpu().numpy()
-        ends = [len(window.ids) for window in windows]
-        parts = zip(rows, ends, windows, strict=True)
-        return [row[end - window.scored : end] for row, end, window in parts]
+        return [row[part] for row, part in zip(rows, scored, strict=True)]
