@@ -26,6 +26,7 @@ SPANS = {
     "the last part has it all": ("é!", ["", "é", "!"], [[0, 1], [0, 1], [1, 2]]),
     "a part and more": ("éx", ["\ufffd", "\ufffdx"], [[0, 1], [0, 2]]),
     "spaces left out": ("the  cat", ["the", "cat"], [[0, 3], [3, 8]]),
+    "a space alone before it": ("7 a", [" ", "7", " a"], [[0, 1], [0, 1], [1, 3]]),
     "a space before it": ("the cat", [" the", " cat"], [[0, 3], [3, 7]]),
     "U+FFFD in the text": ("a\ufffd b", ["a", "\ufffd", " b"], [[0, 1], [1, 2], [2, 4]]),
     "two in parts": ("😀😀a", ["\ufffd"] * 4 + ["a"], None),
@@ -63,6 +64,7 @@ class AskedReader(ServedReader):
     async def ask(self, client: Any, prompt: Any, check: Any, times: int | None = None) -> Any:
         ids = self.tokenizer.encode(prompt, add_special_tokens=False)
         self.asked.append(len(ids))
+        assert len(self.asked) < 1000, "it asks for ever"
         if len(ids) >= SERVER_CONTEXT or self.refused in prompt:
             return Refused("too long")
         start = self.tokenizer.decode([0])
@@ -122,6 +124,15 @@ def test_window_of_too_many_tokens_is_cut_once(
     assert found[1].tolist() == encode(tokenizer, text).ids.tolist()
     over = next(at for at, asked in enumerate(reader.asked) if context <= asked < SERVER_CONTEXT)
     assert reader.asked[over + 1] == int(0.9 * context) - 1
+
+
+def test_character_of_many_tokens_ends_the_windows(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerBase],
+) -> None:
+    reader = AskedReader(tokenizers_by_family["metaspace"], LEAST_CONTEXT, 2)
+    found = asyncio.run(reader._read(None, "qz7\U0001f9ff"))  # type: ignore[arg-type]
+    assert isinstance(found, Unscored)
+    assert reader.asked == [8, 4, 8]
 
 
 def test_refusal_of_a_further_window_is_told(

@@ -96,7 +96,9 @@ class ServedReader(Served):
                 return found
             places, values = found
             if len(values) >= self._context:
-                width, end = int(places[int(_FILL * self._context) - 2, 1]), before
+                # Shorter at least, as all that are too many may be parts of its last character.
+                place = int(places[int(_FILL * self._context) - 2, 1])
+                width, end = min(place, len(asked) - 1), before
                 continue
             refused, kept, first = None, 0, 0
             if begin:
@@ -189,7 +191,8 @@ def find_spans(text: str, pieces: Sequence[str]) -> Spans:
             start, end, is_part = at, at + len(piece), False
         else:
             start, end, is_part = at, at, True
-        spans.append((start, end + is_part))
+        # A token of that space alone has the first character.
+        spans.append((start, max(end + is_part, 1)))
         at, is_open = end, is_part
     if at + is_open != len(text):
         raise ValueError(f"{len(pieces)} tokens end at character {at} of {len(text)}")
