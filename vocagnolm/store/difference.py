@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vocagnolm.store.store import Store, spans_and_losses
+from vocagnolm.store.reader import spans_and_losses
+from vocagnolm.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import MISSING
 from vocagnolm.readers import Guide, Reader, TeacherTokens
-from vocagnolm.store.store import Store, spans_and_losses
+from vocagnolm.store.store import LossArray, Store, StoredSegment
 from vocagnolm.texts.cutting import EMPTY
-from vocagnolm.texts.tokens import Tokens
+from vocagnolm.texts.tokens import Spans, Tokens
+
+
+def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArray]:
+    """Join the spans [N, 2] and the losses [N] of segments of a document."""
+    spans = np.concatenate([np.empty((0, 2), np.int64), *(one.spans for one in segments)])
+    return spans, np.concatenate([np.empty(0, np.float32), *(one.losses for one in segments)])
 
 
 @dataclass(frozen=True)

@@ -83,13 +83,6 @@ class StoredSegment:
     losses: LossArray
 
 
-def spans_and_losses(segments: Iterable[StoredSegment]) -> tuple[Spans, LossArray]:
-    """Join the spans [N, 2] and the losses [N] of segments of a document."""
-    parts = list(segments)
-    spans = np.concatenate([np.empty((0, 2), np.int64), *(part.spans for part in parts)])
-    return spans, np.concatenate([np.empty(0, np.float32), *(part.losses for part in parts)])
-
-
 def document_key(text: str) -> bytes:
     """Return the key of a document: the first 16 bytes of the SHA-256 of its UTF-8 text."""
     return hashlib.sha256(text.encode()).digest()[:KEY_BYTES]
