@@ -6,34 +6,9 @@ from pathlib import Path, PurePosixPath
 import pandas as pd
 
 from vocagnolm.analysis.panels import Figure, draw_figure, overlap_panels
-from vocagnolm.analysis.runs import teacher_rows
+from vocagnolm.analysis.runs import TEXTS, teacher_rows
 from vocagnolm.host.files import JsonObject
 from vocagnolm.host.tables import markdown_table
-
-# Lines of the first two tables: what they are called, and where a teacher has their numbers.
-_VOCABULARY = {
-    f"{size}, {how}": f"vocabulary_overlap.{key}.{of}"
-    for key, how in (("raw", "as written"), ("bytes", "as bytes"))
-    for of, size in (("teacher", "teacher's"), ("student", "student's"), ("union", "either's"))
-}
-_PER_TOKEN = {
-    "mapped": "mapping.mapped",
-    "unmapped": "mapping.unmapped",
-    "range of 1 teacher token": "mapping.range_of_1",
-    "range of 2": "mapping.range_of_2",
-    "range of 3 or more": "mapping.range_of_3_or_more",
-    "one-to-one (same characters)": "mapping.one_to_one",
-    "one-to-many": "mapping.one_to_many",
-    "many-to-one": "mapping.many_to_one",
-    "straddling": "mapping.straddling",
-    "IoU": "token_level.iou",
-    "IoS": "token_level.ios",
-}
-_RATIOS = {
-    "teacher tokens per student token": "mapping.teacher_tokens_per_student_token",
-    "student tokens per character": "mapping.student_tokens_per_character",
-    "teacher tokens per character": "mapping.teacher_tokens_per_character",
-}
 
 
 def audit_markdown(content: JsonObject) -> str:
@@ -41,15 +16,12 @@ def audit_markdown(content: JsonObject) -> str:
     teachers, names = content["teachers"], labels(content)
     # A row for each number, as "mapping.one_to_one", and a column for each teacher.
     numbers = pd.json_normalize(teachers).T
-    ratios = [[title, *map("{:.4f}".format, numbers.loc[key])] for title, key in _RATIOS.items()]
-    vocabulary, per_token = (
-        [[title, *map(_percent, numbers.loc[key])] for title, key in keys.items()]
-        for keys in (_VOCABULARY, _PER_TOKEN)
-    )
-    tables = {
-        "Vocabulary overlap (%)": [["shared, of the words", *names], *vocabulary],
-        "Token-level map (% of the student's tokens)": [["", *names], *per_token, *ratios],
-    }
+    tables = {}
+    for table in TEXTS["audit"]:
+        rows = [[table["head"], *names]]
+        rows += [[x, *map(_percent, numbers.loc[key])] for x, key in table["shares"].items()]
+        rows += [[x, *map("{:.4f}".format, numbers.loc[key])] for x, key in table["ratios"].items()]
+        tables[table["title"]] = rows
     if content["sequences"]:
         sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
         both = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +10,8 @@ import pandas as pd
 
 from vocagnolm.analysis.frame import option_of
 from vocagnolm.analysis.panels import Mark, Panel, line
-from vocagnolm.analysis.runs import EVAL_LOSS, read_state, readable
+from vocagnolm.analysis.runs import TEXTS, read_state, readable
 
-# Titles, and the entries of the log: the value, and the ends of its band, if it has some.
-_CURVES: Mapping[str, tuple[str, ...]] = {
-    "loss on all tokens (nats)": ("student_loss_nats",),
-    "loss on selected tokens (nats)": ("selected_loss_nats",),
-    "held-out loss (nats)": (EVAL_LOSS,),
-    "excess, median (nats)": (
-        "excess_loss_p50_nats",
-        "excess_loss_p10_nats",
-        "excess_loss_p90_nats",
-    ),
-    "selected share of the tokens": ("selected_fraction",),
-    "unmapped share of the tokens": ("unmapped_fraction",),
-}
 _UNITS = {1e9: "billions", 1e6: "millions", 1e3: "thousands", 1.0: ""}
 # More points than a page has room for are averaged.
 _MOST_POINTS = 200
@@ -37,7 +24,7 @@ def curve_panels(all_settings: Sequence[pd.DataFrame], labels: Sequence[str]) ->
     scale = next((scale for scale in _UNITS if most >= 2 * scale), 1.0)
     x_label = " of ".join(filter(None, (_UNITS[scale], "student tokens")))
     panels = []
-    for title, entries in _CURVES.items():
+    for title, entries in TEXTS["curves"].items():
         found: list[Mark] = []
         for style, (label, log) in enumerate(zip(labels, logs, strict=True)):
             if entries[0] in log:

@@ -25,6 +25,7 @@ from vocagnolm.analysis.runs import (
     EVAL_LOSS,
     GUIDANCE_FILE,
     RESULTS_FILE,
+    TEXTS,
     Row,
     Run,
     find_evaluation,
@@ -40,15 +41,7 @@ from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import JsonObject, read_json
 from vocagnolm.host.settings import RUN_FILE
 
-METHOD_LABELS = {
-    "vocagnolm": "VocAgnoLM",
-    "uld": "ULD",
-    "kld": "KLD",
-    "cpt": "CPT",
-    "rho1": "Rho-1",
-    "chunk": "chunks",
-    "random": "random tokens",
-}
+METHOD_LABELS: dict[str, str] = TEXTS["methods"]
 _FIELDS = ["run", "source", "model", "method", "teacher", "setting", "seed", "options"]
 _FIELDS += ["dataset", "chunks", "column", "value", "rounded", "low", "high", "marked"]
 _OF_A_SEED = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}

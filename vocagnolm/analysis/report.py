@@ -21,14 +21,13 @@ from vocagnolm.analysis.frame import (
 )
 from vocagnolm.analysis.paired import Pairing
 from vocagnolm.analysis.panels import Figure, Panel, draw_figure, draw_svg
-from vocagnolm.analysis.runs import EVAL_LOSS, heading, in_order, read_state
+from vocagnolm.analysis.runs import EVAL_LOSS, TEXTS, heading, in_order, read_state
 from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import write_text
 from vocagnolm.host.pages import render_page
 from vocagnolm.host.plots import COLORS
 from vocagnolm.host.tables import markdown_table
 
-_STAR = "*: may not be put beside a published number; the notes on its run say why."
 # Of a log.
 _LOGGED = ["tokens_per_s", "train_runtime"]
 # As `plots.DASHES`.
@@ -80,7 +79,7 @@ def _accuracies(comparison: Comparison) -> Iterator[Section]:
     for x in comparison.reported.itertuples():
         title = f"reported: {x.row} ({x.table})"
         cells[title, x.column], heads[title] = f"{x.reported:.1f}", [title, "paper"]
-    notes = [f"+-: half the width of the 95 % interval. {_STAR}"]
+    notes = [_note("accuracies", "star")]
     for run in comparison.runs:
         name, revision = run.model.rsplit(", revision ", 1)
         # As much of a hash as tells it apart.
@@ -134,12 +133,8 @@ def _costs(comparison: Comparison) -> Iterator[Section]:
             )
         ]
         rows.append(row)
-    note = (
-        "Held-out loss: nats per token after the last step. Tokens/s: the median of the log. "
-        "Hours: of the training since it was last started. FLOPs: as Trainer counts them."
-    )
     if len(rows) > 1:
-        yield Section("Cost", rows, [note])
+        yield Section("Cost", rows, [_note("costs")])
 
 
 def _table(titles: Sequence[str], heads: Mapping[str, Sequence[str]], cells: Cells) -> _Rows:
@@ -161,6 +156,10 @@ def _star(marked: object) -> str:
     return "*" if marked else ""
 
 
+def _note(*names: str) -> str:
+    return " ".join(TEXTS["notes"][name] for name in names)
+
+
 def _pairings(comparison: Comparison) -> Iterator[Section]:
     if not comparison.pairings:
         return
@@ -169,12 +168,7 @@ def _pairings(comparison: Comparison) -> Iterator[Section]:
     rows[0] += [f"only {first} right", "only the run right", "p", "p (Holm)"]
     for pairing in comparison.pairings:
         rows += _pairing(pairing, comparison.verdicts)
-    note = (
-        "points: of the accuracies before they are rounded. Interval: paired bootstrap, "
-        f"{comparison.resamples:,} resamples, seed {comparison.seed}; too narrow where few items "
-        "are decided by one run only. p: McNemar's exact test, two-sided, not corrected for the "
-        f"number of benchmarks; p (Holm): corrected. {_STAR}"
-    )
+    note = _note("pairings", "star").format(**vars(comparison))
     yield Section(f"Points above {first}, over the same items", rows, [note])
 
 
@@ -214,12 +208,8 @@ def _against_reported(comparison: Comparison) -> Iterator[Section]:
         for run in comparison.runs:
             title = f"{run.label} less reported: {row}"
             heads[title] = [title, run.prompts]
-    note = (
-        "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
-        f"number alone; the reported one has an error of its own. {_STAR}"
-    )
     rows = _table(["", "prompts"], heads, cells)
-    yield Section("Points above the reported numbers", rows, [note])
+    yield Section("Points above the reported numbers", rows, [_note("reported", "star")])
 
 
 def _points(value: float) -> str:
@@ -271,11 +261,7 @@ def comparison_html(comparison: Comparison) -> str:
         figure = _bars(comparison)
         pictures.append(("Accuracy", _in_rows(figure.panels[0]), figure.notes()))
     if curves:
-        note = (
-            "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of "
-            "the excess: the tokens' median, and a band from their 10th to their 90th percentile."
-        )
-        pictures.append(("Along the training", curves, [note]))
+        pictures.append(("Along the training", curves, [_note("curves")]))
     return render_page(
         "comparison.html",
         names=list(dict.fromkeys(comparison.labels.values())),

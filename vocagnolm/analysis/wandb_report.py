@@ -4,17 +4,8 @@ from types import ModuleType
 
 from vocagnolm.analysis.compare import Comparison
 from vocagnolm.analysis.report import comparison_markdown
-from vocagnolm.analysis.runs import reject
+from vocagnolm.analysis.runs import TEXTS, reject
 from vocagnolm.host.trackers import STEP
-
-_CURVES = {
-    "Loss on all tokens": "train/student_loss_nats",
-    "Loss on selected tokens": "train/selected_loss_nats",
-    "Held-out loss": "eval/loss",
-    "Median excess loss": "guidance/excess_loss_p50_nats",
-    "Selected share": "guidance/selected_fraction",
-    "Tokens per second": "speed/tokens_per_s",
-}
 
 
 def import_reports(project: str) -> ModuleType:
@@ -37,7 +28,8 @@ def write_report(comparison: Comparison, project: str) -> str:
     entity, name = project.split("/")
     labels = list(comparison.labels.values())
     panels = [
-        reports.LinePlot(title=title, x=STEP, y=[metric]) for title, metric in _CURVES.items()
+        reports.LinePlot(title=title, x=STEP, y=[metric])
+        for title, metric in TEXTS["wandb_curves"].items()
     ]
     runset = reports.Runset(entity=entity, project=name)
     blocks = [
