@@ -28,8 +28,8 @@ def audit_markdown(content: JsonObject) -> str:
             [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in t["chunks"]] for t in teachers
         ]
         counts = map(str, content["settings"]["chunks"])
-        chunks = [list(row) for row in zip(counts, *both, strict=True)]
-        tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = [["chunks", *names], *chunks]
+        rows = [["chunks", *names], *map(list, zip(counts, *both, strict=True))]
+        tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = rows
     for name, teacher in zip(names, teachers, strict=True):
         if teacher["worst"]:
             tables[f"Documents that fit {name} worst, numbered from 0"] = _worst(teacher)

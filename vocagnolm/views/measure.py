@@ -60,7 +60,7 @@ def view_documents(
         )
         block = as_block(number, arrays[number : number + 1])
         batch = cast(Batch, send_to_device(collate([block]), pair.device))
-        segment = read_segment(row, corpus[row["document"]], pair.student_reader)
+        segment = read_segment(row, corpus, pair.student_reader)
         segment = replace(segment, document=first + segment.document)
         views += view_rows(batch, measure(batch, pair, method), [[segment]])
     return views

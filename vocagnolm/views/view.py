@@ -176,20 +176,15 @@ def sample_blocks(
     The segments are the rows that the blocks were packed from.
     """
     rows = tuple(
-        tuple(
-            read_segment(row, corpus[row["document"]], student)
-            for row in (segments[int(segment)] for segment in blocks.segments(number))
-        )
+        tuple(read_segment(segments[int(one)], corpus, student) for one in blocks.segments(number))
         for number in numbers
     )
     return Sample(collate([blocks[number] for number in numbers]), rows)
 
 
-def read_segment(row: JsonObject, document: JsonObject, student: Reader) -> SegmentText:
-    """Find the characters of the tokens of a segment, a row of `data.Segments.rows`.
-
-    The document is a row of the corpus.
-    """
+def read_segment(row: JsonObject, corpus: datasets.Dataset, student: Reader) -> SegmentText:
+    """Find the characters of the tokens of a segment, a row of `data.Segments.rows`."""
+    document = corpus[row["document"]]
     text, ids = document["text"][row["start"] : row["end"]], row["student_ids"]
     roles, ends = document.get(ROLES, ()), document.get(ENDS, ())
     begins = [begin for begin, _ in Conversation("", tuple(roles), tuple(ends)).places]
