@@ -42,7 +42,8 @@ def corpus_of(*conversations: object) -> datasets.Dataset:
 def pair(
     tokenizers: Tokenizers, student_limit: int = 200, teacher_limit: int = 200
 ) -> list[Reader]:
-    student = student_reader(tokenizers["metaspace"], student_limit, "plain")
+    # A copy: the tokenizer gets the template, and the session has but one of it.
+    student = student_reader(deepcopy(tokenizers["metaspace"]), student_limit, "plain")
     return [student, teacher_reader(tokenizers["nfc_digits"], teacher_limit, "chatml")]
 
 
@@ -58,7 +59,7 @@ def test_cache_tells_labels_and_templates_apart(
     corpus_of(talk(*TALK)).save_to_disk(tmp_path / "talk")
     corpus = datasets.load_from_disk(tmp_path / "talk")
     student, teacher = pair(tokenizers_by_family)
-    other = student_reader(tokenizers_by_family["metaspace"], 200, "chatml")
+    other = student_reader(deepcopy(tokenizers_by_family["metaspace"]), 200, "chatml")
     (answers,) = align_corpus(corpus, student, teacher).rows["student_labelled"]
     whole, changed = (
         align_corpus(corpus, s, teacher, train_on="all").rows for s in (student, other)

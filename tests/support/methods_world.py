@@ -58,7 +58,8 @@ class World:
         turns = [(text[:6].strip() or "?", text[6:20]) for text in self.texts]
         rows = ({"prompt": question, "completion": answer} for question, answer in turns)
         corpus = datasets.Dataset.from_dict(read_rows(rows, "prompt_completion"))
-        student = student_reader(self.ours, MAX_LENGTH, "plain")
+        # A copy: the tokenizer gets the template, and the session has but one of it.
+        student = student_reader(copy.deepcopy(self.ours), MAX_LENGTH, "plain")
         assert student.template
         # Shorter than any that is built in, as blocks are.
         source = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
