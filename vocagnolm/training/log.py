@@ -73,7 +73,8 @@ class RunLog(TrainerCallback):
             )
             _tell(f"{step:>{_WIDTHS['step']}}{tokens:>{_WIDTHS['tokens']}}   {', '.join(others)}")
             return
-        cells = [f"{step}", tokens, *(_loss(entry, name) for name in _LOSSES)]
+        cells = [f"{step}", tokens]
+        cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in _LOSSES]
         cells += [f"{entry['selected_fraction']:.1%}", in_short(entry.get("tokens_per_s", 0.0))]
         row = "".join(
             f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS.values(), strict=True)
@@ -111,22 +112,15 @@ def tell_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
 def read_log(path: Path) -> list[dict[str, float]]:
     """Read a log file, but for lines that are damaged or cut off; [] where there is none."""
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-    return [entry for entry in map(_entry, text.splitlines()) if entry]
-
-
-def _entry(line: str) -> dict[str, float]:
-    with suppress(ValueError):
-        found = json.loads(line)
-        return found if isinstance(found, dict) else {}
-    return {}
+    found = []
+    for line in text.splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [entry for entry in found if isinstance(entry, dict)]
 
 
 def _line(entry: Mapping[str, object]) -> str:
     return json.dumps(entry) + "\n"
-
-
-def _loss(entry: Mapping[str, float], name: str) -> str:
-    return f"{entry[name]:.4f}" if name in entry else "-"
 
 
 def _rounded(value: object) -> str:

@@ -97,19 +97,18 @@ def load_weights(checkpoint: Path, model: nn.Module) -> None:
         LayoutError: the names or shapes in the checkpoint are not the model's, or FSDP1 shards it.
         OSError: a shard is missing or damaged.
     """
-    weights = _weights(model)
-    if is_sharded(checkpoint):
-        directory, shapes = checkpoint / _DIRECTORIES[MODEL], _shapes(checkpoint)
-        _check(checkpoint, shapes, weights)
-        # Straight into the weights' own memory: no second copy of the model.
-        _load(directory, {f"{MODEL}.{name}": weights[name].detach() for name in shapes})
-        return
-    if not any(isinstance(weight, DTensor) for weight in weights.values()):
+    weights, shapes, sharded = _weights(model), _shapes(checkpoint), is_sharded(checkpoint)
+    if not sharded and not any(isinstance(weight, DTensor) for weight in weights.values()):
         raise LayoutError(
             f"{checkpoint} was saved whole, with which FSDP goes on in its second version only: "
             "set fsdp_version: 2, as in accelerate_configs"
         )
-    _check(checkpoint, _shapes(checkpoint), weights)
+    _check(checkpoint, shapes, weights)
+    if sharded:
+        # Straight into the weights' own memory: no second copy of the model.
+        state = {f"{MODEL}.{name}": weights[name].detach() for name in shapes}
+        _load(checkpoint / _DIRECTORIES[MODEL], state)
+        return
     for path in sorted(checkpoint.glob(_WEIGHT_FILES)):
         with safe_open(path, framework="pt") as file:
             for name in sorted(file.keys()):
