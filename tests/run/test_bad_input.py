@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -290,6 +291,20 @@ def test_train_stops_with_one_line(
         line = line.replace(f"{{{name}}}", re.escape(str(place)))
     said = fail(**given)
     assert re.match(line, said), said
+
+
+def test_error_stays_when_a_launcher_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tell = train.stop
+
+    def late(*told: Any) -> int:
+        signal.raise_signal(signal.SIGTERM)
+        return tell(*told)
+
+    monkeypatch.setattr(train, "stop", late)
+    assert train.main(["--top_k", "2"]) == 2
+    assert "SIGTERM" not in capfd.readouterr().err
 
 
 def test_train_stops_when_the_output_is_a_file(

@@ -55,16 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one training job and return its exit status."""
     quiet_logs()
     trainer: VocAgnoTrainer | None = None
-    with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
+    # While this process tells an error, a launcher may end it for another's: line and status stay.
+    with preemption.handling(preemption.SCHEDULERS, lambda name: None):
         try:
-            argv = sys.argv[1:] if argv is None else argv
-            job = parse(argv)
-            with named_in_errors(argv):
-                built = build(job)
-            if built is None:
-                return Exit.DONE
-            trainer, checkpoint = built
-            return train_and_save(trainer, checkpoint, job)
+            with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
+                argv = sys.argv[1:] if argv is None else argv
+                job = parse(argv)
+                with named_in_errors(argv):
+                    built = build(job)
+                if built is None:
+                    return Exit.DONE
+                trainer, checkpoint = built
+                return train_and_save(trainer, checkpoint, job)
         except NonFiniteLoss as error:
             return stop(_NAME, error, Exit.BAD_NUMBERS)
         except KeyboardInterrupt:
