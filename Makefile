@@ -25,8 +25,10 @@ LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' py
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
 
-# More than the cores: tests of processes wait for much of their time.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+# More than the two cores of CI: tests of processes wait for much of their time. A file stays in one
+# worker, so that what its tests share is made once.
+WORKERS ?= 3
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"

@@ -73,7 +73,10 @@ def assert_same(one: Any, other: Any) -> None:
     [
         (Method(), {"max_steps": 7}),  # more than an epoch
         (Method(), {"max_steps": 4, "gradient_accumulation_steps": 1}),
-        (Method(), {"max_steps": -1, "num_train_epochs": 2, "dataloader_num_workers": 1}),
+        pytest.param(
+            *(Method(), {"max_steps": -1, "num_train_epochs": 2, "dataloader_num_workers": 1}),
+            marks=pytest.mark.processes,
+        ),
         (Method(top_k_warmup_steps=3), {"max_steps": 4}),
         (Method("rho1", rho1_score="loss_and_entropy"), {"max_steps": 2}),
     ],
