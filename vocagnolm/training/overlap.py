@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from vocagnolm.host.command import raise_first
 
 WITH_STREAMS = ("cuda",)
-Batch = Mapping[str, Any]
+_Batch = Mapping[str, Any]
 Found = TypeVar("Found")
 
 
@@ -50,25 +50,25 @@ class Overlap(Generic[Found]):
     """
 
     def __init__(
-        self, compute: Callable[[Batch], Found], models: Sequence[nn.Module], device: torch.device
+        self, compute: Callable[[_Batch], Found], models: Sequence[nn.Module], device: torch.device
     ):
         is_sharded = any(isinstance(model, FSDPModule) for model in models)
         raise_first(overlap_faults(bool(models), is_sharded, device.type))
         self._compute = compute
         self._streams = torch.get_device_module(device)
         self._second = self._streams.Stream()
-        self._source: Iterator[Batch] | None = None
-        self._ahead: Iterator[Batch] = iter(())
-        self._following: dict[Tensor, Batch] = {}  # by the batch before, which `block` identifies
-        self._begun: tuple[Batch, Found] | None = None
+        self._source: Iterator[_Batch] | None = None
+        self._ahead: Iterator[_Batch] = iter(())
+        self._following: dict[Tensor, _Batch] = {}  # by the batch before, which `block` identifies
+        self._begun: tuple[_Batch, Found] | None = None
 
-    def ahead(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def ahead(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         """Return the same batches; each is fetched before the one ahead of it is handed out."""
         if batches is not self._source:
             self._source, self._ahead = batches, self._fetch(batches)
         return self._ahead
 
-    def _fetch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def _fetch(self, batches: Iterator[_Batch]) -> Iterator[_Batch]:
         self._following.clear()
         batch = next(batches, None)
         while batch is not None:
@@ -78,7 +78,7 @@ class Overlap(Generic[Found]):
             yield batch
             batch = following
 
-    def __call__(self, batch: Batch) -> Found:
+    def __call__(self, batch: _Batch) -> Found:
         """Return what was begun for this batch, or compute it now; begin what follows it."""
         first = self._streams.current_stream()
         if self._begun is not None and self._begun[0]["block"] is batch["block"]:
