@@ -1,9 +1,9 @@
 """The embedded world of `make demo`."""
 
-# Names of runs, and what they add to the recipe.
+# Names of runs, the longest first: their labels, and what they add to the recipe.
 METHODS = {
-    "share": ("--method=vocagnolm", "--aggregation=share"),
-    "vocagnolm": ("--method=vocagnolm",),
-    "cpt": ("--method=cpt",),
-    "random": ("--method=random",),
+    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
+    "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
+    "cpt": ("CPT", "--method=cpt"),
+    "random": ("random 40 %", "--method=random"),
 }

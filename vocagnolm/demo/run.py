@@ -18,7 +18,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from pathlib import Path
 
-from vocagnolm.demo import worker, world
+from vocagnolm.demo import METHODS, worker, world
 from vocagnolm.demo.worker import BASE, Plan, Result
 from vocagnolm.host.command import say
 from vocagnolm.host.files import check_writable
@@ -32,12 +32,6 @@ _MADE_HERE = re.compile(r"seed-?\d+|cache|clean\.jsonl|results\.json|curves\.png
 _MAX_WORKERS = 4
 # Digits shown of each metric.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
-_LABELS = {
-    "share": "VocAgnoLM, share",
-    "vocagnolm": "VocAgnoLM",
-    "cpt": "CPT",
-    "random": "random 40 %",
-}
 _SHOWN = (
     "accuracy {accuracy:.3f}, loss on clean text {clean_loss:.3f}, on answers "
     "{answer_loss:.3f} nats"
@@ -149,7 +143,7 @@ def results_table(results: Results) -> str:
     metrics = list(next(iter(results.values())))
     rows = [["method", *(metric.replace("_", " ") for metric in metrics)]]
     for method, values in results.items():
-        rows.append([_LABELS[method], *(_spread(values[m], _METRICS[m]) for m in metrics)])
+        rows.append([METHODS[method][0], *(_spread(values[m], _METRICS[m]) for m in metrics)])
     return markdown_table(rows)
 
 
@@ -170,7 +164,7 @@ def _draw_curves(plan: Plan, results: Results) -> None:
         if rows:
             steps, means = list(histories[0]), [statistics.mean(row) for row in rows]
             (curve,) = curves.plot(steps, means, dashes(position), marker=marker, color=color)
-            curve.set(label=_LABELS[method], markersize=4)
+            curve.set(label=METHODS[method][0], markersize=4)
             lows, highs = [min(row) for row in rows], [max(row) for row in rows]
             curves.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
         accuracy = metrics["accuracy"]
@@ -180,7 +174,7 @@ def _draw_curves(plan: Plan, results: Results) -> None:
     curves.set(xlabel="steps", ylabel="loss on clean text (nats per token)")
     curves.legend(frameon=False)
     dots.set(ylabel="accuracy on held-out problems", ylim=(0, 1), xlim=(-0.5, len(results) - 0.5))
-    dots.set_xticks(range(len(results)), [_LABELS[method] for method in results])
+    dots.set_xticks(range(len(results)), [METHODS[method][0] for method in results])
     figure.suptitle(f"{len(plan.seeds)} seeds; band: lowest to highest, bar: mean", fontsize=9)
     save_plot(figure, plan.output_dir / "curves.png")
 

@@ -96,9 +96,10 @@ def _continue_training(plan: Plan, directory: Path, seed: int, method: str) -> R
     trained, curve = directory / method, plan.output_dir / CURVE_FILE
     options = [f"--seed={seed}", f"--eval_steps={_CURVE_STEPS}", f"--eval_dataset={curve}"]
     options += plan.options
-    if method in ("share", "vocagnolm"):
+    _, *added = METHODS[method]
+    if "--method=vocagnolm" in added:
         options += [f"--teacher={ASSETS / TEACHER}", *plan.guidance]
-    options += METHODS[method]
+    options += added
     started = time.perf_counter()
     train(directory / BASE, directory / _PAGES_FILE, trained, *options)
     seconds = time.perf_counter() - started
