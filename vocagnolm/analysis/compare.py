@@ -1,9 +1,4 @@
-"""Runs side by side, with the paper's reported rows, and the differences between them.
-
-The first evaluated run is the baseline of the others, over the same items. Numbers are never mixed:
-runs that were asked or graded differently are not paired, and a number that is partial, or of other
-prompts or data than the published ones, is marked wherever it is shown.
-"""
+"""Runs side by side, with the paper's reported rows, and their differences from the first."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

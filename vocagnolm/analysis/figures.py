@@ -1,9 +1,6 @@
-"""The paper's figures from runs of ours.
+"""The paper's figures from runs of ours, as PNG, as PDF and, with all that they show, as JSON.
 
-    vocagnolm compare runs/a runs/b audits/t --figure 6 --output_dir figures
-
-Figures 1 and 3 to 7 are written as PNG, as PDF and, with all that they show, as JSON. Figure 8 is
-the guidance page of a text.
+Figure 8 is the guidance page of a text.
 """
 
 from __future__ import annotations
