@@ -255,8 +255,8 @@ def _view(
             pieces.append(PieceView(text[start:end], start, end, next(piece_losses)))
     tokens: list[TokenView] = []
     shown, turns = 0, [*segment.turns]
-    places = enumerate(zip(segment.spans.tolist(), segment.ranges.tolist(), strict=True))
-    for (position, ((start, end), (first, last))), numbers in zip(places, found, strict=True):
+    rows = zip(found, segment.spans.tolist(), segment.ranges.tolist(), strict=True)
+    for position, (numbers, (start, end), (first, last)) in enumerate(rows):
         student_loss, teacher_loss, has_label, is_mapped, is_trained = numbers
         status: Status = "kept" if is_trained else "dropped"
         if not (has_label and is_mapped):
