@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +19,7 @@ from vocagnolm.chat.formats import (
     find_format,
     read_rows,
 )
+from vocagnolm.corpus import load_corpus
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 
@@ -133,6 +137,15 @@ def test_row_cannot_choose_what_is_rendered(name: str) -> None:
     row = {"messages": [ASK, SAY], "chat_template_kwargs": {"thinks": True, name: "x"}}
     with pytest.raises(ValueError, match=f"chat_template_kwargs has {name}, which is no option"):
         read_rows([row], "messages")
+
+
+def test_conversation_of_wrong_bytes_is_told(tmp_path: Path) -> None:
+    content = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
+    turns = pa.StructArray.from_arrays([pa.array(["user"] * 2), content], ["role", "content"])
+    messages = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), turns)
+    pq.write_table(pa.table({"messages": messages}), tmp_path / "turns.parquet")
+    with pytest.raises(ValueError, match="a conversation is not valid UTF-8"):
+        load_corpus(str(tmp_path / "turns.parquet"))
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]

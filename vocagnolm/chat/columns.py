@@ -17,14 +17,20 @@ def as_conversations(corpus: datasets.Dataset, format: Format) -> datasets.Datas
     kinds = (texts, datasets.List(texts), places, places, texts, texts)
     columns = dict(zip(COLUMNS, kinds, strict=True))
     named = f"{corpus._fingerprint}|{format}|{[*columns]}"
-    return corpus.map(
-        partial(_read_batch, format=format),
-        batched=True,
-        remove_columns=corpus.column_names,
-        features=datasets.Features(columns),
-        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
-        desc="Reading conversations",
-    )
+    try:
+        return corpus.map(
+            partial(_read_batch, format=format),
+            batched=True,
+            remove_columns=corpus.column_names,
+            features=datasets.Features(columns),
+            new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
+            desc="Reading conversations",
+        )
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"--dataset: a conversation is not valid UTF-8 ({error}): decode its source with "
+            "errors='replace', or drop it"
+        ) from error
 
 
 def _read_batch(batch: Mapping[str, list[Any]], format: Format) -> dict[str, list[Any]]:
