@@ -64,8 +64,8 @@ def select(arguments: argparse.Namespace) -> tuple["Selections", str]:
     if len(set(names)) < len(names):
         names = list(map(str, arguments.teacher_losses))
     candidates = [
-        Candidate(*store, Method("vocagnolm", top_k, aggregation, unmapped))
-        for store, aggregation, unmapped, top_k in itertools.product(
+        Candidate(store, name, Method("vocagnolm", top_k, aggregation, unmapped))
+        for (store, name), aggregation, unmapped, top_k in itertools.product(
             enumerate(names, 1), arguments.aggregation, arguments.unmapped, arguments.top_k
         )
     ]
