@@ -16,6 +16,10 @@ WRONG: dict[tuple[str, ...], str] = {
     ("nosuch",): "vocagnolm: error: argument COMMAND: invalid choice: 'nosuch'",
     ("compare",): "vocagnolm compare: error: expected a RUN to compare, found none: give",
     ("compare", "r", "--figure", "2"): "vocagnolm compare: error: argument --figure: invalid",
+    # Said before what may be a download.
+    ("compare", "--wandb", "/no/wandb", "--figure", "3"): (
+        "vocagnolm compare: error: --figure needs --output_dir: say where the figures shall be"
+    ),
     ("inspect", *MODELS): "vocagnolm inspect: error: one of the arguments --text --text_file",
     ("inspect", *MODELS, "--text_file", "/no/file"): (
         "vocagnolm inspect: error: --text_file /no/file: expected a file in UTF-8, found: "

@@ -26,39 +26,31 @@ from vocagnolm.host.files import check_writable
 
 @shell("vocagnolm compare")
 def main(argv: Sequence[str] | None = None) -> None:
-    """Compare runs, from here and from Weights & Biases."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    """Compare runs, from here and from Weights & Biases, or draw figures of them."""
+    arguments = _parse(argv)
+    out, reported = arguments.output_dir, arguments.reported
     # Before the work, which may take minutes.
-    if arguments.output_dir:
-        check_writable(arguments.output_dir)
+    if out:
+        check_writable(out)
     if arguments.wandb_report:
         import_reports(arguments.wandb_report)
     with TemporaryDirectory() as scratch:
+        runs = arguments.runs
         if arguments.wandb:
-            arguments.runs += fetch(arguments.wandb, arguments.output_dir or Path(scratch))
-        _compare_runs(parser, arguments)
+            runs += fetch(arguments.wandb, out or Path(scratch))
+        if arguments.figure:
+            paths = make(arguments.figure, runs, out, arguments.metric, reported)
+            say("\n".join(map(str, paths)))
+            return
+        comparison = compare.compare(runs, reported, arguments.resamples, arguments.seed)
+        if out:
+            report.write_comparison(comparison, out)
+        if arguments.wandb_report:
+            note(f"report: {write_report(comparison, arguments.wandb_report)}")
+        say(report.comparison_markdown(comparison).rstrip("\n"))
 
 
-def _compare_runs(parser: Parser, arguments: Namespace) -> None:
-    runs, out, reported = arguments.runs, arguments.output_dir, arguments.reported
-    if arguments.figure:
-        if not out:
-            raise ValueError("--figure needs --output_dir: say where the figures shall be")
-        # Figures are drawn from the same runs, and have no bootstrap.
-        refuse_idle(parser.given(arguments), ("resamples", "seed", "wandb_report"), "with --figure")
-        say("\n".join(map(str, make(arguments.figure, runs, out, arguments.metric, reported))))
-        return
-    refuse_idle(parser.given(arguments), ("metric",), "without --figure")
-    comparison = compare.compare(runs, reported, arguments.resamples, arguments.seed)
-    if out:
-        report.write_comparison(comparison, out)
-    if arguments.wandb_report:
-        note(f"report: {write_report(comparison, arguments.wandb_report)}")
-    say(report.comparison_markdown(comparison).rstrip("\n"))
-
-
-def _parser() -> Parser:
+def _parse(argv: Sequence[str] | None) -> Namespace:
     parser = Parser("vocagnolm compare", __doc__)
     add = parser.add_argument
     add(
@@ -92,4 +84,13 @@ def _parser() -> Parser:
     )
     add("--resamples", type=int, default=compare.RESAMPLES, help="Bootstrap resamples.")
     add("--seed", type=int, default=compare.SEED, help="Bootstrap seed.")
-    return parser
+    arguments = parser.parse_args(argv)
+    given = parser.given(arguments)
+    if not arguments.figure:
+        refuse_idle(given, ("metric",), "without --figure")
+    elif not arguments.output_dir:
+        raise ValueError("--figure needs --output_dir: say where the figures shall be")
+    # Figures are drawn from the same runs, and have no bootstrap.
+    else:
+        refuse_idle(given, ("resamples", "seed", "wandb_report"), "with --figure")
+    return arguments

@@ -87,8 +87,7 @@ def export(
         aside.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Exported(target, parameters, dtype, revision_of(str(target), None))
+    return Exported(target, model.num_parameters(), dtype, revision_of(str(target), None))
 
 
 @dataclass(frozen=True)
@@ -153,10 +152,9 @@ class _Source:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the checkpoint's own tokenizer, or the one that the run has used."""
         trust, revision = self.trust_remote_code, None
-        place = self.settings.get("student_tokenizer")
-        if (self.checkpoint / "tokenizer_config.json").exists():
-            place = str(self.checkpoint)
-        elif not place:
+        has_own = (self.checkpoint / "tokenizer_config.json").exists()
+        place = str(self.checkpoint) if has_own else self.settings.get("student_tokenizer")
+        if not place:
             place, revision = self.student.name, self.student.revision
         return load_tokenizer(place, "student", revision=revision, trust_remote_code=trust)
 

@@ -205,26 +205,19 @@ def load_models(
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    arguments = pair.arguments
+    arguments, dtype = pair.arguments, getattr(torch, pair.teacher_dtype)
     student = pair.student.source.load(torch.float32)
-    # The teachers first: adapters change the student that they are compared with.
-    teacher = _load_teacher(pair, student)
-    if arguments.use_peft:
-        return add_adapters(student, arguments, seed, pair.student.source.revision), teacher
-    return student, teacher
-
-
-def _load_teacher(
-    pair: Pair, student: PreTrainedModel
-) -> list[PreTrainedModel] | StoredTeacher | None:
-    if pair.is_stored:
-        return StoredTeacher(len(pair.arguments.teacher_losses or ()))
-    loaded, dtype = [], getattr(torch, pair.teacher_dtype)
+    teachers = []
     for teacher in pair.teachers:
         model = teacher.source.load(dtype, pair.teacher_quantization, pair.device)
         check_distinct(student, model, pair.student.tokenizer, teacher.tokenizer)
         # Sharded before the next one is loaded.
-        if pair.arguments.teacher_sharding == "node":
+        if arguments.teacher_sharding == "node":
             model = sharding.shard_inside_machine(model, pair.device)
-        loaded.append(model)
-    return loaded or None
+        teachers.append(model)
+    stored = StoredTeacher(len(arguments.teacher_losses)) if arguments.teacher_losses else None
+    # Behind the comparison, as adapters change the student.
+    if arguments.use_peft:
+        adapted = add_adapters(student, arguments, seed, pair.student.source.revision)
+        return adapted, stored or teachers or None
+    return student, stored or teachers or None
