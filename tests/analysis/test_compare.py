@@ -234,6 +234,14 @@ def test_average_is_refused_without_one_benchmark(paper_runs: list[Path]) -> Non
     assert "AVG w/o SAT" in pairing.differences
 
 
+def test_averages_are_those_of_both_runs(paper_runs: list[Path], tmp_path: Path) -> None:
+    shared = "AVG w/o TAB, MMLU-STEM, SAT"
+    few = write_evaluation(tmp_path / "few", dict.fromkeys(AVERAGES[shared], OTHER))
+    (pairing,) = compare([paper_runs[0], few]).pairings
+    assert list(pairing.differences) == [*AVERAGES[shared], shared]
+    assert pairing.refused == {}
+
+
 # The paper's rows
 
 

@@ -174,8 +174,11 @@ def test_run_in_the_present_directory_has_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(write_run(tmp_path / "mine", [entry(1, 1.0)]))
-    assert compare([Path()]).labels == {".": "mine"}
+    assert list(compare([Path()]).labels.values()) == ["mine"]
     assert read_frame([Path()]).model.tolist() == ["mine"]
+    # A link has a name of its own.
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    assert read_frame([tmp_path / "link"]).model.tolist() == ["link"]
 
 
 @pytest.mark.parametrize("argv", [[], ["--figure", "7", "--metric", "eval_loss"]])

@@ -101,7 +101,7 @@ def _labels(frame: pd.DataFrame, runs: Sequence[Run]) -> dict[str, str]:
     """Call runs as their evaluations are called, others by their names or else by their paths."""
     evaluated = {run_directory(run.directory).resolve(): run.label for run in runs}
     places = [Path(run) for run in dict.fromkeys(frame.run)]
-    names = [evaluated.get(place.resolve(), place.resolve().name) for place in places]
+    names = [evaluated.get(place.resolve(), place.name) for place in places]
     return {
         str(place): name if names.count(name) == 1 else str(place)
         for place, name in zip(places, names, strict=True)

@@ -101,7 +101,7 @@ def _trained(place: Path) -> Row:
     in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
     return {
         "source": "trained",
-        "model": teacher_name(str(place.resolve())),
+        "model": teacher_name(str(place)),
         "method": method,
         "teacher": teacher,
         "setting": json.dumps(options, sort_keys=True),

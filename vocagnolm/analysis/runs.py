@@ -208,6 +208,8 @@ def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:
 
 def run_directory(path: Path) -> Path:
     """Return the run that an evaluation is in, if it is in one; otherwise the path itself."""
+    # The present directory has a name, and so has the one above.
+    path = path if path.name.strip(".") else path.resolve()
     is_inside = path.name == EVALUATION_FOLDER and (path.parent / RUN_FILE).is_file()
     return path.parent if is_inside else path
 
