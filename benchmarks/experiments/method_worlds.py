@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vocagnolm.cli import score
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
-from vocagnolm.demo.models import ASSETS, TEACHER
+from vocagnolm.demo.models import TEACHER
 from vocagnolm.demo.worker import (
     BASE,
     BASE_OPTIONS,
@@ -26,6 +26,7 @@ from vocagnolm.demo.worker import (
     make_base,
     train,
 )
+from vocagnolm.host.files import ASSETS
 
 
 class World(ABC):

@@ -16,6 +16,7 @@ from vocagnolm.demo import run as demo
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.worker import Plan
 from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.host.files import ASSETS
 from vocagnolm.spans import encode
 from vocagnolm.texts.tokenizers import PROBE, load_tokenizer
 
@@ -96,7 +97,7 @@ def test_excluding_draws_again() -> None:
     ],
 )
 def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made) -> None:
-    tokenizer = load_tokenizer(str(demo_models.ASSETS / directory), role)
+    tokenizer = load_tokenizer(str(ASSETS / directory), role)
     for text in [PROBE, *pages(200)]:
         assert tokenizer.decode(encode(tokenizer, text).ids) == text
     assert tokenizer.get_vocab() == made().get_vocab()
@@ -104,7 +105,7 @@ def test_shipped_tokenizer_round_trips_and_is_reproducible(directory, role, made
 
 def test_tokenizers_cut_numbers_differently() -> None:
     student, teacher = (
-        AutoTokenizer.from_pretrained(demo_models.ASSETS / name)
+        AutoTokenizer.from_pretrained(ASSETS / name)
         for name in (demo_models.STUDENT_TOKENIZER, demo_models.TEACHER)
     )
     assert student.tokenize("a 12.")[-2:] == ["\u258112", "."]
@@ -112,7 +113,7 @@ def test_tokenizers_cut_numbers_differently() -> None:
 
 
 def test_shipped_teacher_solves_held_out_problems() -> None:
-    teacher = demo_models.ASSETS / demo_models.TEACHER
+    teacher = ASSETS / demo_models.TEACHER
     verdict = make_demo_teacher.verdict(teacher, limit=100)
     assert verdict.accuracy >= 0.97
     assert verdict.answer_loss < 0.02

@@ -22,7 +22,8 @@ from benchmarks.experiments import (
     text_worlds,
 )
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
+from vocagnolm.host.files import ASSETS
 from vocagnolm.store.store import Store
 
 pytestmark = pytest.mark.processes

@@ -13,8 +13,9 @@ from wandb_files import stored
 
 from vocagnolm import cli
 from vocagnolm.demo import world
-from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER, student_config
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.evaluation import main as evaluation
+from vocagnolm.host.files import ASSETS
 from vocagnolm.run import main as train
 
 RECIPE = """

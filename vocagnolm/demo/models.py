@@ -1,11 +1,8 @@
 """Models of the embedded world: shape of the student, and places of the shipped parts."""
 
-from pathlib import Path
-
 from transformers import LlamaConfig
 
-# Shipped with the package; benchmarks/make_demo_teacher.py makes them.
-ASSETS = Path(__file__).parents[1] / "assets"
+# Among the package's assets; benchmarks/make_demo_teacher.py makes them.
 TEACHER, STUDENT_TOKENIZER = "demo_teacher", "demo_student"
 STUDENT_VOCABULARY_TOKENS = 1024
 

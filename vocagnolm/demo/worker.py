@@ -13,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from vocagnolm.demo import METHODS, world
 from vocagnolm.demo.judge import judge
-from vocagnolm.demo.models import ASSETS, STUDENT_TOKENIZER, TEACHER, student_config
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
+from vocagnolm.host.files import ASSETS
 from vocagnolm.run.main import main as run_training
 
 BASE = "base"

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-CARDS = Path(__file__).parents[1] / "assets"
+from vocagnolm.host.files import ASSETS
+
 TAGS = ["vocagnolm", "arxiv:2503.19123"]
-CITATION = (CARDS / "citation.bib").read_text(encoding="utf-8").rstrip()
+CITATION = (ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip()
 # Where the hub's cache keeps a snapshot of a repository.
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 

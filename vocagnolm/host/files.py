@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import yaml
+
 JsonObject = dict[str, Any]
+# Data of the package: tables, templates, the demo's models.
+ASSETS = Path(__file__).parents[1] / "assets"
 # Ends the name of an incomplete file, which begins with a dot.
 ASIDE = ".tmp"
 _CHUNK_BYTES = 1 << 22
@@ -70,6 +74,12 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(content, dict):
         found = type(content).__name__
         raise ValueError(f"{path} is damaged: expected an object, found {found}; get it again")
+    return content
+
+
+def read_asset(name: str) -> JsonObject:
+    """Read a table of the package, in YAML."""
+    content: JsonObject = yaml.safe_load((ASSETS / name).read_text(encoding="utf-8"))
     return content
 
 

@@ -12,9 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-import yaml
-
-from vocagnolm.host.files import JsonObject, json_or_empty, write_json
+from vocagnolm.host.files import JsonObject, json_or_empty, read_asset, write_json
 
 # In the directory of a run: its place in Weights & Biases.
 TRACKER_FILE = "wandb_run.json"
@@ -25,9 +23,7 @@ STEP = "train/global_step"
 ABOUT = "recipe models corpus code hardware steps trainer student_config evaluation".split()
 # Of the run's files in Weights & Biases, as beside a model.
 EVALUATION_FOLDER = "evaluation"
-_ENTRIES = yaml.safe_load(
-    Path(__file__).parents[1].joinpath("assets", "log_entries.yaml").read_text(encoding="utf-8")
-)
+_ENTRIES = read_asset("log_entries.yaml")
 TRACKED_NAMES: dict[str, str] = {
     entry: f"{section}/{entry.removeprefix(f'{section}_')}"
     for section, entries in _ENTRIES["sections"].items()

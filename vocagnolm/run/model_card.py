@@ -9,9 +9,9 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import TrainerState
 
-from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name
+from vocagnolm.host.cards import CITATION, TAGS, hub_name, public, public_name
 from vocagnolm.host.command import listed, one_or_all
-from vocagnolm.host.files import json_or_empty
+from vocagnolm.host.files import ASSETS, json_or_empty
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.trackers import TRACKER_FILE
 from vocagnolm.host.versions import versions
@@ -46,7 +46,7 @@ def model_card(
     software = versions(f"python {_PACKAGES}")
     card = ModelCard.from_template(
         data,
-        template_path=str(CARDS / "model_card.md"),
+        template_path=str(ASSETS / "model_card.md"),
         name=name,
         student=public_name(settings["student"]),
         method=settings["method"],

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from huggingface_hub import DatasetCard, DatasetCardData
 
-from vocagnolm.host.cards import CARDS, CITATION, TAGS, hub_name, public, public_name, push
+from vocagnolm.host.cards import CITATION, TAGS, hub_name, public, public_name, push
 from vocagnolm.host.command import listed
+from vocagnolm.host.files import ASSETS
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS
 from vocagnolm.store.store import manifest_of
 
@@ -31,7 +32,7 @@ def store_card(directory: Path, repository: str) -> str:
     )
     card = DatasetCard.from_template(
         data,
-        template_path=str(CARDS / "store_card.md"),
+        template_path=str(ASSETS / "store_card.md"),
         teacher=public_name(teacher),
         dataset=" and ".join(map(public_name, corpora)) or "a corpus",
         repository=repository,

@@ -12,37 +12,14 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
+from vocagnolm.host.files import read_asset
 from vocagnolm.host.processes import connection_fault
 
 logger = logging.getLogger(__name__)
 
-# Arguments of other trainers, or of any Trainer, and what to do instead.
-_OF_OTHERS = {
-    "tokenizer": "pass it as processing_class",
-    "peft_config": "pass the model that peft.get_peft_model returns",
-    "compute_metrics": "logits are not made",
-    "compute_loss_func": "the loss is the method's",
-    "preprocess_logits_for_metrics": "logits are not made",
-}
+_REFUSED = read_asset("refused.yaml")
 # Options with the one value that is accepted, and what is wrong with any other.
-REJECTED: dict[str, tuple[object, str]] = {
-    "save_only_model": (False, "leaves nothing to resume from"),
-    "ignore_data_skip": (False, "would train on the same blocks again after every interruption"),
-    "auto_find_batch_size": (False, "would shrink the global batch where memory runs out"),
-    "label_smoothing_factor": (0.0, "has no effect: losses are those of the labels"),
-    "average_tokens_across_devices": (True, "has no effect: all devices' tokens are counted"),
-    "length_column_name": ("length", "has no effect: blocks are equally long"),
-    "do_train": (False, "has no effect"),
-    "do_predict": (False, "has no effect"),
-    "batch_eval_metrics": (False, "is not supported (evaluation needs the losses of all batches)"),
-    "eval_do_concat_batches": (True, "is not supported (evaluation sums over all rows)"),
-    "save_on_each_node": (False, "is not supported (all machines share --output_dir)"),
-    "enable_jit_checkpoint": (False, "is not needed (a signal saves in all processes at once)"),
-    "train_sampling_strategy": (
-        "random",
-        "is not supported (blocks are equally long, and packing has put similar ones side by side)",
-    ),
-}
+REJECTED: dict[str, tuple[object, str]] = _REFUSED["options"]
 
 
 def unsupported_options(args: TrainingArguments) -> Iterator[str]:
@@ -123,7 +100,7 @@ def named_arguments(
     args: Sequence[object], kwargs: Mapping[str, object], teacher: object = None
 ) -> dict[str, Any]:
     """Return the arguments of a Trainer by their names; one that is not taken is a ValueError."""
-    for name, instead in _OF_OTHERS.items():
+    for name, instead in _REFUSED["of_others"].items():
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} has no effect: {instead}")
     try:

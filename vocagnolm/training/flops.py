@@ -9,26 +9,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from vocagnolm.host.files import read_asset
+
 logger = logging.getLogger(__name__)
 
-# Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
-# NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
-_PEAK_TFLOPS = {
-    ("B200",): 2250.0,
-    ("H200",): 989.4,
-    ("H200", "NVL"): 835.5,
-    ("GH200",): 989.4,
-    ("H100", "HBM3"): 989.4,  # the SXM module
-    ("H100", "PCIE"): 756.5,
-    ("H100", "NVL"): 835.5,
-    ("A100",): 312.0,
-    ("L40S",): 362.0,
-    ("L4",): 121.0,
-    ("A10",): 125.0,
-    ("4090",): 165.2,
-    ("3090",): 71.0,
-}
-_OTHER_CHIPS = {"LAPTOP", "MIG", "TI", "D"}  # fewer or slower units under the same name
+_PEAKS = read_asset("peak_tflops.yaml")
 
 
 def peak_tflops(device_name: str) -> float | None:
@@ -39,10 +24,11 @@ def peak_tflops(device_name: str) -> float | None:
     >>> peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
     """
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
-    known = [name for name in _PEAK_TFLOPS if words.issuperset(name)]
-    if not known or words & _OTHER_CHIPS:
+    known = [name for name in _PEAKS["tflops"] if words.issuperset(name.split())]
+    if not known or words.intersection(_PEAKS["other_chips"].split()):
         return None
-    return _PEAK_TFLOPS[max(known, key=len)]
+    peak: float = _PEAKS["tflops"][max(known, key=lambda name: len(name.split()))]
+    return peak
 
 
 def peak_flops(device: torch.device, peak: float | None) -> float | None:
