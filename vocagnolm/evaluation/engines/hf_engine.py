@@ -141,24 +141,24 @@ class HFEngine(Engine):
             ids = f"gives the id {largest}, and the model has embeddings for {known}"
             raise ValueError(f"the tokenizer {ids}: it belongs to another model")
         rows = [
-            _Row(index, ids, decoding.cap(len(ids)), generation.GeneratedTokens(decoding))
+            _Row(index, ids, decoding, decoding.cap(len(ids)), generation.GeneratedTokens(decoding))
             for index, ids in enumerate(prompt_ids)
         ]
-        return self._run(rows, decoding)
+        return self._run(rows)
 
-    def _run(self, rows: list[_Row], decoding: Decoding) -> Iterator[list[Completion]]:
+    def _run(self, rows: list[_Row]) -> Iterator[list[Completion]]:
         if not rows:
             return
         # The longest first, so that running out of memory shows at once.
         rows.sort(key=lambda row: -len(row.prompt))
         try:
-            prefix, layers = self._read_prefix(rows)
+            n_shared, layers = self._read_prefix(rows)
         except torch.OutOfMemoryError as error:
             raise ValueError(_TOO_LARGE) from error
         waiting = WaitingRows(rows)
         while batch := waiting.take(self.batch_size):
             try:
-                self._advance(batch, prefix, layers, decoding)
+                self._advance(batch, n_shared, layers)
             except torch.OutOfMemoryError as error:
                 # Tokens that came before it are kept.
                 if len(batch) == 1:
@@ -167,63 +167,56 @@ class HFEngine(Engine):
                 message = "out of memory with %d rows: continuing with batches of %d"
                 logger.warning(message, len(batch), self.batch_size)
             waiting.put_back([row for row in batch if not row.finished])
-            if finished := [row for row in batch if row.finished]:
-                yield [decoding.completion(r.index, len(r.prompt), r.new.ids) for r in finished]
+            if finished := [row.completion() for row in batch if row.finished]:
+                yield finished
 
     @torch.inference_mode()
-    def _read_prefix(self, rows: list[_Row]) -> tuple[list[int], list[DynamicLayer]]:
-        """Read the tokens that all prompts begin with, less than a whole prompt, into a cache."""
+    def _read_prefix(self, rows: list[_Row]) -> tuple[int, list[DynamicLayer]]:
+        """Read so many tokens that all prompts begin with, less than a whole one, into a cache."""
         cache = DynamicCache(config=self._model.config)
         prompts = [row.prompt for row in rows]
-        shared: list[int] = []
+        n_shared = 0
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row.prompt) + row.cap for row in rows) + max(row.cap for row in rows)
         if _can_pad_inside(self._model, places):
-            shared = prompts[0][: generation.shared_length([ids[:-1] for ids in prompts])]
-        if shared:
-            input_ids = torch.tensor([shared], device=self._model.device)
+            n_shared = generation.shared_length([ids[:-1] for ids in prompts])
+        if n_shared:
+            input_ids = torch.tensor([prompts[0][:n_shared]], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
             self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
         # Their kinds are those of `_check_servable`.
-        return shared, cast(list[DynamicLayer], cache.layers)
+        return n_shared, cast(list[DynamicLayer], cache.layers)
 
     @torch.inference_mode()
-    def _advance(
-        self,
-        batch: list[_Row],
-        prefix: list[int],
-        prefix_layers: list[DynamicLayer],
-        decoding: Decoding,
-    ) -> None:
+    def _advance(self, batch: list[_Row], n_shared: int, prefix: list[DynamicLayer]) -> None:
         """Continue rows until half of them are finished."""
-        if not prefix:
+        if not n_shared:
             # A window of attention may be outgrown, and its layer drops tokens.
             whole = [
                 GrowingLayer(layer) if type(layer) is DynamicLayer else copy.deepcopy(layer)
-                for layer in prefix_layers
+                for layer in prefix
             ]
-            self._generate(batch, 0, whole, decoding)
+            self._generate(batch, 0, whole)
             return
         # A few rows of like length are read at a time, with little padding; all go on together.
         batch.sort(key=lambda row: -row.n_tokens())
-        n_shared, width = len(prefix), batch[0].n_tokens()
-        layers = [GrowingLayer(layer) for layer in prefix_layers]
+        width = batch[0].n_tokens()
+        layers = [GrowingLayer(layer) for layer in prefix]
         for layer in layers:
             layer.widen(len(batch), width)
         for first in range(0, len(batch), _READ_TOGETHER):
             rows = slice(first, first + _READ_TOGETHER)
             before = n_shared + width - batch[first].n_tokens()
             parts = [layer.part(rows, before) for layer in layers]
-            self._generate(batch[rows], n_shared, parts, decoding, width, most=1)
+            self._generate(batch[rows], n_shared, parts, width, most=1)
         if 2 * sum(row.finished for row in batch) < len(batch):
-            self._generate(batch, n_shared, layers, decoding)
+            self._generate(batch, n_shared, layers)
 
     def _generate(
         self,
         batch: list[_Row],
         n_shared: int,
         layers: Sequence[DynamicLayer],
-        decoding: Decoding,
         width: int = 0,
         most: int = sys.maxsize,
     ) -> None:
@@ -248,14 +241,14 @@ class HFEngine(Engine):
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position past the context is an error, or changes the rotation of other rows.
             # Finished rows are carried along, and must find a position for what they write.
-            steps = min(steps, decoding.context - width)
+            steps = min(steps, context_length(self._model.config) - width)
         if steps < 1:
             return
 
         def half_finished(ids: Tensor, scores: object, **options: object) -> Tensor:
             for row, token in zip(batch, ids[:, -1].tolist(), strict=True):
                 if not row.finished:
-                    row.append(token, decoding.eos_ids)
+                    row.append(token)
             ends = 2 * sum(row.finished for row in batch) >= len(batch)
             return torch.full((len(batch),), ends, device=device)
 
@@ -279,6 +272,7 @@ class _Row:
 
     index: int
     prompt: list[int]
+    decoding: Decoding
     cap: int
     new: generation.GeneratedTokens
     finished: bool = False
@@ -289,9 +283,12 @@ class _Row:
     def room(self) -> int:
         return self.cap - len(self.new.ids)
 
-    def append(self, token: int, eos_ids: frozenset[int]) -> None:
+    def append(self, token: int) -> None:
         has_stop = self.new.append(token)
-        self.finished = has_stop or token in eos_ids or not self.room()
+        self.finished = has_stop or token in self.decoding.eos_ids or not self.room()
+
+    def completion(self) -> Completion:
+        return self.decoding.completion(self.index, len(self.prompt), self.new.ids)
 
 
 def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
