@@ -368,6 +368,8 @@ def test_outputs_mark_partial_columns(tmp_path: Path) -> None:
     assert [line.split("|")[2].strip() for line in paired] == ["GSM8K", "MATH*"]
     assert [line.split("|")[3:5] for line in reported] == [[" +30.4 out ", " +32.5* out "]] * 2
     assert "partial: 8 of many items (MATH)" in text
+    # A paragraph, and then a list.
+    assert "say why.\n\n- first: first, revision abc" in text
 
 
 def test_table_names_the_prompts(runs: list[Path]) -> None:

@@ -385,7 +385,8 @@ def write_view(path: Path, text: str) -> Path:
 def test_guidance_figure_is_the_page_of_each_source(house: House) -> None:
     write_view(house.root / "inspected" / "guidance.json", "one")
     # Of a run, the last step is shown.
-    house.run("run")
+    run = house.run("run")
+    assert set(read_frame(house["inspected run"]).run) == {str(run)}
     write_view(house.root / "run" / "guidance" / "step-000100.json", "two")
     write_view(house.root / "run" / "guidance" / "step-000200.json", "three")
     pages = make([8], house["inspected run"], house.root / "out")

@@ -209,6 +209,7 @@ def test_page_has_everything_and_loads_nothing(runs: list[Path], tmp_path: Path)
     # Twelve columns of bars in three pictures, and two curves.
     assert html.count("<svg xmlns") == 3 + len(panels_of(runs))
     assert 'fill="var(--card)"' in html  # the paper's are hollow
+    assert "Differences are to <b>plain</b>" in html
     titles = re.findall(r"<h2>(.*)</h2>", unescape(html))
     assert titles == [
         *(
