@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,43 +67,56 @@ def several(world: World) -> World:
     scoring = {"teacher": world.teacher, "dataset": world.pages, "output_dir": world.root / "store"}
     options = {**scoring, "loss_dtype": "float32", "min_context": 16}
     assert score.main([f"--{name}={value}" for name, value in options.items()]) == 0
-    recompute = {"gradient_checkpointing": "True"}
     stored: dict[str, str | None] = {"teacher": None, "teacher_losses": str(world.root / "store")}
     assert train.main(world.argv("adamw", use_cpu="True")) == 0
 
-    def resume(name: str) -> dict[str, str]:
-        return {"resume_from_checkpoint": str(world.root / name / "checkpoint-2")}
-
-    def ddp(name: str, **changes: str | None) -> dict[str, Any]:
-        return {"argv": world.argv(name, use_cpu="True", **changes), "fsdp": False}
-
-    def fsdp(name: str, **changes: str | None) -> dict[str, Any]:
-        return {"argv": world.argv(name, **changes), "fsdp": True}
-
-    jobs = {  # a worker's last jobs are sharded
-        4: [
-            ddp("ddp_recomputed", **LORA, **recompute),
-            fsdp("sharded", **LORA),
-            fsdp("sharded_teacher", **SGD, teacher_sharding="node"),
-            fsdp("sharded_stored", **SGD, **stored),
-        ],
-        2: [
-            ddp("ddp", **LORA),
-            ddp("stored", **SGD, **stored),
-            ddp("ddp_adamw", **SHORT),
-            fsdp("sharded_recomputed", **LORA, **recompute),
-            fsdp("sharded_resumed", **LORA, **resume("sharded")),
-            fsdp("sharded_plain", **SGD),
-            fsdp("adapted_sharded", **LORA, **resume("adapted")),
-            fsdp("plain_sharded", **SGD, **resume("plain")),
-            fsdp("adamw_sharded", **resume("adamw")),
-            fsdp("sharded_adamw", **SHORT),
-        ],
-    }
-    for processes, config_name in ((4, "fsdp2_32xh100"), (2, "fsdp2")):
-        accelerate_config = {"accelerate_config": str(CONFIGS / f"{config_name}.yaml")}
-        run_jobs(world.root, [job | accelerate_config for job in jobs[processes]], processes)
+    ddp, fsdp = partial(job, world, False), partial(job, world, True)
+    four = [
+        fsdp("sharded", **LORA),
+        fsdp("sharded_teacher", **SGD, teacher_sharding="node"),
+        fsdp("sharded_stored", **SGD, **stored),
+    ]
+    two = [  # a worker's last jobs are sharded
+        ddp("ddp", **LORA),
+        ddp("stored", **SGD, **stored),
+        ddp("ddp_adamw", **SHORT),
+        fsdp("sharded_plain", **SGD),
+        fsdp("adapted_sharded", "adapted", **LORA),
+        fsdp("plain_sharded", "plain", **SGD),
+        fsdp("adamw_sharded", "adamw"),
+        fsdp("sharded_adamw", **SHORT),
+    ]
+    run_in(world, four, two)
     return world
+
+
+@pytest.fixture(scope="module")
+def recomputed(several: World) -> World:
+    """Further runs with adapters, recomputed or resumed."""
+    options = LORA | {"gradient_checkpointing": "True"}
+    two = [
+        job(several, True, "sharded_recomputed", **options),
+        job(several, True, "sharded_resumed", "sharded", **LORA),
+    ]
+    run_in(several, [job(several, False, "ddp_recomputed", **options)], two)
+    return several
+
+
+def job(
+    world: World, fsdp: bool, name: str, resumed: str = "", **changes: str | None
+) -> dict[str, Any]:
+    """A job of several processes, from the second step of another run if one is named."""
+    if resumed:
+        changes["resume_from_checkpoint"] = str(world.root / resumed / "checkpoint-2")
+    changes |= {} if fsdp else {"use_cpu": "True"}
+    return {"argv": world.argv(name, **changes), "fsdp": fsdp}
+
+
+def run_in(world: World, four: list[dict[str, Any]], two: list[dict[str, Any]]) -> None:
+    """Run jobs in four processes, and then others in two."""
+    for processes, jobs, name in ((4, four, "fsdp2_32xh100"), (2, two, "fsdp2")):
+        config = {"accelerate_config": str(CONFIGS / f"{name}.yaml")}
+        run_jobs(world.root, [job | config for job in jobs], processes)
 
 
 def adapters_of(directory: Path) -> dict[str, torch.Tensor]:
@@ -167,8 +181,8 @@ def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> 
 @pytest.mark.parametrize(
     "name", ["ddp", "ddp_recomputed", "sharded", "sharded_recomputed", "sharded_resumed"]
 )
-def test_adapters_are_those_of_one_process(name: str, several: World) -> None:
-    root = several.root
+def test_adapters_are_those_of_one_process(name: str, recomputed: World) -> None:
+    root = recomputed.root
     assert largest_difference(adapters_of(root / "adapted"), adapters_of(root / name)) < 1e-5
 
 

@@ -33,12 +33,13 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.host.command import run_script
-from vocagnolm.run import documents
+from vocagnolm.run import documents, estimates
 from vocagnolm.run import main as train
 from vocagnolm.trainer import VocAgnoTrainer
 from vocagnolm.training import checkpoints
 from vocagnolm.training.resumable import ResumableTrainer
 
+estimates._TIMED_S = 0.001  # every run would time a matrix product
 ROOT = Path(__file__).parents[2]
 _SAVE_S = 0.01  # each operation of a save takes so long at least, so that signals meet some
 
