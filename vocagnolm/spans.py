@@ -8,13 +8,14 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vocagnolm.texts.offsets import encode_raw, tokenizer_name, utf8_of
+from vocagnolm.texts.pieces import encode_in_pieces
 from vocagnolm.texts.token_bytes import SPELLINGS, TokenBytes
 from vocagnolm.texts.tokens import Encoding, Spans, Tokens
 
@@ -37,7 +38,7 @@ def encode_batch(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
-    """Tokenize texts with one call of the tokenizer; spans cover every character (`fill_gaps`).
+    """Tokenize texts, many at once; spans cover every character (`fill_gaps`).
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
     text, and a truncation or padding saved with the tokenizer is ignored. A ValueError where a text
@@ -47,23 +48,25 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
-    contents = [utf8_of(text, f"texts[{index}]") for index, text in enumerate(texts)]
+    for index, text in enumerate(texts):
+        utf8_of(text, f"texts[{index}]")
+    return encode_in_pieces(partial(_encode, tokenizer), texts)
+
+
+def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
     if table is None:
         raw = _by_offsets(tokenizer, texts)
         return Tokens.join([one.ids for one in raw], [one.spans for one in raw], "int32")
-    found, others = _by_bytes(tokenizer, table, texts, contents)
+    found, others = _by_bytes(tokenizer, table, texts)
     for text, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
         found.encoding(text).spans[:] = one.spans
     return found
 
 
 def _by_bytes(
-    tokenizer: PreTrainedTokenizerBase,
-    table: TokenBytes,
-    texts: Sequence[str],
-    contents: Sequence[bytes],
+    tokenizer: PreTrainedTokenizerBase, table: TokenBytes, texts: Sequence[str]
 ) -> tuple[Tokens, list[int]]:
     """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
     backend = tokenizer.backend_tokenizer
@@ -74,7 +77,7 @@ def _by_bytes(
     lists = [one.ids for one in batch]
     edges = np.cumsum([0, *map(len, lists)])
     ids = np.fromiter(chain.from_iterable(lists), np.int32, edges[-1])
-    spans, others = table.find(ids, edges, texts, contents)
+    spans, others = table.find(ids, edges, texts, [text.encode() for text in texts])
     return Tokens(ids, spans, edges), others
 
 
@@ -89,7 +92,7 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     expected = _by_offsets(tokenizer, probes)
     for spell in SPELLINGS:
         table = TokenBytes(tokenizer, spell)
-        found, others = _by_bytes(tokenizer, table, probes, [text.encode() for text in probes])
+        found, others = _by_bytes(tokenizer, table, probes)
         same = [
             np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(expected)
         ]

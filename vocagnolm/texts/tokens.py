@@ -45,6 +45,13 @@ class Tokens:
         none = np.empty((0, 2), np.int64)
         return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
 
+    @classmethod
+    def concatenate(cls, parts: Sequence[Tokens]) -> Tokens:
+        """Lay texts out behind others."""
+        sizes = np.concatenate([np.diff(part.edges) for part in parts])
+        flat, spans = ([vars(p)[name] for p in parts] for name in ("values", "spans"))
+        return cls(np.concatenate(flat), np.concatenate(spans), np.cumsum([0, *sizes]))
+
     def encoding(self, text: int) -> Encoding:
         """Return the tokens of one text."""
         part = slice(self.edges[text], self.edges[text + 1])
