@@ -525,15 +525,17 @@ def test_run_refuses_to_resume_when_a_template_changed(
     form = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
     template.write_text(form)
     talks.write_text('{"prompt": "1 + 1?", "completion": "It is 2."}\n' * 60)
-    options = {"dataset": str(talks), "save_steps": "1", "max_steps": "2", "eval_fraction": None}
+    options = {"dataset": None, "save_steps": "1", "max_steps": "2", "eval_fraction": None}
     options |= {"student_chat_template": "plain", "teacher_chat_template": "plain"}
     options[f"{side}_chat_template"] = str(template)
-    assert train.main(world.argv(tmp_path / "run", **options)) == 0
+    # Beside documents, which have no template.
+    argv = [*world.argv(tmp_path / "run", **options), "--dataset", str(world.pages), str(talks)]
+    assert train.main(argv) == 0
     (tmp_path / "run" / "README.md").unlink()
     # As many tokens as before.
     template.write_text(form.replace(": {{", "; {{"))
     capfd.readouterr()
-    assert train.main(world.argv(tmp_path / "run", **options)) == 2
+    assert train.main(argv) == 2
     complained = capfd.readouterr().err
     assert "--chat_templates_sha256 was " in complained
     assert complained.count("\n") == 1
