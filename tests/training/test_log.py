@@ -27,8 +27,8 @@ LINES: dict[str, tuple[dict[str, Any], str]] = {
         "10 20.5K 1.7021 4.2500 2.1000 40.5% 128K 45 s 2 steps skipped",
     ),
     "all skipped": (
-        {name: value for name, value in ENTRY.items() if name != "loss"},
-        "10 20.5K - 4.2500 2.1000 40.5% 128K 45 s",
+        {"selected_fraction": 0.0, "skipped_steps": 2},
+        "10 20.5K - - - 0.0% 0 45 s 2 steps skipped",
     ),
     "evaluation": (
         {"eval_loss": 2.25, "eval_runtime": 3.0, "epoch": 1},

@@ -249,3 +249,8 @@ def test_skipped_step_changes_nothing(
     changed = [not all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
     assert changed == [False, True, False, True]
     assert all(tensor.isfinite().all() for tensor in seen[-1])
+    # No loss of a step that was dropped is told, or counted.
+    told = [log for log in trainer.state.log_history if "selected_fraction" in log]
+    assert ["student_loss_nats" in log for log in told] == [True, False, True, False, True]
+    mean = sum(log["loss"] for log in told if "loss" in log) / 3
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(mean)

@@ -67,7 +67,7 @@ class RunLog(TrainerCallback):
                 file.write(_line(entry))
         step = state.global_step
         tokens = in_short(step * self._tokens_per_step)
-        if "student_loss_nats" not in entry:
+        if "selected_fraction" not in entry:
             others = (
                 f"{key} {_rounded(value)}" for key, value in entry.items() if key not in _UNTOLD
             )

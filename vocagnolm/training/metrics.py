@@ -138,8 +138,10 @@ class GuidanceMetrics:
             report["skipped_steps"] = float(self._dropped_steps)
         self._clear()
         tokens = max(sums["label_tokens"], 1.0)
-        report["student_loss_nats"] = sums["student_loss"] / tokens
-        report["selected_loss_nats"] = sums["selected_loss"] / max(sums["selected_tokens"], 1.0)
+        # Absent where all steps were skipped.
+        if sums["label_tokens"]:
+            report["student_loss_nats"] = sums["student_loss"] / tokens
+            report["selected_loss_nats"] = sums["selected_loss"] / max(sums["selected_tokens"], 1.0)
         report["selected_fraction"] = sums["selected_tokens"] / tokens
         if elapsed_s:
             report["tokens_per_s"] = sums["label_tokens"] / elapsed_s
@@ -170,7 +172,7 @@ class GuidanceMetrics:
         for entry in history:
             # An entry of the training: its `loss` is the mean since the entry before, and absent
             # where all of these steps were skipped.
-            if "student_loss_nats" in entry:
+            if "selected_fraction" in entry:
                 since = entry["step"] - before - entry.get("skipped_steps", 0.0)
                 total, steps = total + entry.get("loss", 0.0) * since, steps + since
                 before = entry["step"]
