@@ -451,6 +451,7 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "no_directory": (lambda first, other: [first, other / "absent"], "expected results.json in"),
     "no_results": (lambda first, other: [first, other.parent], "run evaluate_math.py first"),
     "damaged_json": (write("results.json", '{"model": '), "Expecting value"),
+    "deep_json": (write("results.json", "[" * 100_000), "maximum recursion depth exceeded"),
     "missing_field": (
         lambda _, other: edit(other, lambda results: results.pop("grader")),
         "'grader'",

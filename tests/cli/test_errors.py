@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import pytest
 
 from vocagnolm.cli import COMMANDS, main
+from vocagnolm.host.command import quiet_logs
 
 MODELS = ("--student", "S", "--teacher", "T")
 # Command lines of `vocagnolm`, and what their errors begin with.
@@ -40,6 +43,12 @@ WRONG: dict[tuple[str, ...], str] = {
     ("train", "--teacher", "t", "--agregation", "max"): (
         "train.py: error: unrecognized arguments: --agregation max (did you mean --aggregation?)"
     ),
+    ("audit", "--student", "/no/model", "--teacher", "t", "--dataset", "d"): (
+        "vocagnolm audit: error: student tokenizer /no/model: no such file or directory"
+    ),
+    ("demo", "--output_dir", "/dev/null"): (
+        "vocagnolm demo: error: --output_dir /dev/null: /dev/null is a file, not a directory"
+    ),
     ("export",): "vocagnolm export: error: the following arguments are required: checkpoint",
 }
 
@@ -62,6 +71,14 @@ def test_wrong_recipe_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]
         f"train.py: error: --config {recipe}, line 1: unrecognized arguments: --topk=0.5 (did you "
         "mean --top_k?)\n"
     )
+
+
+def test_output_survives_a_locale_without_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = TextIOWrapper(BytesIO(), encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", narrow)
+    quiet_logs()
+    sys.stdout.write("caf\xe9\n")
+    assert narrow.buffer.getvalue() == b"caf\\xe9\n"  # type: ignore[attr-defined]
 
 
 def test_nearest_command_is_offered(capfd: pytest.CaptureFixture[str]) -> None:

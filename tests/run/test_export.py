@@ -15,8 +15,14 @@ from adapter_world import World, make_world
 from held_memory import STUDENT, held_of
 from launch import run_jobs
 from manifests import change_manifest
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+    modeling_utils,
+)
 
 from vocagnolm.cli import export as command
 from vocagnolm.cli import score
@@ -389,6 +395,22 @@ def test_export_leaves_nothing_behind_when_it_is_interrupted(
     monkeypatch.setattr(export, "write_manifest", interrupt)
     with pytest.raises(KeyboardInterrupt):
         export.export(world.root / "plain" / "checkpoint-4", tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_export_says_where_a_disk_is_full(
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fill(*_: Any, **options: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(modeling_utils, "safe_save_file", fill)
+    target = tmp_path / "model"
+    said = error_of(capsys, world.root / "plain" / "checkpoint-4", "--output_dir", target)
+    assert said == f"{target} cannot be written: I/O error: No space left on device"
     assert list(tmp_path.iterdir()) == []
 
 

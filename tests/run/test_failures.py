@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from multiprocessing import synchronize
+
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -30,6 +33,7 @@ DISK = OSError(28, "No space left on device")
             "--push_to_hub me/a: late: the model is",
             "again",
         ),
+        (BrokenPipeError(32, "Broken pipe"), "nobody reads what is printed any more", "[Errno 32]"),
         (DISK, "a file could not be read or written in a step: ", "([Errno 28] No space"),
         (SafetensorError("I/O error"), "a file could not", "(I/O error)"),
         (RuntimeError("PytorchStreamWriter: file write failed"), "a file could not", "(Pytorch"),
@@ -42,6 +46,14 @@ def test_explain_says_in_one_line_what_to_do(error: BaseException, begins: str, 
     assert explanation.startswith(begins), explanation
     assert holds in explanation
     assert "\n" not in explanation
+
+
+def test_lock_without_shared_memory_has_its_own_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A name that no lock can have.
+    monkeypatch.setattr(synchronize.SemLock, "_make_name", staticmethod(lambda: "/no/name"))
+    with pytest.raises(OSError, match=r"\[Errno") as caught:
+        multiprocessing.Lock()
+    assert "no room for batches in /dev/shm" in str(failures.explain(caught.value, "a step"))
 
 
 def test_explain_leaves_an_error_alone() -> None:

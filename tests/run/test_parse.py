@@ -268,6 +268,7 @@ def test_parse_takes_the_recipe_and_then_the_flags(tmp_path: Path) -> None:
         ("b: 1\na: [\n", "line 3, cannot be read: expected the node content, but found"),
         ("b: 1\na: 1\na: 2\n", "line 2 names a, as line 3 does: leave one out"),
         ("a: 2026-02-30\n", "cannot be read: day is out of range for month"),
+        ("a: " + "[" * 2000, "cannot be read: maximum recursion depth exceeded"),
         ("config: other.yaml\n", "line 1 names another config: call it base, or leave it out"),
     ],
 )
@@ -288,6 +289,8 @@ def test_parse_names_the_recipe_when_there_is_none(tmp_path: Path) -> None:
     (tmp_path / "bytes.yaml").write_bytes(b"a: \xff\xfe")
     assert "codec can't decode" in error_of("--config", str(tmp_path / "bytes.yaml"))
     assert error_of("--config") == "argument --config: expected one argument"
+    two = ("--config", "a.yaml", "--config=b.yaml")
+    assert error_of(*two) == "--config names a.yaml and b.yaml: give one, with the other as base"
 
 
 def test_parse_checks_the_values_of_a_recipe(tmp_path: Path) -> None:
@@ -397,7 +400,7 @@ def test_command_line_is_rejected_in_one_line(
 
 
 def test_table_of_rejections_is_read_whole() -> None:
-    assert len(REJECTED) == 100
+    assert len(REJECTED) == 101
 
 
 LAUNCHED = {

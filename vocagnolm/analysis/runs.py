@@ -90,7 +90,7 @@ def readable(path: Path, expected: str) -> Iterator[None]:
         return
     except KeyError as error:
         found = f"none or an unknown {error}"
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         found = str(error)
     raise ValueError(f"{path}: expected {expected}, found {found}: make it again or leave it out")
 

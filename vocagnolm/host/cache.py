@@ -37,7 +37,12 @@ def verified_cache(
             for name in found:
                 (cache.parent / name).unlink()
             found = {}
-        yield f"{cache}.arrow"
+        try:
+            yield f"{cache}.arrow"
+        except OSError as error:
+            # Such as a full disk, which has no name of its own.
+            error.filename = error.filename or str(cache.parent)
+            raise
         if not found:
             write_json(seal, _checksums(cache))
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import field, fields
 from enum import IntEnum
 from functools import partial, wraps
+from io import TextIOWrapper
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -280,6 +281,9 @@ def shell(
 def quiet_logs() -> None:
     """Show warnings as plain lines, and progress bars on a terminal only, not in a log file."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    # A corpus has characters that not every locale has.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
         from transformers.utils import logging as transformers_logging
 

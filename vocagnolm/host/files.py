@@ -40,6 +40,9 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
                 replace = not path.exists()
         if replace:
             aside.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     # After an error too: a part of a file would keep a full disk full.
     finally:
         aside.unlink(missing_ok=True)

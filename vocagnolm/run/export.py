@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -80,7 +81,10 @@ def export(
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{ASIDE}")
     try:
-        model.save_pretrained(aside, max_shard_size=_SHARD_SIZE)
+        try:
+            model.save_pretrained(aside, max_shard_size=_SHARD_SIZE)
+        except SafetensorError as error:
+            raise OSError(f"{target} cannot be written: {error}") from error
         tokenizer.save_pretrained(aside)
         write_manifest(aside, {"exported_from": str(checkpoint), "dtype": dtype})
         # Replaces an empty directory, too.

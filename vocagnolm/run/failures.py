@@ -1,5 +1,8 @@
 """Explain in one line why a run ended: the cause, the place, and what to do."""
 
+import traceback
+from pathlib import Path
+
 import torch
 from safetensors import SafetensorError
 from torch import distributed
@@ -32,7 +35,7 @@ def explain(error: BaseException, doing: str) -> str | None:
             f"waited for it in {doing}: look for the error in its log, and start again, which "
             f"resumes from the newest checkpoint ({reason})"
         )
-    if _SHARED in str(error):
+    if _SHARED in str(error) or _is_of_a_lock(error):
         return (
             f"no room for batches in /dev/shm in {doing}: use --dataloader_num_workers 0, or make "
             f"/dev/shm larger ({reason})"
@@ -45,6 +48,11 @@ def explain(error: BaseException, doing: str) -> str | None:
     # Of `host.cards.push`, behind all else.
     if "--push_to_hub" in str(error):
         return f"{reason}: the model is saved; start again, which pushes it"
+    if isinstance(error, BrokenPipeError):
+        return (
+            f"nobody reads what is printed any more in {doing}: send it to a file, and start "
+            f"again, which resumes from the newest checkpoint ({reason})"
+        )
     is_of_a_file = isinstance(error, OSError | SafetensorError | CheckpointException)
     if is_of_a_file or any(text in str(error) for text in _NOT_WRITTEN):
         return (
@@ -52,6 +60,12 @@ def explain(error: BaseException, doing: str) -> str | None:
             f"start again, which resumes from the newest checkpoint ({reason})"
         )
     return None
+
+
+def _is_of_a_lock(error: BaseException) -> bool:
+    """Test for an error of a lock between processes, which lies in /dev/shm, too."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).parent.name == "multiprocessing"
 
 
 def _reason(error: BaseException) -> str:

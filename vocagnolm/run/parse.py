@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import HfArgumentParser
+from transformers.training_args import ParallelMode
 
 from vocagnolm.host.command import OneLineErrors, one_for_each, raise_first, refuse_idle
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
@@ -144,6 +145,8 @@ def _faults(job: Job) -> Iterator[str]:
     if model.overlap_teacher:
         device = "cuda" if run.dry_run else run.device.type
         yield from overlap_faults(True, model.teacher_sharding != "none", device)
+    if run.fsdp and run.parallel_mode != ParallelMode.DISTRIBUTED and not run.dry_run:
+        yield "--fsdp shards over several processes: start them with accelerate launch or torchrun"
     if model.use_peft:
         yield from _faults_of_recomputation(run)
 

@@ -53,10 +53,12 @@ class Recipe:
 def recipe_of(argv: Sequence[str]) -> Recipe:
     """Read the recipe that a command line names with `--config`, if any."""
     parser = OneLineErrors(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    path = parser.parse_known_args(argv)[0].config
+    parser.add_argument("--config", action="append", default=[])
+    paths = parser.parse_known_args(argv)[0].config
+    if len(paths) > 1:
+        raise ValueError(f"--config names {' and '.join(paths)}: give one, with the other as base")
     recipe = Recipe({}, {})
-    for file, options, lines in recipe_files(path) if path else ():
+    for file, options, lines in recipe_files(*paths) if paths else ():
         recipe.options.update(options)
         recipe.places.update({name: f"--config {file}, line {lines[name]}" for name in options})
     return recipe
@@ -105,7 +107,7 @@ def _read(path: str, named_by: str) -> tuple[Options, dict[str, int]]:
         named = [*node.value] if isinstance(node, yaml.MappingNode) else []
         options = loader.construct_document(node) if node else None
     # A ValueError of bytes that are no UTF-8, or of a day that no month has.
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
         line = f", line {mark.line + 1}," if mark else ""
         reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error

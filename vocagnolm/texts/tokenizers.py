@@ -39,6 +39,10 @@ def load_tokenizer(
         )
     # A broken file can raise anything, even a bare Exception.
     except Exception as error:
+        from vocagnolm.texts.files import local_path
+
+        # A ValueError where the name can be none on the hub.
+        local_path(name, f"{role} tokenizer")
         reason = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
         failed = f"{role} tokenizer {name} cannot be loaded ({reason})"
         give = "give a directory with a tokenizer.json, or a name on the Hugging Face hub"
