@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from itertools import chain, islice, pairwise, product
 from typing import Any
 
 import datasets
@@ -33,6 +33,7 @@ from vocagnolm.readers import Guide, Reader, Teachers
 from vocagnolm.texts.column import TEXT, unusable, values
 from vocagnolm.texts.cutting import cut_text
 from vocagnolm.texts.layout import Part, as_table, column_types, lay_out
+from vocagnolm.texts.pieces import grouped
 from vocagnolm.texts.tokens import Tokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
@@ -195,7 +196,10 @@ class _Aligner:
         else:
             texts = dict(zip(numbers, values(batch[TEXT]), strict=True))
             skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
-            rows = self._texts({i: text for i, text in texts.items() if i not in skipped}, skipped)
+            usable = {number: text for number, text in texts.items() if number not in skipped}
+            left = iter(usable.items())
+            parts = (dict(islice(left, len(group))) for group in grouped([*usable.values()]))
+            rows = pa.concat_tables(self._texts(part, skipped) for part in parts)
         if not skipped:
             return rows
         reasons = {"document": np.array([*skipped]), "skipped": [*skipped.values()]}

@@ -35,6 +35,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.documents import write_reasons
 from vocagnolm.spans import encode, encode_texts
+from vocagnolm.texts import pieces
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -356,6 +357,28 @@ def test_align_corpus_skips_only_the_culprit(
     segments = align_corpus(in_memory(["a", "odd", "b"]), *readers(tokenizers_by_family))
     assert segments.skipped == [(1, "offsets are not in order")]
     assert segments.rows["document"][:] == [0, 2]
+
+
+def test_documents_are_read_a_few_at_a_time(
+    tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = [*PAGES, "", *PAGES]
+    expected = align_corpus(in_memory(documents), *readers(tokenizers_by_family))
+    read: list[int] = []
+
+    def counted(tokenizer: Any, texts: list[str]) -> Any:
+        read.append(sum(map(len, texts)))
+        return encode_texts(tokenizer, texts)
+
+    monkeypatch.setattr(vocagnolm.readers, "encode_texts", counted)
+    longest = max(map(len, documents))
+    monkeypatch.setattr(pieces, "AT_ONCE", longest)
+    found = align_corpus(in_memory(documents), *readers(tokenizers_by_family))
+    assert found.rows[:] == expected.rows[:]
+    assert found.skipped == expected.skipped == [(len(PAGES), "empty")]
+    # Once by each model.
+    assert sum(read) == 2 * sum(map(len, documents))
+    assert max(read) <= longest < sum(read) / 4
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "]])

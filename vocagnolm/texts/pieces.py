@@ -22,13 +22,13 @@ def encode_in_pieces(encode: Encode, texts: Sequence[str]) -> Tokens:
     """Return what `encode` gives for texts, without their all being read at once."""
     found = [
         _encode_long(encode, *group) if sum(map(len, group)) > AT_ONCE + SHARED else encode(group)
-        for group in _grouped(texts)
+        for group in grouped(texts)
     ]
     return found[0] if len(found) == 1 else Tokens.concatenate(found)
 
 
-def _grouped(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield texts in groups; one that is long is alone."""
+def grouped(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield texts in groups, at least one; a text that is long is alone."""
     group: list[str] = []
     size = 0
     for text in texts:
