@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from vocagnolm.host.files import JsonObject, read_json
+from vocagnolm.host.files import ASSETS, JsonObject, read_json
 
-REPORTED_FILE = Path(__file__).parents[1] / "assets" / "reported.json"
+REPORTED_FILE = ASSETS / "reported.json"
 
 
 @cache

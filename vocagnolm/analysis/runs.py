@@ -8,19 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import yaml
-
-from vocagnolm.analysis.paper import REPORTED_FILE, teacher_name
+from vocagnolm.analysis.paper import teacher_name
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.host.files import JsonObject, read_json
+from vocagnolm.host.files import JsonObject, read_asset, read_json
 from vocagnolm.host.manifest import unsealed
 from vocagnolm.host.settings import RUN_FILE
 from vocagnolm.host.trackers import EVALUATION_FOLDER
 
 Row = dict[str, object]
 # Names, tables and texts of comparisons and audits.
-TEXTS: JsonObject = yaml.safe_load(REPORTED_FILE.with_name("analysis.yaml").read_text("utf-8"))
+TEXTS = read_asset("analysis.yaml")
 RESULTS_FILE, AUDIT_FILE, GUIDANCE_FILE = "results.json", "audit.json", "guidance.json"
 _GUIDANCE_DIR = "guidance"
 # The column of runs without an evaluation.

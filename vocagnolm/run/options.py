@@ -10,11 +10,10 @@ from collections import ChainMap
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-import yaml
 from transformers import TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from vocagnolm.host.files import write_text
+from vocagnolm.host.files import read_asset, write_text
 from vocagnolm.host.tables import markdown_table
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
@@ -26,7 +25,7 @@ from vocagnolm.training.arguments import REJECTED
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 # What is said around the tables, and the sections of the fields of `RunArguments`.
-_TEXTS = yaml.safe_load(HELP_PAGE.with_name("train_options.yaml").read_text(encoding="utf-8"))
+_TEXTS = read_asset("train_options.yaml")
 # Sections of one class each.
 _CLASSES = {
     "Models": ModelArguments,
