@@ -1,6 +1,6 @@
 """One training job: from the command line to a finished directory."""
 
-from pathlib import Path
+from vocagnolm.host.files import ASSETS
 
 # Written by `vocagnolm.run.options`, as importing what knows the options takes seconds.
-HELP_PAGE = Path(__file__).parents[1] / "assets" / "train_help.txt"
+HELP_PAGE = ASSETS / "train_help.txt"
