@@ -121,6 +121,8 @@ class PackedCollator:
             raise ValueError(f"{lacks}: expected the blocks of vocagnolm.packing.Blocks")
         widths = self._widths(blocks)
         student = [block["student_ids"] for block in blocks]
+        if (longest := max(sum(map(len, row)) for row in student)) > self.max_length:
+            raise ValueError(f"blocks have {longest} tokens, beyond max_length {self.max_length}")
         trained = [_labels(block["student_ids"], block["student_labelled"]) for block in blocks]
         ids, labels, positions = self._rows(student, trained, self.max_length)
         edges, longest = self._segments(student, self.max_length)

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise, product
+from itertools import chain, pairwise, product
 from typing import Any
 
 import datasets
@@ -197,9 +197,7 @@ class _Aligner:
             texts = dict(zip(numbers, values(batch[TEXT]), strict=True))
             skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
             usable = {number: text for number, text in texts.items() if number not in skipped}
-            left = iter(usable.items())
-            parts = (dict(islice(left, len(group))) for group in grouped([*usable.values()]))
-            rows = pa.concat_tables(self._texts(part, skipped) for part in parts)
+            rows = pa.concat_tables(self._texts(part, skipped) for part in grouped(usable))
         if not skipped:
             return rows
         reasons = {"document": np.array([*skipped]), "skipped": [*skipped.values()]}

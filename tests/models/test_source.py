@@ -175,6 +175,14 @@ PICKLES: dict[str, Callable[[Any], bytes]] = {
 REFUSED_PICKLES = {"bare", "of torch", "of old torch", "text"}
 
 
+def test_weights_that_may_not_be_read_are_named(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path.name != "model.safetensors")
+    said = error_of(ModelSource(str(copied), "student").check_weights)
+    assert said == f"--student {copied}: model.safetensors may not be read"
+
+
 def torch_bytes(content: object, new: bool = True) -> bytes:
     file = io.BytesIO()
     torch.save(content, file, _use_new_zipfile_serialization=new)

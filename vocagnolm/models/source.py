@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -85,6 +86,9 @@ class ModelSource:
         if not directory.is_dir():
             return
         found = {path.name for pattern in _WEIGHT_FILES for path in directory.glob(pattern)}
+        for name in sorted(found):
+            if not os.access(directory / name, os.R_OK):
+                raise ValueError(f"{self._option} {self.name}: {name} may not be read")
         needed: set[str] = set()
         for index in directory.glob("*.index.json"):
             needed |= set(json_or_empty(index).get("weight_map", {}).values())

@@ -4,7 +4,7 @@ A tokenizer holds some 250 times as much as the text that it reads; what it give
 token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,23 @@ Encode = Callable[[Sequence[str]], Tokens]
 
 def encode_in_pieces(encode: Encode, texts: Sequence[str]) -> Tokens:
     """Return what `encode` gives for texts, without their all being read at once."""
+    groups = ([*group.values()] for group in grouped(dict(enumerate(texts))))
     found = [
         _encode_long(encode, *group) if sum(map(len, group)) > AT_ONCE + SHARED else encode(group)
-        for group in grouped(texts)
+        for group in groups
     ]
     return found[0] if len(found) == 1 else Tokens.concatenate(found)
 
 
-def grouped(texts: Sequence[str]) -> Iterator[list[str]]:
-    """Yield texts in groups, at least one; a text that is long is alone."""
-    group: list[str] = []
+def grouped(texts: Mapping[int, str]) -> Iterator[dict[int, str]]:
+    """Yield texts by their numbers in groups, at least one; a text that is long is alone."""
+    group: dict[int, str] = {}
     size = 0
-    for text in texts:
+    for number, text in texts.items():
         if group and size + len(text) > AT_ONCE:
             yield group
-            group, size = [], 0
-        group.append(text)
+            group, size = {}, 0
+        group[number] = text
         size += len(text)
     yield group
 
