@@ -253,7 +253,7 @@ def test_command_writes_table_json_and_figure(
         (["--documents", "0"], "--documents must be at least 1"),
         (["--sequences", "0"], "--sequences of at least 1"),
         (["--text_column", "text"], "is not a column"),
-        (["--teacher", "/nowhere"], "teacher tokenizer /nowhere cannot be loaded"),
+        (["--teacher", "/nowhere"], "teacher tokenizer /nowhere: no such file or directory"),
         (["--depth", "3"], "unrecognized arguments: --depth 3"),
     ],
 )
