@@ -78,7 +78,7 @@ def test_output_survives_a_locale_without_its_characters(monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "stdout", narrow)
     quiet_logs()
     sys.stdout.write("caf\xe9\n")
-    assert narrow.buffer.getvalue() == b"caf\\xe9\n"  # type: ignore[attr-defined]
+    assert narrow.buffer.getvalue() == b"caf\\xe9\n"
 
 
 def test_nearest_command_is_offered(capfd: pytest.CaptureFixture[str]) -> None:
