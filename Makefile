@@ -33,6 +33,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 test: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow"
 
+test-unit: WORKERS = 2
 test-unit: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow and not processes" --hypothesis-profile=fast
 
