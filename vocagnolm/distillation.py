@@ -185,8 +185,9 @@ def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor
     #   teacher   x y z v w   or    x y z v      the x, without a partner, counts by itself
     value_K, sign_KV = other_KV[:, :-words].sum(-1), log_p_KV
     # A few rows at a time, as their order takes twice the memory of what is ordered.
-    parts = [each.split(max(1, _ORDERED // words)) for each in (p_KV, other_KV, sign_KV, value_K)]
-    for p_JV, other_JV, sign_JV, value_J in zip(*parts, strict=True):
+    rows, whole = max(1, _ORDERED // words), (p_KV, other_KV, sign_KV, value_K)
+    parts = zip(*(torch.split(each, rows) for each in whole), strict=True)
+    for p_JV, other_JV, sign_JV, value_J in parts:
         order_JV = _order(p_JV)
         excess_JV = p_JV.gather(-1, order_JV)
         excess_JV[:, max(0, words - others) :] -= other_JV[:, -words:]

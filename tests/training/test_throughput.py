@@ -325,7 +325,7 @@ def test_phases_make_up_the_elapsed_time(
     assert sum(report[f"{phase}_time_fraction"] for phase in SHARES) == pytest.approx(1)
     elapsed_s = reader.tokens() / report["student_tokens_per_s_per_device"]
     # Between the two clocks another process may have run.
-    assert elapsed_s == pytest.approx(reader.elapsed_s[0], rel=0.1, abs=0.05)
+    assert elapsed_s == pytest.approx(reader.elapsed_s[0], rel=0.1, abs=0.3)
     assert all(report[f"{phase}_time_fraction"] > 0 for phase in SHARES)
     assert "student_mfu" not in report, "a CPU has no known peak"
 
