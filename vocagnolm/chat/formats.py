@@ -14,7 +14,7 @@ Format = Literal["text", "messages", "prompt_completion"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 # Columns of a conversation beside its text: its own fields, and a reason why the row is none.
 ROLES, ENDS, FAULT = "roles", "ends", "fault"
-_NO_FIELDS = {"text": None, ROLES: [], ENDS: [], "untrained": [], "given": None}
+_NO_FIELDS: dict[str, Any] = {"text": None, ROLES: [], ENDS: [], "untrained": [], "given": None}
 COLUMNS = (*_NO_FIELDS, FAULT)
 _SEPARATOR, _ANSWERING = "\n", "assistant"
 _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no object"

@@ -99,6 +99,7 @@ class Server:
                 # Not all at once, as those that failed at once would.
                 least_s = wait_s * random.uniform(0.5, 1.0)
                 await asyncio.sleep(max(min(found.wait_s, _LONGEST_S), least_s))
+        assert isinstance(found, _Fault)
         kind = OSError if found.is_reached else ConnectionError
         raise kind(
             f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "
