@@ -26,6 +26,7 @@ from vocagnolm.packing import (
 from vocagnolm.row_segments import RowSegments, segments_of
 
 _ArrayT = TypeVar("_ArrayT", IntArray, FloatArray)
+_Segments = Sequence[Sequence[IntArray]]  # of every row
 
 
 class Batch(TypedDict, total=False):
@@ -194,12 +195,7 @@ class PackedCollator:
             "teacher_longest_segment": [found.longest for found in segments],
         }
 
-    def _rows(
-        self,
-        blocks: Sequence[Sequence[IntArray]],
-        trained: Sequence[Sequence[IntArray]],
-        length: int,
-    ) -> Sequence[Tensor]:
+    def _rows(self, blocks: _Segments, trained: _Segments, length: int) -> Sequence[Tensor]:
         """Return ids, labels and positions [B, length]."""
         ids, labels, positions = (np.zeros((len(blocks), length), np.int64) for _ in range(3))
         labels[:] = IGNORED_LABEL
@@ -218,7 +214,7 @@ class PackedCollator:
             positions[:] = np.arange(length)
         return [torch.from_numpy(rows) for rows in (ids, labels, positions)]
 
-    def _segments(self, blocks: Sequence[Sequence[IntArray]], length: int) -> RowSegments:
+    def _segments(self, blocks: _Segments, length: int) -> RowSegments:
         """Return what attends to itself in the rows of some blocks; padding does, in pieces."""
         if self.attend_across_documents:
             return segments_of(length for _ in blocks)

@@ -32,7 +32,7 @@ from vocagnolm.host.cache import verified_cache
 from vocagnolm.readers import Guide, Reader, Teachers
 from vocagnolm.texts.column import TEXT, unusable, values
 from vocagnolm.texts.cutting import cut_text
-from vocagnolm.texts.layout import Part, as_table, column_types, lay_out
+from vocagnolm.texts.layout import Part, as_table, column_types, lay_out, unnumbered
 from vocagnolm.texts.pieces import grouped
 from vocagnolm.texts.tokens import Tokens
 
@@ -222,7 +222,7 @@ class _Aligner:
         numbers = np.array([*texts], np.int64)
         skipped.update((int(numbers[text]), why) for text, why in reasons.items())
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
-        is_unmapped = _unnumbered if self.guide.by_position else _uncovered
+        is_unmapped = unnumbered if self.guide.by_position else _uncovered
         columns = lay_out(segments, lengths, ours, read.teachers, is_unmapped)
         if self.guide.by_position:
             columns.pop("teacher_spans", None)
@@ -270,12 +270,6 @@ def _uncovered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
     """Tell the student's tokens that no token of a teacher covers."""
     is_alone: npt.NDArray[np.bool_] = find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED
     return is_alone
-
-
-def _unnumbered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
-    """Tell the student's tokens of whose number a teacher has none."""
-    number = np.arange(len(ours.rows)) - (np.cumsum(ours.counts) - ours.counts)[ours.rows]
-    return number >= theirs.counts[ours.rows]
 
 
 def _segment(

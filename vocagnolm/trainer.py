@@ -182,8 +182,7 @@ class VocAgnoTrainer(ResumableTrainer):
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
             excess_BS = found.student_loss_BS - found.teacher_loss_BS
             self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS)
-        total: Tensor = (self.objective.weights(found) * loss_BS).sum()
-        return total
+        return (self.objective.weights(found) * loss_BS).sum()
 
     def _begin_early(self, inputs: Any) -> TeacherLosses | None:
         return self.objective.teacher_losses(cast(Batch, self._prepare_inputs(inputs)))

@@ -41,6 +41,12 @@ class Part:
     counts: IntArray
 
 
+def unnumbered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
+    """Tell the student's tokens of whose number a teacher has none."""
+    number = np.arange(len(ours.rows)) - (np.cumsum(ours.counts) - ours.counts)[ours.rows]
+    return number >= theirs.counts[ours.rows]
+
+
 def lay_out(
     segments: IntArray,
     lengths: IntArray,

@@ -20,16 +20,16 @@ Encode = Callable[[Sequence[str]], Tokens]
 
 def encode_in_pieces(encode: Encode, texts: Sequence[str]) -> Tokens:
     """Return what `encode` gives for texts, without their all being read at once."""
-    groups = ([*group.values()] for group in grouped(dict(enumerate(texts))))
-    found = [
-        _encode_long(encode, *group) if sum(map(len, group)) > AT_ONCE + SHARED else encode(group)
-        for group in groups
-    ]
+    found = []
+    for group in grouped(dict(enumerate(texts))):
+        few = [*group.values()]
+        is_long = sum(map(len, few)) > AT_ONCE + SHARED
+        found.append(_encode_long(encode, *few) if is_long else encode(few))
     return found[0] if len(found) == 1 else Tokens.concatenate(found)
 
 
 def grouped(texts: Mapping[int, str]) -> Iterator[dict[int, str]]:
-    """Yield texts by their numbers in groups, at least one; a text that is long is alone."""
+    """Yield numbered texts in groups, at least one; a text that is long is alone."""
     group: dict[int, str] = {}
     size = 0
     for number, text in texts.items():

@@ -126,7 +126,7 @@ class GuidanceMetrics:
         `reduce` sums a tensor over the processes. Returns losses in nats per token, shares in
         [0, 1], quantiles to within 0.005 nats, the mean distance in nats for KL; teacher entries
         only where a teacher was counted, several together. `loss` is the mean over the steps that
-        made an update, if any did.
+        made an update; losses are absent if none did.
         """
         elapsed_s = self._elapsed_s()
         both = reduce(self._kept + self._added).cpu()
@@ -138,7 +138,6 @@ class GuidanceMetrics:
             report["skipped_steps"] = float(self._dropped_steps)
         self._clear()
         tokens = max(sums["label_tokens"], 1.0)
-        # Absent where all steps were skipped.
         if sums["label_tokens"]:
             report["student_loss_nats"] = sums["student_loss"] / tokens
             report["selected_loss_nats"] = sums["selected_loss"] / max(sums["selected_tokens"], 1.0)

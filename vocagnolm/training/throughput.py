@@ -152,8 +152,7 @@ class Throughput(TrainerCallback):
     Args:
         phases: clock of the run, started and stopped here.
         gather: stacks the rows of all processes.
-        peak: of one device in dense bfloat16, in TFLOP/s; by default that of `peak_tflops`.
-            Without it there is no MFU.
+        peak: of one device in dense bfloat16, in TFLOP/s; looked up by default. Without, no MFU.
         overlaps: the teacher computes beside the student, so each MFU is of the time of both.
     """
 
