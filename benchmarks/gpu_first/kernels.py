@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmarks.generated import make_batches
-from benchmarks.gpu_first.models import allow_streams_on_cpu, backward
+from benchmarks.gpu_first.models import backward, streams_on_cpu
 from benchmarks.gpu_first.report import Report, free_memory, has_cuda, timed
 from benchmarks.gpu_first.steps import CPT, ONLINE, TEACHER, Steps, trainer_of
 from benchmarks.harness import Skipped
@@ -141,9 +141,9 @@ def _checkpointing(steps: Steps) -> Switch:
 
 
 def _overlap(steps: Steps) -> Switch:
-    allow_streams_on_cpu()
     trainer = trainer_of(steps)
-    ahead = Overlap(trainer._begin_early, [steps.teacher], trainer.args.device)
+    with streams_on_cpu():
+        ahead = Overlap(trainer._begin_early, [steps.teacher], trainer.args.device)
     return lambda is_on: setattr(trainer, "overlap", ahead if is_on else None)
 
 

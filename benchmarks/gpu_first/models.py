@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,25 +102,27 @@ def make_trainer(
         sharding["state_dict_type"] = "SHARDED_STATE_DICT"
         options |= {"fsdp": True, "fsdp_config": sharding}
         _allow_fsdp_on_cpu()
-    if (more or {}).get("overlap_teacher"):
-        allow_streams_on_cpu()
     on_cpu = (device or report.device).type == "cpu"
-    trainer = VocAgnoTrainer(
-        model=student,
-        teacher=teacher,
-        method=method or Method(),
-        args=TrainingArguments(use_cpu=on_cpu and not report.fsdp, **options),
-        train_dataset=blocks,
-        data_collator=PackedCollator(length, teacher_max_length=length),
-        **(more or {}),
-    )
+    with streams_on_cpu():
+        trainer = VocAgnoTrainer(
+            model=student,
+            teacher=teacher,
+            method=method or Method(),
+            args=TrainingArguments(use_cpu=on_cpu and not report.fsdp, **options),
+            train_dataset=blocks,
+            data_collator=PackedCollator(length, teacher_max_length=length),
+            **(more or {}),
+        )
     trainer.remove_callback(RunLog)
     return trainer
 
 
-def allow_streams_on_cpu() -> None:
+@contextmanager
+def streams_on_cpu() -> Iterator[None]:
     """Let a CPU overlap models too, with torch's streams that do nothing, so that the code runs."""
-    overlap.WITH_STREAMS = ("cuda", "cpu")
+    before, overlap.WITH_STREAMS = overlap.WITH_STREAMS, ("cuda", "cpu")
+    yield
+    overlap.WITH_STREAMS = before
 
 
 def _allow_fsdp_on_cpu() -> None:
