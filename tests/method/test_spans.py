@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizer_stubs import StubTokenizer, assert_spans_hold
+from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
@@ -147,6 +148,16 @@ def test_special_tokens_leave_white_space_to_contents(tokenizer_dirs: dict[str, 
     places = found.spans[found.ids == tokenizer.convert_tokens_to_ids("<|t|>")]
     assert [text[start:end] for start, end in places] == ["<|t|>"] * 3
     assert_spans_hold(found.spans, text)
+
+
+def test_added_token_keeps_its_span_where_it_is_spelt_otherwise() -> None:
+    backend = Tokenizer(models.BPE({sign: n for n, sign in enumerate("abx<> ")}, []))
+    backend.normalizer = normalizers.Lowercase()
+    backend.add_tokens([AddedToken("<x>", lstrip=True, rstrip=True, normalized=True)])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    spelt, otherwise = encode_rendered(tokenizer, ["a <x> b", "a <X> b"])
+    assert spelt.spans.tolist() == [[0, 1], [1, 5], [5, 7]]
+    assert otherwise.spans.tolist() == [[0, 1], [1, 6], [6, 7]]
 
 
 @pytest.mark.parametrize(

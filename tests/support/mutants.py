@@ -33,7 +33,7 @@ TESTS = {
     "guidance": "method/test_guidance",
     "spans": "method/test_spans",
     "texts/token_bytes": "method/test_spans",
-    "texts/layout": "method/test_alignment method/test_data",
+    "texts/layout": "method/test_alignment method/test_data method/test_turns",
     "texts/cutting": "texts/test_cutting method/test_data",
     "packing": "method/test_packing",
     "objective": "method/test_objective",
@@ -64,6 +64,8 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     "texts/layout": (
         ("copy=False", "copy=True", "a copy of the same"),
         ("teachers[0].values", "teachers[-1].values", "all teachers are models, or all stores"),
+        ("0 * rows", "0 // rows", "zeros too"),
+        ("largest_ids, strict=True", "largest_ids, strict=False", "one for each column"),
     ),
     "texts/cutting": (
         ("len(text) + 1), np.bool_", "len(text) + 2), np.bool_", "a place behind the text"),
