@@ -229,10 +229,7 @@ class _Aligner:
         return self._table(columns | {"document": numbers[segments[:, 0]]})
 
     def _turns(
-        self,
-        conversations: Mapping[int, Conversation],
-        skipped: dict[int, str],
-        train_on: TrainOn,
+        self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
     ) -> pa.Table:
         """Make a row of each conversation, ended behind an answer; add the others to `skipped`."""
         asked = [*conversations.values()]

@@ -233,14 +233,6 @@ def test_kernel_of_torch_2_11_gets_its_arguments(monkeypatch: pytest.MonkeyPatch
     packed_attention._kernel_options.cache_clear()
 
 
-def test_kernel_that_lacks_an_argument_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(varlen, "varlen_attn", lambda query, key, is_causal=False: None)
-    packed_attention._kernel_options.cache_clear()
-    with pytest.raises(ValueError, match=r"needs torch >= 2.11, found \d"):
-        packed_attention._is_told_of_groups()
-    packed_attention._kernel_options.cache_clear()
-
-
 def test_checks_run_in_the_kernels_precision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,13 +9,7 @@ import pandas as pd
 from vocagnolm.analysis.frame import read_frame
 from vocagnolm.analysis.paired import Pairing, pair
 from vocagnolm.analysis.paper import read_reported
-from vocagnolm.analysis.runs import (
-    Run,
-    find_evaluation,
-    read_runs,
-    reject,
-    run_directory,
-)
+from vocagnolm.analysis.runs import Run, find_evaluation, read_runs, reject, run_directory
 from vocagnolm.host.settings import RUN_FILE
 
 RESAMPLES = 10_000

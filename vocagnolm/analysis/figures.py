@@ -32,14 +32,7 @@ from vocagnolm.analysis.panels import (
     overlap_panels,
 )
 from vocagnolm.analysis.paper import paper_models, read_reported
-from vocagnolm.analysis.runs import (
-    EVAL_LOSS,
-    find_views,
-    heading,
-    in_order,
-    reject,
-    run_directory,
-)
+from vocagnolm.analysis.runs import EVAL_LOSS, find_views, heading, in_order, reject, run_directory
 from vocagnolm.host.files import write_json
 from vocagnolm.views.page import write_view
 from vocagnolm.views.view import read_views

@@ -21,12 +21,7 @@ _NAMES, _THINGS, _HOLDERS, _MENU = (
     _DATA[name].split() for name in ("names", "things", "holders", "menu")
 )
 _WRONG_SHIFTS = (-10, -7, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 7, 10)
-_OPERATORS = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.floordiv,
-}
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.floordiv}
 # From the numbers drawn to those of a problem, in the order of its operators.
 _ARRANGED: dict[str, Callable[..., Sequence[int]]] = {
     "as drawn": lambda rng, *drawn: drawn,

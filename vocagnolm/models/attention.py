@@ -7,8 +7,7 @@ Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from functools import cache, cached_property, partial
 
 import torch
@@ -126,18 +125,11 @@ def _is_told_of_groups() -> bool:
 
 
 @cache
-def _kernel_options() -> set[str]:
-    """Return the parameters of PyTorch's kernel; another one, or none, is a ValueError."""
-    with suppress(ImportError):
-        from torch.nn.attention.varlen import varlen_attn
+def _kernel_options() -> Collection[str]:
+    """Return the parameters of PyTorch's kernel."""
+    from torch.nn.attention.varlen import varlen_attn
 
-        found = set(inspect.signature(varlen_attn).parameters)
-        if {"scale", "window_size"} <= found:
-            return found
-    needs, found_torch = f"{TORCH_VARLEN} needs torch >= 2.11", torch.__version__
-    raise ValueError(
-        f"--attn_implementation {needs}, found {found_torch}: upgrade it, or {USE_SDPA}"
-    )
+    return inspect.signature(varlen_attn).parameters
 
 
 class _Unnumbered:

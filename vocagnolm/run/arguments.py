@@ -70,8 +70,7 @@ class DataArguments:
     """The corpus and how it is cut."""
 
     dataset: list[str] = option(
-        ["open-web-math/open-web-math"],
-        "A file, a directory or a hub name; or several.",
+        ["open-web-math/open-web-math"], "A file, a directory or a hub name; or several."
     )
     dataset_weights: list[float] | None = option(
         None, "Shares of the corpora in every global batch.", "be positive and finite"
@@ -80,8 +79,7 @@ class DataArguments:
     dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
     text_column: list[str] = option(["text"], "Column of the text, one for all or each.")
     format: list[str] | None = option(
-        None,
-        "text, messages or prompt_completion, for all or each; by default as the columns say.",
+        None, "text, messages or prompt_completion, for all or each; by default as the columns say."
     )
     train_on: TrainOn | None = option(
         None, "Tokens of conversations with labels: completions (default; answers), or all."

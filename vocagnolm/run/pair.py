@@ -105,10 +105,7 @@ class Pair:
 
 
 def load_pair(
-    model: ModelArguments,
-    method: Method,
-    device: torch.device,
-    max_length: int | None = None,
+    model: ModelArguments, method: Method, device: torch.device, max_length: int | None = None
 ) -> Pair:
     """Read configurations and tokenizers, which is cheap, and reject what cannot work.
 
@@ -160,11 +157,7 @@ def _models(
 
 
 def _guide(
-    student: Model,
-    teachers: list[Model],
-    templates: list[str] | None,
-    method: Method,
-    length: int,
+    student: Model, teachers: list[Model], templates: list[str] | None, method: Method, length: int
 ) -> Guide | None:
     """Return the co-resident teachers' way to read what the student reads."""
     if method.method in ("kld", "rho1"):

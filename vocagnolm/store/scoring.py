@@ -18,14 +18,7 @@ from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.readers import Reader, teacher_reader
 from vocagnolm.store import store
 from vocagnolm.store.dialects import DIALECTS
-from vocagnolm.store.job import (
-    PACKAGES,
-    ScoringJob,
-    begin,
-    check_corpus,
-    check_plan,
-    score_corpus,
-)
+from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
 from vocagnolm.store.served import ServedScorer
 from vocagnolm.store.served_text import LEAST_CONTEXT, ServedReader
 from vocagnolm.store.server import Server

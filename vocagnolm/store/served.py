@@ -175,9 +175,7 @@ class Served:
         )
 
     def all_of(
-        self,
-        asked: Sequence[_A],
-        one: Callable[[httpx.AsyncClient, _A], Awaitable[_T | Unscored]],
+        self, asked: Sequence[_A], one: Callable[[httpx.AsyncClient, _A], Awaitable[_T | Unscored]]
     ) -> list[_T | Unscored]:
         """Ask for all, so many at once."""
 
@@ -194,11 +192,7 @@ class Served:
         return asyncio.run(together())
 
     async def ask(
-        self,
-        client: httpx.AsyncClient,
-        prompt: Prompt,
-        check: Check[_T],
-        times: int | None = None,
+        self, client: httpx.AsyncClient, prompt: Prompt, check: Check[_T], times: int | None = None
     ) -> _T | Unscored:
         """Ask for a prompt, again where the answer is not what was asked for."""
         dialect, reason = self.form.dialect, ""

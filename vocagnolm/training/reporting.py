@@ -210,9 +210,7 @@ _REPORTERS: dict[type[TrainerCallback], type[Reporter]] = {
 
 
 def replace_reporters(
-    trainer: Trainer,
-    tracking: Callable[[], Tracking],
-    histogram: Callable[[], Histogram | None],
+    trainer: Trainer, tracking: Callable[[], Tracking], histogram: Callable[[], Histogram | None]
 ) -> list[Reporter]:
     """Put reporters in the place of Trainer's own callbacks, and return them."""
     found = []
