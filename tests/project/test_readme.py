@@ -89,7 +89,8 @@ def test_site_lists_each_page() -> None:
 
 
 def test_messages_that_are_explained_are_said() -> None:
-    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("vocagnolm/**/*.py"))
+    files = [path for end in ("py", "yaml") for path in ROOT.glob(f"vocagnolm/**/*.{end}")]
+    source = "".join(path.read_text(encoding="utf-8") for path in files)
     # One text, where a literal goes on in the next line.
     source = re.sub(r'"\n\s*f?"', "", source).replace("{extra}", "eval")
     cells = re.findall(r"^\| (`.*?) \|", PAGES["troubleshooting.md"], flags=re.MULTILINE)
