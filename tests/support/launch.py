@@ -37,5 +37,6 @@ def run_jobs(
     """Run jobs of `trainer_worker.py` one after the other; the parameters that they save."""
     (directory / "jobs.json").write_text(json.dumps(jobs))
     launch("trainer_worker.py", directory, processes)
-    saved = [directory / f"{i}.pt" for i, job in enumerate(jobs) if "argv" not in job]
+    quiet = {"argv", "overlapped"}
+    saved = [directory / f"{i}.pt" for i, job in enumerate(jobs) if quiet.isdisjoint(job)]
     return [torch.load(path, weights_only=True) for path in saved]

@@ -16,6 +16,7 @@ from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.throughput import TIMING_KEYS
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128
@@ -106,3 +107,20 @@ def make_trainer(
         train_dataset=blocks,
         **{"teacher": teacher, "data_collator": PackedCollator(MAX_LENGTH), **(options or {})},
     )
+
+
+def outcome(trainer: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
+    """The weights of a run, and its log without times."""
+    weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
+    logs = [
+        {name: value for name, value in entry.items() if name not in TIMING_KEYS}
+        for entry in trainer.state.log_history
+    ]
+    return weights, logs
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Two outcomes are equal, bit for bit."""
+    assert one[1] == other[1]
+    for name, weight in one[0].items():
+        assert torch.equal(weight, other[0][name]), name

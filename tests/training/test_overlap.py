@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from world import make_blocks, make_models, make_trainer
+from world import assert_same, make_blocks, make_models, make_trainer, outcome
 
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.training import overlap
 from vocagnolm.training.overlap import Overlap, overlap_faults
-from vocagnolm.training.throughput import TIMING_KEYS
 
 Make = Callable[..., Any]
 BY_ONE = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
@@ -50,21 +49,6 @@ def make(
         )
 
     return trainer
-
-
-def outcome(trainer: Any) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
-    weights = {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}
-    logs = [
-        {name: value for name, value in entry.items() if name not in TIMING_KEYS}
-        for entry in trainer.state.log_history
-    ]
-    return weights, logs
-
-
-def assert_same(one: Any, other: Any) -> None:
-    assert one[1] == other[1]
-    for name, weight in one[0].items():
-        assert torch.equal(weight, other[0][name]), name
 
 
 @pytest.mark.usefixtures("with_streams")
