@@ -313,7 +313,8 @@ def read_answers(model: PreTrainedModel, reader: Reader, talks: Sequence[Talk]) 
         part = slice(*read.labelled[0].tolist())
         ids_S = torch.tensor([int(read.first), *read.values.tolist()])
         hidden_ND = model.base_model(ids_S[None]).last_hidden_state[0, part]
-        logits_NV, ids_N = model.get_output_embeddings()(hidden_ND), ids_S[1:][part]
+        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        logits_NV, ids_N = head(hidden_ND), ids_S[1:][part]
         nats_N = F.cross_entropy(logits_NV, ids_N, reduction="none").double()
         found.append((nats_N, logits_NV.argmax(-1) == ids_N, read.spans[part]))
     return found

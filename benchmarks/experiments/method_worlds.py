@@ -98,7 +98,7 @@ class DemoWorld(World):
     """The embedded world as in `make demo`."""
 
     steps, step_tokens = 650, 512  # as in recipes/demo.yaml
-    options = (f"--max_steps={steps}", f"--global_batch_tokens={step_tokens}")
+    options: tuple[str, ...] = (f"--max_steps={steps}", f"--global_batch_tokens={step_tokens}")
 
     def place(self, name: str, seed: int) -> Path:  # noqa: D102
         is_shared = name in ("teacher", "clean")
@@ -118,15 +118,18 @@ class DemoWorld(World):
         path.mkdir()
         make_base(path, seed, BASE_OPTIONS)
 
-    def make_pages(self, path: Path, seed: int, wrong_share: float = 0.4) -> None:
+    def make_pages(self, path: Path, seed: int) -> None:
         """Problems among noise, many with wrong solutions."""
+        self._write_pages(path, seed, wrong_share=0.4)
+
+    def _write_pages(self, path: Path, seed: int, wrong_share: float) -> None:
         count = self.steps * self.step_tokens // PAGE_TOKENS
         excluded = demo_world.held_out_questions()
         write_corpus(path, list(demo_world.corpus(count, seed, wrong_share, excluded)))
 
     def make_right_pages(self, path: Path, seed: int) -> None:
         """Other pages, without wrong solutions."""
-        self.make_pages(path, seed + 1000, wrong_share=0.0)
+        self._write_pages(path, seed + 1000, wrong_share=0.0)
 
     def make_reference(self, path: Path, seed: int) -> None:
         """The student after as many pages without wrong solutions."""
