@@ -207,8 +207,8 @@ class Method:
         raise_first(self._wrong_teacher(teacher))
 
     def _wrong_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> Iterator[str]:
-        if (teacher is not None) != self.needs_teacher:
-            needs = "needs a teacher" if teacher is None else "has no use for a teacher"
+        if bool(teacher) != self.needs_teacher:
+            needs = "needs a teacher" if not teacher else "has no use for a teacher"
             yield f"{self.as_typed} {needs}"
         count = teacher.teachers if isinstance(teacher, StoredTeacher) else len(teacher or [0])
         compares = self.distance is not None or self.with_entropies

@@ -69,9 +69,11 @@ def pack(
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
     """
-    both = (np.asarray(student_tokens), np.asarray(teacher_tokens))
-    sizes = np.column_stack(both).astype(np.int64)
+    sizes = np.column_stack((student_tokens, teacher_tokens)).astype(np.int64)
     limits = [max_length, *limits_of_teachers(teacher_max_length)][: sizes.shape[1]]
+    if (sizes > limits).any():
+        found = f"segments have up to {sizes.max(0).tolist()} tokens, beyond {limits}"
+        raise ValueError(f"{found}: align and pack for the same limits")
     # Rounded up: a segment never needs less than it says.
     by_model = zip(sizes.T, limits, strict=True)
     needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)

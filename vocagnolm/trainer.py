@@ -68,9 +68,9 @@ class VocAgnoTrainer(ResumableTrainer):
         overlap_teacher: bool = False,
         **kwargs: Any,
     ):
-        given = named_arguments(args, kwargs, teacher)
+        given = named_arguments(args, kwargs, teacher, max_bad_steps, device_peak_tflops)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
-        method = Method(method) if isinstance(method, str) else method
+        method = method if isinstance(method, Method) else Method(method)
         method.check_teacher(models)
         if given.get("data_collator") is None:
             given["data_collator"] = _collator_of(given.get("train_dataset"), method)

@@ -266,10 +266,22 @@ def test_prepare_dataset_reads_conversations(
     [
         ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset, and neither"),
         ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
+        ({"text": ["a"], "max_length": 2}, "--max_length must be at least 4, got 2$"),
+        ({"text": ["a"], "teacher_context": 1}, "--teacher_context must be at least 4, got 1$"),
+        ({}, "expected a datasets.Dataset, found dict: load one split of it$"),
     ],
 )
 def test_prepare_dataset_refuses_in_one_line(
-    columns: dict[str, list[str]], said: str, student_tokenizer: Any
+    columns: dict[str, Any], said: str, student_tokenizer: Any
 ) -> None:
+    limits = {name: columns[name] for name in columns if name.startswith(("max", "teacher"))}
+    texts = {name: texts for name, texts in columns.items() if name not in limits}
+    found: Any = datasets.Dataset.from_dict(texts) if texts else {}
     with pytest.raises(ValueError, match=said):
-        prepare_dataset(datasets.Dataset.from_dict(columns), student_tokenizer)
+        prepare_dataset(found, student_tokenizer, **limits)
+
+
+@pytest.mark.parametrize("limits", [(2, 9), (0, 9), (9, 2)])
+def test_pack_refuses_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=r"segments have up to \[3, 4\] tokens, beyond"):
+        pack([3, 1], [4, 1], *limits)

@@ -485,6 +485,10 @@ def test_log_reports_what_a_slow_count_finds(
         ({"teacher": "org/x"}, {}, True, "teacher must be a model, got the name 'org/x': load it"),
         ({"teacher": ["org/x"]}, {}, True, "teacher must be a model, got the name 'org/x': load"),
         ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor 0.1 has no effect"),
+        ({"method": None}, {}, True, "--method must be one of vocagnolm, cpt, .*, got None"),
+        ({"teacher": []}, {}, False, "--method vocagnolm needs a teacher"),
+        ({"max_bad_steps": -1}, {}, True, "--max_bad_steps must not be negative, got -1"),
+        ({"device_peak_tflops": 0}, {}, True, "--device_peak_tflops must be positive and finite"),
     ],
 )
 def test_trainer_refuses_contradictions(
@@ -529,6 +533,27 @@ def test_collator_is_that_of_the_blocks_by_default(
         ({"fp16": True}, "--fp16 has no effect on a CPU"),
         ({"use_liger_kernel": True}, "--use_liger_kernel would replace the loss: set fused_lin"),
         ({"accelerator_config": {"split_batches": True}}, "split_batches True divides the global"),
+        ({"eval_delay": 1}, "--eval_delay has no effect without --eval_strategy"),
+        ({"load_best_model_at_end": True}, "--load_best_model_at_end has no effect without --ev"),
+        ({"metric_for_best_model": "loss"}, "--metric_for_best_model has no effect without --ev"),
+        ({"greater_is_better": False}, "--greater_is_better has no effect without --metric_for"),
+        (
+            {"greater_is_better": True, "metric_for_best_model": "loss", "eval_strategy": "epoch"},
+            "--greater_is_better true would keep the largest loss",
+        ),
+        ({"prediction_loss_only": True}, "--prediction_loss_only True has no effect"),
+        ({"include_for_metrics": ["loss"]}, "--include_for_metrics .* has no effect"),
+        ({"label_names": ["x"]}, "--label_names .* has no effect"),
+        ({"eval_use_gather_object": True}, "--eval_use_gather_object True is not supported"),
+        ({"dataloader_in_order": False}, "--dataloader_in_order False leaves the order of the"),
+        ({"dataloader_persistent_workers": True}, "persistent_workers has no effect without --d"),
+        ({"gradient_checkpointing_kwargs": {"a": 1}}, "checkpointing_kwargs has no effect witho"),
+        ({"fsdp_config": {"version": 2}}, "--fsdp_config has no effect without --fsdp"),
+        ({"optim_args": "rank=8"}, "--optim_args has no effect with --optim sgd"),
+        ({"lr_scheduler_kwargs": {"x": 1}}, "kwargs .* does not suit --lr_scheduler_type linear"),
+        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size must be at least 1"),
+        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1"),
+        ({"neftune_noise_alpha": -1.0}, "--neftune_noise_alpha must be positive and finite"),
     ],
 )
 def test_trainer_refuses_options(

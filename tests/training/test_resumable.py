@@ -106,9 +106,10 @@ def test_index_is_checked_before_fsdp_reads_it(make: Callable[..., Any], tmp_pat
 def test_newest_and_best_checkpoints_stay_when_one_may(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
-    # With a loss that falls, the first is the one with the greatest.
-    best = {"load_best_model_at_end": True, "greater_is_better": True, "eval_strategy": "steps"}
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps"}
     trainer = make(save_total_limit=1, eval_steps=1, **best)
+    # With a loss that falls, the first is the one with the greatest.
+    trainer.args.greater_is_better = True
     trainer.train()
     assert trainer.args.save_total_limit == 1
     assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}

@@ -166,13 +166,14 @@ def resolve_dtype(choice: str, device: torch.device) -> str:
 
 
 # Ranges of options, by the words of the error; each of a list's numbers must be inside.
-_RANGES: dict[str, Callable[[float], bool]] = {
+RANGES: dict[str, Callable[[float], bool]] = {
     "be in (0, 1]": lambda value: 0 < value <= 1,
     "be in [0, 1)": lambda value: 0 <= value < 1,
     "be positive and finite": lambda value: 0 < value < math.inf,
     "be finite and not negative": lambda value: 0 <= value < math.inf,
     "not be negative": lambda value: value >= 0,
     "be at least 1": lambda value: value >= 1,
+    "be at least 4": lambda value: value >= 4,
 }
 
 
@@ -193,7 +194,7 @@ def faults_of(options: Any) -> Iterator[str]:
         if choices and value not in choices:
             yield f"--{name} must be one of {', '.join(choices)}, got {value}"
         must = each.metadata.get("must")
-        if must and value is not None and not all(map(_RANGES[must], listed(value))):
+        if must and value is not None and not all(map(RANGES[must], listed(value))):
             yield f"--{name} must {must}, got {value}"
 
 

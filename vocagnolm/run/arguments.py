@@ -84,7 +84,7 @@ class DataArguments:
     train_on: TrainOn | None = option(
         None, "Tokens of conversations with labels: completions (default; answers), or all."
     )
-    max_length: int = option(2048, "Student tokens of a block.")
+    max_length: int = option(2048, "Student tokens of a block.", "be at least 4")
     eval_fraction: float = option(
         0.0, "Share of the documents held out for evaluation, [0, 1).", "be in [0, 1)"
     )
@@ -105,8 +105,6 @@ class DataArguments:
     def _faults(self) -> Iterator[str]:
         if unknown := sorted({*(self.format or ())} - {*FORMATS}):
             yield f"--format must be one of {', '.join(FORMATS)}, got {unknown[0]}"
-        if self.max_length < 4:
-            yield f"--max_length must be at least 4, got {self.max_length}"
         yield from faults_of(self)
         yield from self._faults_of_corpora()
         if self.eval_dataset and self.eval_fraction:

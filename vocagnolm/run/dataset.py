@@ -13,8 +13,10 @@ from transformers import PreTrainedTokenizerBase
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.corpus import only_text
 from vocagnolm.data import align_corpus
+from vocagnolm.host.command import raise_first
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Teachers, student_reader, teacher_reader
+from vocagnolm.training.arguments import out_of_range
 
 
 def prepare_dataset(
@@ -40,6 +42,10 @@ def prepare_dataset(
     Raises:
         ValueError: the column is not there, or no document of it can be used.
     """
+    raise_first(out_of_range({"max_length": max_length, "teacher_context": teacher_context}))
+    if not isinstance(dataset, datasets.Dataset):
+        found = type(dataset).__name__
+        raise ValueError(f"expected a datasets.Dataset, found {found}: load one split of it")
     corpus = only_text(dataset, text_column, None, "the dataset")
     given = teacher_tokenizer or ()
     tokenizers = given if isinstance(given, Sequence) else (given,)

@@ -1,6 +1,5 @@
 """`transformers.TrainingArguments` with the paper's training set-up; some options are rejected."""
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -11,22 +10,18 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
-from transformers import SchedulerType, Trainer, TrainingArguments, get_scheduler
+from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-from transformers.training_args import OptimizerNames
 
-from vocagnolm.host.command import faults_of, json_settings, option, raise_first
+from vocagnolm.host.command import json_settings, raise_first
 from vocagnolm.host.processes import is_on_cpu, launched_processes
 from vocagnolm.host.trackers import import_wandb
 from vocagnolm.models.layers import liger_settings
 from vocagnolm.training.arguments import argument_faults, unsupported_options
 from vocagnolm.training.checkpoints import AUTO
 
-# Steps of a run that is never made: its schedule is, as a check.
-_CHECK_STEPS = 1000
 _TOKENS_SEEN = ("no", "all", "non_padding")
-_NOT_NEGATIVE = ("learning_rate", "weight_decay", "adam_epsilon", "max_grad_norm")
 
 # Of the paper's optimizer step (Section 4.3).
 _PAPER_TOKENS = 2**21
@@ -45,22 +40,16 @@ class RunArguments(TrainingArguments):
     # Where a type is ignored, None is derived from other options, or a command line could not set
     # the parent's: several trackers, non_padding.
     output_dir: str = ""
-    global_batch_tokens: int = option(None, must="be at least 1")  # type: ignore[assignment]
-    per_device_train_batch_size: int | None = option(  # type: ignore[assignment]
-        None, must="be at least 1"
-    )
-    per_device_eval_batch_size: int | None = option(  # type: ignore[assignment]
-        None, must="be at least 1"
-    )
-    gradient_accumulation_steps: int | None = option(  # type: ignore[assignment]
-        None, must="be at least 1"
-    )
+    global_batch_tokens: int = None  # type: ignore[assignment]
+    per_device_train_batch_size: int | None = None  # type: ignore[assignment]
+    per_device_eval_batch_size: int | None = None  # type: ignore[assignment]
+    gradient_accumulation_steps: int | None = None  # type: ignore[assignment]
     learning_rate: float = 8e-5
     lr_scheduler_type: str = "cosine_with_min_lr"
     lr_scheduler_kwargs: dict[str, Any] | str | None = None
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
-    num_train_epochs: float = option(1.0, must="be positive and finite")
+    num_train_epochs: float = 1.0
     bf16: bool | None = None  # type: ignore[assignment]
     eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]
         default=None, metadata={"choices": [strategy.value for strategy in IntervalStrategy]}
@@ -68,20 +57,20 @@ class RunArguments(TrainingArguments):
     include_num_input_tokens_seen: str = field(
         default="no", metadata={"nargs": "?", "const": "all"}
     )
-    save_steps: float = option(250, must="be finite and not negative")
+    save_steps: float = 250
     save_total_limit: int | None = 2
     # Pushes along the way would show all files of the output directory.
     hub_strategy: str = "end"
-    logging_steps: float = option(10, must="be finite and not negative")
+    logging_steps: float = 10
     logging_first_step: bool = True
     # It hides NaNs, at a wait per micro-batch.
     logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
-    max_bad_steps: int = option(0, must="not be negative")
+    max_bad_steps: int = 0
     resume_from_checkpoint: str | None = AUTO
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
-    device_peak_tflops: float | None = option(None, must="be positive and finite")
+    device_peak_tflops: float | None = None
     report_to: list[str] | None = None
     project: str = "vocagnolm"
     wandb_project: str | None = None
@@ -133,48 +122,17 @@ class RunArguments(TrainingArguments):
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         super().__post_init__()  # type: ignore[no-untyped-call]
         raise_first(argument_faults(self))
-        self._check_schedule()
-        self._check_optimizer()
         self._check_trackers()
 
     def _faults(self) -> Iterator[str]:
-        yield from faults_of(self)
-        # Written so that NaN is rejected, too.
-        for name in _NOT_NEGATIVE:
-            if not (value := vars(self)[name]) >= 0:
-                yield f"--{name} must not be negative, got {value}"
         if (seen := self.include_num_input_tokens_seen) not in _TOKENS_SEEN:
             expected = ", ".join(_TOKENS_SEEN)
             yield f"--include_num_input_tokens_seen must be one of {expected}, got {seen}"
-        if self.greater_is_better:
-            yield "--greater_is_better true would keep the largest loss: leave it out"
         if self.remove_unused_columns:
             yield "--remove_unused_columns true has no effect: leave it out"
-
-    def _check_schedule(self) -> None:
-        """Make the learning rate's schedule once, while an error costs nothing yet."""
-        kwargs = self.lr_scheduler_kwargs or {}
-        assert isinstance(kwargs, dict)
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=self.learning_rate)
-        # Making the schedule takes its first step, of warm-up; the last one decays.
-        try:
-            schedule = get_scheduler(self.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
-            for factor in vars(schedule).get("lr_lambdas", ()):
-                factor(_CHECK_STEPS - 1)
-        except (TypeError, ValueError, ArithmeticError) as error:
-            raise ValueError(
-                f"--lr_scheduler_kwargs {json.dumps(kwargs)} does not suit "
-                f"--lr_scheduler_type {SchedulerType(self.lr_scheduler_type).value}: {error}"
-            ) from error
-
-    def _check_optimizer(self) -> None:
-        """Reject an optimizer that cannot be made; one that asks for the model is made later."""
-        try:
-            Trainer.get_optimizer_cls_and_kwargs(self)
-        except (ImportError, ValueError) as error:
-            if "need to pass a" not in str(error):
-                name = OptimizerNames(self.optim).value
-                raise ValueError(f"--optim {name} cannot be used: {error}") from error
+        for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
+            if vars(self)[name] and not self.push_to_hub:
+                yield f"--{name} has no effect without --push_to_hub: leave it out"
 
     def _check_trackers(self) -> None:
         """Reject a tracker whose package is missing, which Trainer would say much later."""

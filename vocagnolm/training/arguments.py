@@ -1,22 +1,28 @@
 """Reject arguments of `transformers` that have no effect or harm a run, in one line each."""
 
+import copy
 import inspect
+import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate.utils import parse_flag_from_env
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_pt_utils import AcceleratorConfig
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
+from transformers.training_args import OptimizerNames
 
+from vocagnolm.host.command import RANGES, raise_first
 from vocagnolm.host.files import read_asset
 from vocagnolm.host.processes import connection_fault
 
 logger = logging.getLogger(__name__)
 
+# Steps of a run that is never made: its schedule is, as a check.
+_CHECK_STEPS = 1000
 _REFUSED = read_asset("refused.yaml")
 # Options with the one value that is accepted, and what is wrong with any other.
 REJECTED: dict[str, tuple[object, str]] = _REFUSED["options"]
@@ -28,13 +34,19 @@ def unsupported_options(args: TrainingArguments) -> Iterator[str]:
         # Another transformers may lack one.
         if (found := vars(args).get(name, value)) != value:
             yield f"--{name} {found} {reason}: leave it out"
+    yield from out_of_range(vars(args))
     # An Accelerate file asks in the environment.
     if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         yield "DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)"
-    if args.liger_kernel_config is not None and not args.use_liger_kernel:
-        yield "--liger_kernel_config has no effect without --use_liger_kernel: leave it out"
     if args.max_steps == 0:
         yield "--max_steps 0 makes no update: leave it out, or use --dry_run to see the plan"
+
+
+def out_of_range(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a message for each number that is outside of its range; None is not given."""
+    for name, must in _REFUSED["ranges"].items():
+        if (value := options.get(name)) is not None and not RANGES[must](value):
+            yield f"--{name} must {must}, got {value}"
 
 
 def argument_faults(args: TrainingArguments) -> Iterator[str]:
@@ -44,6 +56,13 @@ def argument_faults(args: TrainingArguments) -> Iterator[str]:
     yield from unsupported_options(args)
     yield from _faults_of_loading(args)
     yield from _faults_of_evaluation(args)
+    given = {name for name, value in vars(args).items() if value not in (None, False, 0, "no")}
+    for needed, names in _REFUSED["idle_without"].items():
+        for name in names:
+            if name in given and not given & {*needed.split(" or ")}:
+                yield f"--{name} has no effect without --{needed}: leave it out"
+    yield from _faults_of_schedule(args)
+    yield from _faults_of_optimizer(args)
     if args.fp16 and args.device.type == "cpu":
         yield "--fp16 has no effect on a CPU: leave it out, or use --bf16"
     kernels = args.liger_kernel_config or {}
@@ -76,8 +95,6 @@ def _faults_of_loading(args: TrainingArguments) -> Iterator[str]:
         found = vars(args.accelerator_config or AcceleratorConfig())[name]
         if found not in (expected, None):
             yield f"--accelerator_config: {name} {found} {reason}: leave it out"
-    if (workers := args.dataloader_num_workers) < 0:
-        yield f"--dataloader_num_workers must not be negative, got {workers}"
 
 
 def _faults_of_evaluation(args: TrainingArguments) -> Iterator[str]:
@@ -87,19 +104,55 @@ def _faults_of_evaluation(args: TrainingArguments) -> Iterator[str]:
             f"--metric_for_best_model {metric} is not measured: expected loss, the plain loss "
             "per token of the evaluation"
         )
-    if args.eval_strategy != IntervalStrategy.NO:
-        return
-    for name in ("do_eval", "eval_steps"):
-        if vars(args)[name]:
-            yield f"--{name} has no effect without --eval_strategy: leave it out"
-    if args.save_strategy == SaveStrategy.BEST:
+    if args.greater_is_better:
+        yield "--greater_is_better true would keep the largest loss: leave it out"
+    if args.greater_is_better is not None and args.metric_for_best_model is None:
+        yield "--greater_is_better has no effect without --metric_for_best_model: leave it out"
+    if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
         yield "--save_strategy best needs an evaluation to choose by: set --eval_strategy"
 
 
+def _faults_of_schedule(args: TrainingArguments) -> Iterator[str]:
+    """Make the learning rate's schedule once, while an error costs nothing yet."""
+    kwargs = cast(dict[str, Any], args.lr_scheduler_kwargs or {})
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=args.learning_rate)
+    # Making the schedule takes its first step, of warm-up; the last one decays.
+    try:
+        schedule = get_scheduler(args.lr_scheduler_type, optimizer, 1, _CHECK_STEPS, kwargs)
+        for factor in vars(schedule).get("lr_lambdas", ()):
+            factor(_CHECK_STEPS - 1)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        yield (
+            f"--lr_scheduler_kwargs {json.dumps(kwargs)} does not suit "
+            f"--lr_scheduler_type {SchedulerType(args.lr_scheduler_type).value}: {error}"
+        )
+
+
+def _faults_of_optimizer(args: TrainingArguments) -> Iterator[str]:
+    """Yield a message where none can be made; one that asks for the model is made later."""
+    name = OptimizerNames(args.optim).value
+    try:
+        made = Trainer.get_optimizer_cls_and_kwargs(args)
+        for option in ("optim_args", "optim_target_modules"):
+            without = copy.copy(args)
+            vars(without)[option] = None
+            if vars(args)[option] and Trainer.get_optimizer_cls_and_kwargs(without) == made:
+                yield f"--{option} has no effect with --optim {name}: leave it out"
+    except (ImportError, ValueError) as error:
+        if "need to pass a" not in str(error):
+            yield f"--optim {name} cannot be used: {error}"
+
+
 def named_arguments(
-    args: Sequence[object], kwargs: Mapping[str, object], teacher: object = None
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    teacher: object,
+    max_bad_steps: int,
+    device_peak_tflops: float | None,
 ) -> dict[str, Any]:
     """Return the arguments of a Trainer by their names; one that is not taken is a ValueError."""
+    numbers = {"max_bad_steps": max_bad_steps, "device_peak_tflops": device_peak_tflops}
+    raise_first(out_of_range(numbers))
     for name, instead in _REFUSED["of_others"].items():
         if kwargs.get(name) is not None:
             raise ValueError(f"{name} has no effect: {instead}")

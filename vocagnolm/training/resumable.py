@@ -16,7 +16,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import RandomSampler, Sampler
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
@@ -50,8 +50,8 @@ class ResumableTrainer(Trainer):
     """
 
     def __init__(self, **given: Any):
-        if given.get("args") is not None:
-            raise_first(argument_faults(given["args"]))
+        given["args"] = given.get("args") or TrainingArguments("tmp_trainer")
+        raise_first(argument_faults(given["args"]))
         super().__init__(**given)
         for name in _OVERRIDDEN:
             if name not in dir(Trainer):
