@@ -23,7 +23,6 @@ from vocagnolm.views.page import (
     invisible_name,
     label,
     labelled_tokens,
-    reasons,
     render_html,
     render_table,
     render_text,
@@ -185,7 +184,8 @@ ENTROPY = Method("rho1", top_k=0.7, rho1_score="loss_and_entropy")
 def test_reasons_say_what_decided_when_settings_differ(
     method: Method, key: str, expected: str
 ) -> None:
-    assert reasons(method)[key].startswith(expected)
+    html = render_html(make_view("x", settings=replace(SETTINGS, method=method)))
+    assert facts_of(html)["reasons"][key].startswith(expected)
 
 
 def test_page_says_what_is_compared_when_chunks_are() -> None:

@@ -19,10 +19,11 @@ from tqdm.auto import tqdm
 from vocagnolm.alignment import align_spans
 from vocagnolm.analysis.audit_report import audit_markdown, draw_audit
 from vocagnolm.analysis.overlap import (
-    MapCounts,
     chunk_overlaps,
     count_map,
     decoded_vocabulary,
+    map_shares,
+    mean_overlaps,
     vocabulary_overlap,
 )
 from vocagnolm.analysis.runs import reject
@@ -98,7 +99,7 @@ class _Tally:
     """Running totals for one teacher, and its worst documents, the worst one first."""
 
     kept: int
-    counts: MapCounts = field(default_factory=MapCounts)
+    counts: dict[str, float] = field(default_factory=dict)
     worst: list[JsonObject] = field(default_factory=list)
 
     def add(self, document: _Document, student_spans: Spans, teacher_spans: Spans) -> None:
@@ -106,16 +107,16 @@ class _Tally:
         text = content if isinstance(content, str) else content.text
         ranges = align_spans(student_spans, teacher_spans)
         counts = count_map(len(text), student_spans, teacher_spans, ranges)
-        self.counts += counts
-        if counts.iou == 1:
+        self.counts = {name: self.counts.get(name, 0) + x for name, x in counts.items()}
+        means = mean_overlaps(counts)
+        if means["iou"] == 1:
             return
         about = {
             "document": number,
-            "iou": counts.iou,
-            "ios": counts.ios,
-            "mapped": 1 - counts.unmapped / counts.student_tokens,
-            "student_tokens": counts.student_tokens,
-            "teacher_tokens": counts.teacher_tokens,
+            **means,
+            "mapped": 1 - counts["unmapped"] / counts["student_tokens"],
+            "student_tokens": counts["student_tokens"],
+            "teacher_tokens": counts["teacher_tokens"],
             "beginning": text[:60],
         }
         worst = sorted([*self.worst, about], key=lambda one: (one["iou"], one["document"]))
@@ -188,10 +189,10 @@ def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[JsonObjec
         "teacher": teacher.name,
         "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
         "vocabulary_overlap": words,
-        "mapping": counts.shares(),
-        "token_level": {"iou": counts.iou, "ios": counts.ios},
+        "mapping": map_shares(counts),
+        "token_level": mean_overlaps(counts),
         "chunks": chunks,
-        "counts": asdict(counts),
+        "counts": counts,
         "worst": tally.worst,
     }
 

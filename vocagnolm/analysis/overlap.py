@@ -10,8 +10,7 @@ cover everything between the start of the first and the end of the last.
 from __future__ import annotations
 
 import json
-from collections.abc import Set
-from dataclasses import astuple, dataclass
+from collections.abc import Mapping, Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -113,67 +112,13 @@ def _hull(spans: Spans, ranges: Spans) -> Spans:
     return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
 
 
-@dataclass(frozen=True)
-class MapCounts:
-    """Make-up of an alignment as sums over tokens; counts of texts can be added."""
-
-    characters: int = 0
-    student_tokens: int = 0
-    teacher_tokens: int = 0
-    # Student tokens by the number of teacher tokens in their range.
-    unmapped: int = 0
-    one: int = 0
-    two: int = 0
-    more: int = 0
-    # One teacher token of the same characters (one-to-one).
-    same_span: int = 0
-    # The first teacher token is also one of the token before (many-to-one).
-    shared: int = 0
-    # The range begins before the token or ends after it.
-    straddling: int = 0
-    iou_sum: float = 0.0
-    ios_sum: float = 0.0
-
-    def __add__(self, other: MapCounts) -> MapCounts:
-        return MapCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
-
-    @property
-    def iou(self) -> float:
-        """Mean IoU of the student's tokens; 0 without any."""
-        return self.iou_sum / max(self.student_tokens, 1)
-
-    @property
-    def ios(self) -> float:
-        """Mean IoS of the student's tokens; 0 without any."""
-        return self.ios_sum / max(self.student_tokens, 1)
-
-    def shares(self) -> dict[str, float]:
-        """Return ratios of tokens and characters, and each kind's share of the student's tokens.
-
-        A token may be of several kinds: one that is not one-to-one can be one-to-many, many-to-one
-        and straddling at once.
-        """
-        tokens, characters = self.student_tokens, self.characters
-        return {
-            "teacher_tokens_per_student_token": self.teacher_tokens / tokens,
-            "student_tokens_per_character": tokens / characters,
-            "teacher_tokens_per_character": self.teacher_tokens / characters,
-            "mapped": 1 - self.unmapped / tokens,
-            "unmapped": self.unmapped / tokens,
-            "range_of_1": self.one / tokens,
-            "range_of_2": self.two / tokens,
-            "range_of_3_or_more": self.more / tokens,
-            "one_to_one": self.same_span / tokens,
-            "one_to_many": (self.two + self.more) / tokens,
-            "many_to_one": self.shared / tokens,
-            "straddling": self.straddling / tokens,
-        }
-
-
 def count_map(
     characters: int, student_spans: Spans, teacher_spans: Spans, ranges: Spans
-) -> MapCounts:
-    """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`."""
+) -> dict[str, float]:
+    """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`.
+
+    All are sums over tokens or characters, so counts of texts can be added.
+    """
     iou, ios = overlaps(student_spans, teacher_spans, ranges)
     is_mapped = ranges[:, 0] != UNMAPPED
     sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
@@ -183,17 +128,50 @@ def count_map(
     before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
     starts_before, ends_after = before[:, 0] > 0, before[:, 1] < 0
     same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)
-    return MapCounts(
-        characters=characters,
-        student_tokens=len(student_spans),
-        teacher_tokens=len(teacher_spans),
-        unmapped=len(ranges) - len(mapped),
-        one=int((sizes == 1).sum()),
-        two=int((sizes == 2).sum()),
-        more=int((sizes > 2).sum()),
-        same_span=int(same_span.sum()),
-        shared=int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
-        straddling=int((starts_before | ends_after).sum()),
-        iou_sum=float(iou.sum()),
-        ios_sum=float(ios.sum()),
-    )
+    return {
+        "characters": characters,
+        "student_tokens": len(student_spans),
+        "teacher_tokens": len(teacher_spans),
+        # By the number of teacher tokens in their range.
+        "unmapped": len(ranges) - len(mapped),
+        "one": int((sizes == 1).sum()),
+        "two": int((sizes == 2).sum()),
+        "more": int((sizes > 2).sum()),
+        # One teacher token of the same characters (one-to-one).
+        "same_span": int(same_span.sum()),
+        # The first teacher token is also one of the token before (many-to-one).
+        "shared": int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
+        # The range begins before the token or ends after it.
+        "straddling": int((starts_before | ends_after).sum()),
+        "iou_sum": float(iou.sum()),
+        "ios_sum": float(ios.sum()),
+    }
+
+
+def mean_overlaps(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return the mean IoU and IoS of the student's tokens; 0 without any."""
+    tokens = max(counts["student_tokens"], 1)
+    return {name: counts[f"{name}_sum"] / tokens for name in ("iou", "ios")}
+
+
+def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return ratios of tokens and characters, and each kind's share of the student's tokens.
+
+    A token may be of several kinds: one that is not one-to-one can be one-to-many, many-to-one
+    and straddling at once.
+    """
+    tokens, characters = counts["student_tokens"], counts["characters"]
+    return {
+        "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,
+        "student_tokens_per_character": tokens / characters,
+        "teacher_tokens_per_character": counts["teacher_tokens"] / characters,
+        "mapped": 1 - counts["unmapped"] / tokens,
+        "unmapped": counts["unmapped"] / tokens,
+        "range_of_1": counts["one"] / tokens,
+        "range_of_2": counts["two"] / tokens,
+        "range_of_3_or_more": counts["more"] / tokens,
+        "one_to_one": counts["same_span"] / tokens,
+        "one_to_many": (counts["two"] + counts["more"]) / tokens,
+        "many_to_one": counts["shared"] / tokens,
+        "straddling": counts["straddling"] / tokens,
+    }

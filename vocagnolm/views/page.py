@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import write_json, write_text
@@ -28,9 +27,6 @@ from vocagnolm.views.view import (
     ViewSettings,
     to_json,
 )
-
-if TYPE_CHECKING:
-    from vocagnolm.objective import Method
 
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
@@ -102,25 +98,6 @@ def _pieces(token: TokenView) -> Iterator[tuple[str, PieceView]]:
     """Label the teacher's tokens behind a token."""
     names = _labels(token.pieces, (piece.text for piece in token.pieces))
     return zip(names, token.pieces, strict=True)
-
-
-def reasons(method: Method) -> dict[str, str]:
-    """Explain each status; unmapped tokens have two, trained and not."""
-    score = "its chunk's excess" if method.whole_chunks else "its excess"
-    share = f"{method.top_k * 100:.6g} %"
-    among = f"among the largest {share}"
-    if method.rho1_score == "loss_and_entropy":
-        among += f", with an entropy of the reference among the lowest {share}"
-    alone = "no teacher loss to compare with"
-    if method.unmapped == "mean":
-        alone = "it competed with the mean teacher loss, as it has none"
-    return {
-        "kept": f"Trained: {score} is {among}.",
-        "dropped": f"Not trained: {score} is not {among}.",
-        "unmapped trained": f"Trained; {alone}.",
-        "unmapped": f"Not trained; {alone}.",
-        "unlabelled": "Nothing to learn: no token before it predicts it, or it is of no answer.",
-    }
 
 
 def _settings_line(settings: ViewSettings) -> str:
@@ -250,22 +227,17 @@ def _width(text: str) -> int:
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    settings, method = view.settings, view.settings.method
+    settings = view.settings
     losses = (loss for t in view.tokens for loss in (t.student_loss_nats, t.teacher_loss_nats))
     # Tokens are numbered through the page: #t12 in its address chooses one.
     tokens = labelled_tokens(view)
     numbered = ((number, name, token) for number, (name, token) in enumerate(tokens))
-    cover = "all teacher tokens that cover any of its characters"
-    if method.aggregation == "share":
-        cover += ": each one's loss, by the share of its characters"
-    if method.method == "chunk":
-        cover = "the teacher tokens of the same chunk"
     return render_page(
         "guidance.html",
         student=public_name(settings.student),
         teacher=" and ".join(map(public_name, settings.teacher.split(" and "))),
         settings=_settings_line(settings),
-        definition=f"the {method.aggregation} over {cover}",
+        method=settings.method,
         summary=_summary_rows(view),
         statuses=STATUSES,
         texts=[
@@ -276,8 +248,6 @@ def render_html(view: GuidanceView) -> str:
         number=_number,
         facts={
             "tokens": list(itertools.starmap(_facts, tokens)),
-            "reasons": reasons(method),
-            "aggregation": "" if method.method == "chunk" else method.aggregation,
             "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
         },
     )
