@@ -16,6 +16,7 @@ from fake_results import record, write_evaluation
 
 from vocagnolm import cli
 from vocagnolm.analysis.compare import compare
+from vocagnolm.analysis.frame import read_frame
 from vocagnolm.analysis.paired import (
     Discordance,
     holm,
@@ -418,6 +419,31 @@ def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> No
     assert {row["inside"] for row in data["against_reported"]} <= {True, False}
     assert (tmp_path / "out" / "comparison.md").read_text() == comparison_markdown(comparison)
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
+    def in_chat(results: dict[str, Any]) -> None:
+        results["benchmarks"]["gsm8k"].update(prompts=None, marked=["chat"], marks=["zero-shot"])
+
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "asked in a chat alone"]
+    for path, right in zip(paths, (FIRST, OTHER, FIRST), strict=True):
+        edit(write_evaluation(path / "evaluation-chat", {"gsm8k": right[1:]}), in_chat)
+    for path, right in zip(paths[:2], (FIRST, OTHER), strict=True):
+        write_evaluation(path / "evaluation", {"gsm8k": right})
+    comparison = compare(paths)
+    firsts = [(each.first, each.other) for each in comparison.pairings]
+    chats = [("a-chat", "b-chat"), ("a-chat", f"{paths[2].name}-chat")]
+    assert firsts == [("a", "b"), *chats]
+    assert not any(each.refused for each in comparison.pairings)
+    text = comparison_markdown(comparison)
+    assert cells(text, "a") == ["a", "harness", "37.5 +- 10.0"]
+    assert cells(text, "a-chat") == ["a-chat", "chat", "28.6* +- 10.0"]
+    assert "## Points above a, over" in text
+    assert "## Points above a-chat, over" in text
+    write_comparison(comparison, tmp_path / "out")
+    assert "a-chat" in (tmp_path / "out" / "comparison.html").read_text()
+    # A figure's mark is of one protocol.
+    assert read_frame(paths[:1]).value.tolist() == [37.5]
 
 
 # The command

@@ -16,6 +16,7 @@ from inline_grader import graded_inline
 from transformers import AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from vocagnolm.analysis.compare import compare
 from vocagnolm.analysis.runs import read_runs
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered, template_of
@@ -175,6 +176,8 @@ def test_card_keeps_both_protocols_apart(
     card = ModelCard.load(path)
     names = [each.metric_name.split(" chain")[0] for each in card.data.eval_results]
     assert sorted(names) == ["accuracy, few-shot", "accuracy, zero-shot"]
+    both = [(run.label, run.prompts) for run in compare([tmp_path / "model"]).runs]
+    assert both == [("model", "other"), ("model-chat", "chat")]
     heads = [line for line in card.text.splitlines() if line.startswith("## ")]
     assert sorted(heads) == ["## Evaluation", "## Evaluation, zero-shot chat"]
 

@@ -9,7 +9,14 @@ import pandas as pd
 from vocagnolm.analysis.frame import read_frame
 from vocagnolm.analysis.paired import Pairing, pair
 from vocagnolm.analysis.paper import read_reported
-from vocagnolm.analysis.runs import Run, find_evaluation, read_runs, reject, run_directory
+from vocagnolm.analysis.runs import (
+    Run,
+    find_evaluation,
+    read_runs,
+    reject,
+    run_directory,
+    with_chats,
+)
 from vocagnolm.host.settings import RUN_FILE
 
 RESAMPLES = 10_000
@@ -34,7 +41,7 @@ class Comparison:
     # reported number is inside our 95 % interval.
     against_reported: pd.DataFrame
     source: str
-    # Every other run against the first.
+    # Every other run against the first of its protocol, few-shot or chat.
     pairings: Sequence[Pairing]
     resamples: int
     seed: int
@@ -51,7 +58,7 @@ def compare(
     resamples: int = RESAMPLES,
     seed: int = SEED,
 ) -> Comparison:
-    """Read runs, pair each evaluation with the first, and put rows of the paper beside them.
+    """Read runs, pair each evaluation with its protocol's first, and add rows of the paper.
 
     Raises:
         ValueError: a directory, a file or a name is wrong, or there is nothing to compare.
@@ -63,13 +70,17 @@ def compare(
         expected = "--resamples of at least 1 and --seed of at least 0"
         reject(expected, f"{resamples} and {seed}", "give others")
     source, theirs = read_reported(reported)
+    paths = list(with_chats(paths))
     # Runs of train.py need no evaluation.
     runs = read_runs([x for x in paths if find_evaluation(x) or not (x / RUN_FILE).is_file()])
     frame = read_frame(paths)
     # A repeated run is no seed of a setting: it stands beside the other.
     is_repeated = frame.groupby(["setting", "seed"]).run.transform("nunique") > 1
     frame.loc[is_repeated, "setting"] = frame.run
-    pairings = [pair(runs[0], run, resamples, seed) for run in runs[1:]]
+    # Asked few-shot and in a chat, a model gives other answers to other prompts.
+    first = {run.prompts == "chat": run for run in reversed(runs)}
+    pairs = ((first[run.prompts == "chat"], run) for run in runs)
+    pairings = [pair(one, run, resamples, seed) for one, run in pairs if one is not run]
     rows = [{"run": run.label, **score} for run in runs for score in run.scores]
     scores = pd.DataFrame(rows, columns=_SCORE).astype({"second": bool})
     # Every number of ours beside every reported number of its column.

@@ -161,15 +161,14 @@ def _note(*names: str) -> str:
 
 
 def _pairings(comparison: Comparison) -> Iterator[Section]:
-    if not comparison.pairings:
-        return
-    first = comparison.runs[0].label
-    rows = [["run", "benchmark", "points", "95 % interval", "items"]]
-    rows[0] += [f"only {first} right", "only the run right", "p", "p (Holm)"]
-    for pairing in comparison.pairings:
-        rows += _pairing(pairing, comparison.verdicts)
     note = _note("pairings", "star").format(**vars(comparison))
-    yield Section(f"Points above {first}, over the same items", rows, [note])
+    for first in dict.fromkeys(pairing.first for pairing in comparison.pairings):
+        rows = [["run", "benchmark", "points", "95 % interval", "items"]]
+        rows[0] += [f"only {first} right", "only the run right", "p", "p (Holm)"]
+        for pairing in comparison.pairings:
+            if pairing.first == first:
+                rows += _pairing(pairing, comparison.verdicts)
+        yield Section(f"Points above {first}, over the same items", rows, [note])
 
 
 def _pairing(pairing: Pairing, scores: pd.DataFrame) -> list[list[str]]:
@@ -265,7 +264,7 @@ def comparison_html(comparison: Comparison) -> str:
     return render_page(
         "comparison.html",
         names=list(dict.fromkeys(comparison.labels.values())),
-        baseline=comparison.runs[0].label if len(comparison.runs) > 1 else "",
+        baseline=", ".join(dict.fromkeys(each.first for each in comparison.pairings)),
         pictures=[
             (title, _keys(panels), [(panel.y_label, draw_svg(panel)) for panel in panels], notes)
             for title, panels, notes in pictures

@@ -14,7 +14,7 @@ from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BE
 from vocagnolm.host.files import JsonObject, read_asset, read_json
 from vocagnolm.host.manifest import unsealed
 from vocagnolm.host.settings import RUN_FILE
-from vocagnolm.host.trackers import EVALUATION_FOLDER
+from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
 
 Row = dict[str, object]
 # Names, tables and texts of comparisons and audits.
@@ -130,7 +130,8 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
             reject("different runs", f"{directory} twice, as {path} too", "give it once")
         found[directory] = path
     # A run is called by its model's directory; runs of the same name by their whole paths.
-    names = [x.parent.name if x.name == EVALUATION_FOLDER else x.name for x in found]
+    ours, about = (EVALUATION_FOLDER, CHAT_FOLDER), len(EVALUATION_FOLDER)
+    names = [x.parent.name + x.name[about:] if x.name in ours else x.name for x in found]
     return [
         _read_run(directory, name if names.count(name) == 1 else str(path))
         for (directory, path), name in zip(found.items(), names, strict=True)
@@ -141,6 +142,16 @@ def find_evaluation(path: Path) -> Path | None:
     """Find an evaluation in the `evaluation/` of a directory, or in the directory itself."""
     places = (path / EVALUATION_FOLDER, path)
     return next((x.resolve() for x in places if (x / RESULTS_FILE).is_file()), None)
+
+
+def with_chats(paths: Sequence[Path]) -> Iterator[Path]:
+    """Yield directories, and behind each its evaluation in a chat, if it has one."""
+    for path in paths:
+        chat = find_evaluation(path / CHAT_FOLDER)
+        if not chat or find_evaluation(path) or (path / RUN_FILE).is_file():
+            yield path
+        if chat:
+            yield path / CHAT_FOLDER
 
 
 def _read_run(directory: Path, label: str) -> Run:

@@ -20,6 +20,7 @@ from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.host import command
 from vocagnolm.host.processes import connect, in_agreement
+from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 
 
@@ -131,5 +132,5 @@ def output_dir(arguments: Namespace) -> Path:
     if arguments.output_dir:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
-    name = "evaluation-chat" if arguments.chat else "evaluation"
+    name = CHAT_FOLDER if arguments.chat else EVALUATION_FOLDER
     return (model if model.is_dir() else Path("runs") / model.name) / name

@@ -22,7 +22,7 @@ STEP = "train/global_step"
 # Entries of a run's config beside its settings in `run.json`, in the order of the page.
 ABOUT = "recipe models corpus code hardware steps trainer student_config evaluation".split()
 # Of the run's files in Weights & Biases, as beside a model.
-EVALUATION_FOLDER = "evaluation"
+EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 _ENTRIES = read_asset("log_entries.yaml")
 TRACKED_NAMES: dict[str, str] = {
     entry: f"{section}/{entry.removeprefix(f'{section}_')}"
