@@ -123,14 +123,10 @@ def student_layout(run: RunArguments) -> Layout:
     )
 
 
-def state_bytes(student: Sizes) -> int:
-    """Return the bytes of weights, gradients and AdamW's moments of a student in float32."""
-    return _WEIGHT * student.parameters + (_GRADIENT + _MOMENTS) * student.trained
-
-
 def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, float]:
     """Estimate the bytes of a device by part, for a micro-batch of so many tokens."""
-    parts: dict[str, float] = {"student with AdamW": state_bytes(student) / (layout.shards or 1)}
+    state = _WEIGHT * student.parameters + (_GRADIENT + _MOMENTS) * student.trained
+    parts: dict[str, float] = {"student with AdamW": state / (layout.shards or 1)}
     if layout.shards is not None:
         width = 4 if layout.precision == "float32" else 2
         gathered = _gathered(student) if layout.reshards else student.parameters
