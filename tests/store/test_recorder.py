@@ -170,7 +170,7 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
         refused = pytest.raises(ValueError, match=re.escape(message))
         with nullcontext() if bits == 8 else refused:
             described = describe_store(job, pair, documents)
-            found.append(load_recorder(job, pair, documents, described))
+            found.append(load_recorder(job, documents, described))
     assert len(found) == 2
 
 

@@ -216,7 +216,7 @@ def _make_trainer(
 ) -> VocAgnoTrainer:
     """Load the models, and make the trainer with all that watches the run."""
     data, method, run = job.data, job.method, job.run
-    recorder = load_recorder(job, pair, documents, store)
+    recorder = load_recorder(job, documents, store)
     with telling("loading the models", note):
         student, teacher = load_models(pair, seed=run.seed)
     chunks = method.chunks if method.method == "chunk" else None

@@ -75,22 +75,20 @@ def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | N
 
 
 def load_recorder(
-    job: Job, pair: Pair, documents: Documents, description: JsonObject | None
+    job: Job, documents: Documents, description: JsonObject | None
 ) -> LossRecorder | None:
     """Make the recorder for `--save_store`, and claim its directory."""
-    model = job.model
     if description is None:
         return None
-    assert pair.guide
-    assert model.save_store
-    directory = Path(model.save_store)
+    assert job.model.save_store
+    directory = Path(job.model.save_store)
     # Each process writes what it has read; the plan is written once.
     if job.run.process_index == 0:
         directory.mkdir(parents=True, exist_ok=True)
         write_json(directory / PLAN_FILE, description)
     read = documents.corpus, documents.segments.rows, documents.blocks
     described = {**description, "versions": versions(PACKAGES)}
-    return LossRecorder(directory, *read, model.store_dtype, described)
+    return LossRecorder(directory, *read, job.model.store_dtype, described)
 
 
 def load_guidance_table(
