@@ -36,10 +36,10 @@ def load_corpus(
     """
     path = local_path(dataset, option)
     if path is None:
-        corpus = read_hub(dataset, option, name=config_name, split=split)
+        corpus = read_hub(dataset, option, name=config_name or None, split=split)
         return only_text(corpus, text_column, format, dataset)
     names, corpora = [], []
-    for file, raw in read_files(path, split, option):
+    for file, raw in read_files(path, split, config_name, option):
         names.append(file.name)
         corpora.append(only_text(raw, text_column, format, str(file)))
     is_turns = [*map(is_conversations, corpora)]
@@ -85,9 +85,10 @@ def load_sample(
     """
     option = "--dataset"
     if local_path(dataset, option):
-        corpus = load_corpus(dataset, split=split, text_column=text_column, format=format)
+        named = {"split": split, "config_name": config_name}
+        corpus = load_corpus(dataset, **named, text_column=text_column, format=format)
         return corpus.select(range(min(count, len(corpus)))), len(corpus)
-    stream = read_hub(dataset, option, name=config_name, split=split, streaming=True)
+    stream = read_hub(dataset, option, name=config_name or None, split=split, streaming=True)
     corpus = datasets.Dataset.from_list(list(stream.take(count)))
     info = (stream.info.splits or {}).get(split)
     corpus = only_text(corpus, text_column, format, dataset)

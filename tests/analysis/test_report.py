@@ -264,3 +264,10 @@ def test_browser_shows_the_page_on_phones_and_in_dark(runs: list[Path], tmp_path
     dark = look(page, _MEASURES, 390, DARK)
     assert (phone["ground"], dark["ground"]) == ("rgb(251, 250, 247)", "rgb(22, 21, 19)")
     assert (phone["bar"], dark["bar"]) == ("rgb(31, 95, 191)", "rgb(125, 176, 255)")
+
+
+def test_log_of_another_shape_is_refused(tmp_path: Path) -> None:
+    log = [entry(1, 2.0), entry(2, 2.0) | {"excess_loss_p90_nats": [1.0]}]
+    runs = [write_run(tmp_path / "plain", log), write_run(tmp_path / "b", [entry(1, 1.0)], seed=1)]
+    with pytest.raises(ValueError, match=r"plain/trainer_state\.json: expected the log of train"):
+        panels_of(runs)

@@ -267,7 +267,7 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     "no model": ("", "expected --model, a directory or a name on the hub, or --regrade FILE"),
     "unknown benchmark": ("--model M --benchmarks gsm8k,gsm9k", "expected some of gsm8k,math,"),
     "no benchmark": ("--model M --benchmarks ,", "found ',': separate them with commas or blanks"),
-    "revision": ("--model . --revision main", "--revision has no effect on a directory"),
+    "revision": ("--model . --revision main", "--revision has no effect on a directory, .: leave"),
     "no item": ("--model M --limit 0", "--limit must be at least 1, got 0"),
     "no row": ("--model M --batch_size -1", "--batch_size must be at least 1, got -1"),
     "no data": ("--model M --data_dir /no/such", "--data_dir /no/such: expected a directory"),

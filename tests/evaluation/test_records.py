@@ -298,6 +298,13 @@ def test_settings_are_refused_by_name_when_one_differs(
     assert f"({said})" in str(error.value)
 
 
+@pytest.mark.parametrize("path", ["model", "benchmarks", "benchmarks.gsm8k"])
+def test_settings_of_another_shape_are_refused(directory: RunDirectory, path: str) -> None:
+    (directory.path / "settings.json").write_text(json.dumps(changed(path, ["x"])))
+    with pytest.raises(ValueError, match=r"settings\.json: expected `\w+` to be dict, found list"):
+        directory.check_settings(SETTINGS)
+
+
 def test_settings_are_all_named_when_several_differ(directory: RunDirectory) -> None:
     settings = changed("dtype", "float16") | {"engine": "vllm"}
     with pytest.raises(ValueError, match=r"\(dtype was .*; engine was .*\)"):

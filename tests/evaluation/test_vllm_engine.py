@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
 import vocagnolm.evaluation.engines.vllm_engine
 from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion, Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.models.source import ModelSource
 
 NEW_TOKENS = 30
@@ -189,6 +189,8 @@ def test_vllm_is_greedy_within_the_context(
         calls=vllm[0].calls,
     )
     assert vllm == [expected]
+    # Room that the engine reserves, and settings tell.
+    assert longest_context(LlamaConfig(max_position_embeddings=131_072)) == 8192
     prompts, params = vllm[0].calls[0]
     ids = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     assert prompts == [{"prompt_token_ids": row} for row in ids]

@@ -15,7 +15,7 @@ import datasets
 import pytest
 
 from vocagnolm.chat.columns import is_conversations
-from vocagnolm.corpus import load_corpus
+from vocagnolm.corpus import load_corpus, load_sample
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -284,15 +284,24 @@ def test_file_of_unknown_ending_is_rejected(tmp_path: Path) -> None:
     assert error_of(path).startswith(f"--dataset {path}: expected files ending in .jsonl")
 
 
-def test_split_of_local_files_is_rejected(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
-    assert error_of(path, split="test") == (
-        "--dataset_split test: local files have only the split train, "
-        "give the files of one split to --dataset"
-    )
-
-
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("split", "test", "--dataset_split test: local files have only the split train, give the "),
+        ("config_name", "en", "--dataset_config en: local files have no configurations, expected "),
+        ("text_column", "body", "--text_column body has no effect on the conversations of "),
+    ],
+)
+def test_option_of_other_sources_is_rejected(
+    tmp_path: Path, name: str, given: str, said: str
+) -> None:
+    path = write(tmp_path / "a.jsonl", json_lines({"messages": [ASK, SAY]}))
+    assert error_of(path, **{name: given}).startswith(said)
+    with pytest.raises(ValueError, match=said):
+        load_sample(str(path), 1, **{name: given})
 
 
 @pytest.mark.parametrize(

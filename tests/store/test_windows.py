@@ -7,7 +7,6 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -199,18 +198,14 @@ def vllm(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
 
 
 def test_vllm_scorer_gives_the_losses_of_hf(
-    model: Any,
-    asked: list[Window],
-    vllm: list[LLM],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    model: Any, asked: list[Window], vllm: list[LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model.config.save_pretrained(tmp_path)
-    source, context = ModelSource(str(tmp_path), "teacher", "main"), context_length(model.config)
+    monkeypatch.setattr(ModelSource, "config", lambda source: model.config)
+    source, context = ModelSource("org/teacher", "teacher", "main"), context_length(model.config)
     # 4 heads, which 6 GPUs cannot share.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
     found = VLLMScorer(source, context - 1, "float32").losses(asked)
-    assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == (str(tmp_path), "main", "float32")
+    assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == ("org/teacher", "main", "float32")
     assert vllm[0].tensor_parallel_size == 2
     expected = HFScorer(model, 512).losses(asked)
     for row, other in zip(found, expected, strict=True):

@@ -41,7 +41,9 @@ def _log(setting: pd.DataFrame) -> pd.DataFrame:
         place, batch = Path(run.run), option_of(run, "global_batch_tokens")
         with readable(place / "trainer_state.json", "the log of train.py"):
             history = read_state(place).get("log_history", [])
-            rows += [{**x, "run": run.run, "tokens": x["step"] * batch} for x in history]
+            for entry in history:
+                numbers = {name: float(value) for name, value in entry.items()}
+                rows.append({**numbers, "run": run.run, "tokens": entry["step"] * batch})
     return pd.DataFrame(rows)
 
 

@@ -140,10 +140,12 @@ def find_format(
         "prompt_completion": {"prompt", "completion"} <= {*columns},
     }
     found = [name for name in FORMATS if has[name]]
-    if given is None and len(found) == 1:
-        return found[0]
-    if given and has[given]:
-        return given
+    if (given is None and len(found) == 1) or (given and has[given]):
+        one = given or found[0]
+        if one != "text" and text_column != "text":
+            idle = f"--text_column {text_column} has no effect on the conversations of {shown}"
+            raise ValueError(f"{idle}: leave it out, or say text for them")
+        return one
     names = f"its columns are {', '.join(columns)}"
     if not given and found:
         which = " or ".join(f"--format {name}" for name in found)

@@ -173,8 +173,11 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _compare(arguments: argparse.Namespace) -> int:
     """Tell how two stores differ, and return the exit status."""
     from vocagnolm.cli.reselect import select
+    from vocagnolm.objective import Method
     from vocagnolm.store.difference import difference
 
+    # Checked before anything is read.
+    Method("vocagnolm", arguments.top_k)
     one, other = map(Store, arguments.compare)
     for opened in (one, other):
         opened.check()

@@ -14,7 +14,7 @@ from vocagnolm.evaluation import report, runner, tracking
 from vocagnolm.evaluation.engines.chat import Chat, load_chat
 from vocagnolm.evaluation.engines.generation import Engine
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
@@ -38,7 +38,7 @@ def evaluate(arguments: Namespace) -> None:
         )
         config, tokenizer = source.config(), source.tokenizer()
         tasks = _load_tasks(arguments, tokenizer)
-    context = context_length(config)
+    context = (longest_context if arguments.engine == "vllm" else context_length)(config)
     if arguments.dry_run:
         for task in tasks:
             command.say(task.preview(tokenizer, context))

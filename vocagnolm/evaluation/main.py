@@ -91,7 +91,6 @@ def _check(arguments: Namespace, given: set[str]) -> None:
         (arguments.chat, {"prompts_dir"}, "with --chat, which asks zero-shot"),
         (not arguments.chat, {"chat_template"}, "without --chat"),
         (arguments.benchmarks == ["demo"], {"data_dir", "prompts_dir"}, "on the demo"),
-        (Path(arguments.model).is_dir(), {"revision"}, "on a directory"),
     ]
     for holds, options, condition in idle:
         if holds:

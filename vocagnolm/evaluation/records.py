@@ -34,10 +34,12 @@ def parse_object(text: bytes) -> Record:
 
 
 def read_sealed(path: Path, fields: Fields, remedy: str) -> Record:
-    """Read a file that is one JSON object, less its checksum, which must match if there is one."""
+    """Read settings or results, less their checksum, which must match if there is one."""
     try:
         content = unsealed(parse_object(path.read_bytes()))
-        check_fields(content, fields)
+        check_fields(content, {**fields, "benchmarks": (dict,)})
+        each = content["benchmarks"]
+        check_fields(each, dict.fromkeys(each, (dict,)))
     except ValueError as error:
         raise ValueError(f"{path}: {error}: {remedy}") from error
     return content
@@ -140,7 +142,7 @@ class RunDirectory:
         path = self.path / _SETTINGS_FILE
         if not path.exists():
             return {}
-        settings = read_sealed(path, {"benchmarks": (dict,)}, "give another --output_dir")
+        settings = read_sealed(path, {"model": (dict,)}, "give another --output_dir")
         return settings if any(map(self.finished, settings["benchmarks"])) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:

@@ -63,8 +63,7 @@ def earlier(directory: RunDirectory) -> Record:
     if not path.exists():
         return {}
     remedy = "delete it and name all its --benchmarks, whose items are kept"
-    fields = {"grader": (str,), "benchmarks": (dict,), "averages": (dict,)}
-    results = read_sealed(path, fields, remedy)
+    results = read_sealed(path, {"grader": (str,), "averages": (dict,)}, remedy)
     if results["grader"] != GRADER:
         return {}
     columns: Record = results["benchmarks"]

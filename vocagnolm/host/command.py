@@ -48,6 +48,8 @@ _CORPUS_OPTIONS = {
     "config_name": "dataset_config",
     "format": "format",
 }
+# Of an int64.
+_LARGEST = 2**63 - 1
 # Head start of the first process in telling an error that all have met.
 _MAIN_FIRST_S = 1
 
@@ -77,6 +79,17 @@ class OneLineErrors(argparse.ArgumentParser):
         if (unknown or choice) and (near := difflib.get_close_matches(name, known, 1)):
             message += f" (did you mean {near[0]}?)"
         raise ValueError(message)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Read a command line, and refuse integers that no tensor or array can take."""
+        found, rest = super().parse_known_args(args, namespace)
+        for name, value in vars(found).items():
+            for one in listed(value):
+                if isinstance(one, int) and abs(one) > _LARGEST:
+                    self.error(f"--{name} must be at most {_LARGEST} either way, got {one}")
+        return found, rest
 
 
 class Parser(OneLineErrors):

@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vocagnolm.host.command import refuse_idle
 from vocagnolm.host.files import file_sha256, json_or_empty
 from vocagnolm.texts.tokenizers import Role, load_tokenizer
 
@@ -68,6 +69,9 @@ class ModelSource:
                 f"{self._option} {self.name} holds adapters, which need the model that they were "
                 f"trained around: merge them with vocagnolm export {self.name} --merge"
             )
+        if self.revision and Path(self.name).is_dir():
+            name = "revision" if self.role == "model" else f"{self.role}_revision"
+            refuse_idle({name}, {name}, f"on a directory, {self.name}")
         with self._readable_errors():
             options = self._options(*_OPTIONS)
             config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **options)

@@ -27,7 +27,9 @@ class ModelArguments(AdapterArguments):
         None, "Causal LM that guides it, with any vocabulary, or several."
     )
     student_revision: str | None = option(None, "Hub revision.")
-    teacher_revision: list[str] | None = option(None, "Hub revision, one for each teacher.")
+    teacher_revision: list[str] | None = option(
+        None, "Hub revision, for each teacher ('' for a directory)."
+    )
     student_tokenizer: str | None = option(
         None, "Tokenizer of the student, if it is not with its weights."
     )
@@ -75,7 +77,9 @@ class DataArguments:
     dataset_weights: list[float] | None = option(
         None, "Shares of the corpora in every global batch.", "be positive and finite"
     )
-    dataset_config: list[str] | None = option(None, "Hub configuration, one for all or each.")
+    dataset_config: list[str] | None = option(
+        None, "Hub configuration, for all or each ('' for files)."
+    )
     dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
     text_column: list[str] = option(["text"], "Column of the text, one for all or each.")
     format: list[str] | None = option(

@@ -145,7 +145,7 @@ def _models(
 ) -> list[Model]:
     attention, trust = arguments.attn_implementation, arguments.trust_remote_code
     sources = [
-        ModelSource(name, role, revision, attention, trust)
+        ModelSource(name, role, revision or None, attention, trust)
         for name, revision in zip(names, revisions, strict=True)
     ]
     # All of them first: a wrong name is told before any tokenizer is read, which takes longer.

@@ -33,8 +33,15 @@ def local_path(dataset: str, option: str) -> Path | None:
     return None
 
 
-def read_files(path: Path, split: str, option: str) -> Iterator[tuple[Path, datasets.Dataset]]:
+def read_files(
+    path: Path, split: str, config_name: str | None, option: str
+) -> Iterator[tuple[Path, datasets.Dataset]]:
     """Read a file, or each file of a directory, in a stable order."""
+    if config_name:
+        raise ValueError(
+            f"--dataset_config {config_name}: local files have no configurations, expected "
+            f"none (or '' among several) for {option} {path}"
+        )
     if split != "train":
         raise ValueError(
             f"--dataset_split {split}: local files have only the split train, "

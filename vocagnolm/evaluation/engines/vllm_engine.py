@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.chat import Chat
@@ -16,7 +16,7 @@ from vocagnolm.evaluation.engines.generation import Completion, Decoding, Engine
 from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
-LONGEST_CONTEXT = 8192
+_LONGEST_CONTEXT = 8192
 # Prompts: enough to keep the engine busy, few enough to be written early.
 _GROUP = 512
 
@@ -28,6 +28,11 @@ def import_vllm() -> Any:
     except ImportError as error:
         remedy = "install it with `pip install vllm`, or use --engine hf"
         raise ValueError(f"vllm cannot be imported ({error}): {remedy}") from error
+
+
+def longest_context(config: PreTrainedConfig) -> int:
+    """Return the most tokens of a model's context that the engine takes."""
+    return min(context_length(config), _LONGEST_CONTEXT)
 
 
 class VLLMEngine(Engine):
@@ -42,7 +47,7 @@ class VLLMEngine(Engine):
     ):
         self._vllm = import_vllm()
         config, name, revision = source.config(), source.name, source.revision
-        context = min(context_length(config), LONGEST_CONTEXT)
+        context = longest_context(config)
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
         except OSError:
