@@ -20,6 +20,7 @@ from vocagnolm.training.throughput import TIMING_KEYS
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128
+Tokenizers = tuple[PreTrainedTokenizerBase, PreTrainedTokenizerBase]
 
 
 def make_segments(
@@ -55,23 +56,23 @@ def make_models(
 
 
 @pytest.fixture(scope="session")
-def blocks(
-    training_texts: list[str],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> Blocks:
+def tokenizers(
+    student_tokenizer: PreTrainedTokenizerBase, teacher_tokenizer: PreTrainedTokenizerBase
+) -> Tokenizers:
+    """The student's and the teacher's."""
+    return student_tokenizer, teacher_tokenizer
+
+
+@pytest.fixture(scope="session")
+def blocks(training_texts: list[str], tokenizers: Tokenizers) -> Blocks:
     """Blocks of 59 texts: no whole number of batches of 8."""
-    return make_blocks(training_texts[:59], student_tokenizer, teacher_tokenizer)
+    return make_blocks(training_texts[:59], *tokenizers)
 
 
 @pytest.fixture
-def pair(
-    tiny_llama: Callable[..., Any],
-    student_tokenizer: PreTrainedTokenizerBase,
-    teacher_tokenizer: PreTrainedTokenizerBase,
-) -> tuple[Any, Any]:
+def pair(tiny_llama: Callable[..., Any], tokenizers: Tokenizers) -> tuple[Any, Any]:
     """A student and a teacher."""
-    return make_models(tiny_llama, student_tokenizer, teacher_tokenizer)
+    return make_models(tiny_llama, *tokenizers)
 
 
 def make_trainer(

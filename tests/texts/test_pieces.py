@@ -57,21 +57,50 @@ def test_pieces_have_the_tokens_of_whole_texts(
     assert len(whole) <= 2, "only runs of one character are read as a whole"
 
 
-def test_groups_are_bounded_and_pieces_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+def every(width: int, tells_place: bool, calls: list[int]) -> pieces.Encode:
+    """Tokens of so many characters each, from the beginning of whatever is read."""
+
+    def encode(texts: Sequence[str]) -> Tokens:
+        calls.append(sum(map(len, texts)))
+        at = [np.arange(0, len(text), width) for text in texts]
+        ends = [np.minimum(starts + width, len(t)) for starts, t in zip(at, texts, strict=True)]
+        spans = [np.stack(both, axis=1) for both in zip(at, ends, strict=True)]
+        return Tokens.join([starts * tells_place for starts in at], spans, "int32")
+
+    return encode
+
+
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([10, 10], [20]),
+        ([300, 201], [300, 201]),
+        ([500, 300, 200], [500, 500]),
+        ([500, 300, 201], [500, 300, 201]),
+        # The second piece of the long one has other tokens: it is read as a whole.
+        ([300, 200, 100, 661, 10, 10], [500, 100, 660, 161, 661, 20]),
+    ],
+)
+# Tokens of 5 begin at the same places of both pieces, and those of 8 are all the same.
+@pytest.mark.parametrize(("width", "tells_place"), [(5, True), (8, False)])
+def test_groups_are_bounded_and_pieces_agree(
+    lengths: list[int],
+    expected: list[int],
+    width: int,
+    tells_place: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(pieces, "AT_ONCE", 500)
     monkeypatch.setattr(pieces, "SHARED", 160)
     calls: list[int] = []
+    encode = every(width, tells_place, calls)
+    found = pieces.encode_in_pieces(encode, ["x" * length for length in lengths])
+    assert np.diff(found.edges).tolist() == [-(-length // width) for length in lengths]
+    assert calls == expected
 
-    def by_threes(texts: Sequence[str]) -> Tokens:
-        """Tokens of three characters from the beginning of whatever is read."""
-        calls.append(sum(map(len, texts)))
-        at = [np.arange(0, len(text), 3) for text in texts]
-        ends = [np.minimum(starts + 3, len(t)) for starts, t in zip(at, texts, strict=True)]
-        spans = [np.stack(both, axis=1) for both in zip(at, ends, strict=True)]
-        return Tokens.join(at, spans, "int32")
 
-    lengths = (300, 200, 100, 661, 10, 10)
-    found = pieces.encode_in_pieces(by_threes, ["x" * length for length in lengths])
-    assert np.diff(found.edges).tolist() == [-(-length // 3) for length in lengths]
-    # The second piece of the long one has other tokens: it is read as a whole.
-    assert calls == [500, 100, 660, 161, 661, 20]
+def test_million_characters_are_read_at_once() -> None:
+    calls: list[int] = []
+    found = pieces.encode_in_pieces(every(4, False, calls), ["x" * 2_500_000])
+    assert calls == [1_056_768, 1_056_768, 402_848]
+    assert found.spans[:, 0].tolist() == [*range(0, 2_500_000, 4)]

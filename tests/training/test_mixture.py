@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
@@ -14,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from world import make_models, make_segments, make_trainer
+from world import Tokenizers, make_segments, make_trainer
 
 from vocagnolm.packing import Blocks
 from vocagnolm.training.mixture import MixedSampler, Mixture
@@ -86,24 +87,20 @@ def test_corpora_are_shuffled_within_a_batch() -> None:
 
 @pytest.fixture
 def make(
-    training_texts: list[str],
-    student_tokenizer: Any,
-    teacher_tokenizer: Any,
-    tiny_llama: Callable[..., Any],
-    tmp_path: Path,
+    training_texts: list[str], tokenizers: Tokenizers, pair: tuple[Any, Any], tmp_path: Path
 ) -> Callable[..., Any]:
     """`make(**training)`: a trainer of two corpora, 1 to 1, with blocks of each held out."""
-    tokenizers = student_tokenizer, teacher_tokenizer
     rows = make_segments(training_texts[:30], *tokenizers).rows
     parts = {"web": len(rows) // 3, "code": len(rows) - len(rows) // 3}
     blocks = Blocks(rows, 48, 128, parts)
 
     def trainer(**training: Any) -> Any:
         mixed = Mixture(blocks, list(blocks.parts.values()), [1, 1])
-        pair = make_models(tiny_llama, *tokenizers)
         options = {"eval_dataset": blocks}
         saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": -1}
-        return make_trainer(tmp_path, mixed, *pair, options=options, **saving | training)
+        return make_trainer(
+            tmp_path, mixed, *copy.deepcopy(pair), options=options, **saving | training
+        )
 
     return trainer
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from world import assert_same, make_blocks, make_models, make_trainer, outcome
+from world import (
+    Tokenizers,
+    assert_same,
+    make_blocks,
+    make_models,
+    make_trainer,
+    outcome,
+)
 
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
@@ -30,8 +37,7 @@ def with_streams(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def make(
     training_texts: list[str],
-    student_tokenizer: Any,
-    teacher_tokenizer: Any,
+    tokenizers: Tokenizers,
     tiny_llama: Callable[..., Any],
     tmp_path: Path,
 ) -> Make:
@@ -39,11 +45,11 @@ def make(
 
     def trainer(overlaps: bool, method: Method | None = None, **training: Any) -> Any:
         method = method or Method()
-        theirs = student_tokenizer if method.method == "rho1" else teacher_tokenizer
-        tokenizers = student_tokenizer, theirs
-        blocks = make_blocks(training_texts[:25], *tokenizers)
+        own, theirs = tokenizers
+        read = own, own if method.method == "rho1" else theirs
+        blocks = make_blocks(training_texts[:25], *read)
         options = {"overlap_teacher": overlaps, "method": method}
-        pair = make_models(tiny_llama, *tokenizers)
+        pair = make_models(tiny_llama, *read)
         return make_trainer(
             tmp_path / str(overlaps), blocks, *pair, options=options, **(BY_ONE | training)
         )
@@ -215,6 +221,12 @@ def test_batches_of_others_are_computed_at_once(device: FakeDevice) -> None:
 )
 def test_overlap_is_refused_where_it_cannot_help(given: Any, expected: str) -> None:
     assert list(overlap_faults(*given)) == [expected]
+
+
+def test_overlap_is_refused_when_one_teacher_is_sharded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlap, "FSDPModule", nn.Linear)
+    with pytest.raises(ValueError, match="--overlap_teacher does not go with --teacher_sharding"):
+        Overlap(lambda _: 0, [nn.Identity(), nn.Linear(1, 1)], torch.device("cuda"))
 
 
 @pytest.mark.usefixtures("with_streams")

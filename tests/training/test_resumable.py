@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import signal
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import Trainer, TrainerCallback
-from world import make_blocks, make_models, make_trainer
+from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.training import checkpoints
@@ -23,22 +24,16 @@ from vocagnolm.training.guard import Recorder
 
 @pytest.fixture
 def make(
-    training_texts: list[str],
-    student_tokenizer: Any,
-    teacher_tokenizer: Any,
-    tiny_llama: Callable[..., Any],
-    tmp_path: Path,
+    training_texts: list[str], tokenizers: Tokenizers, pair: tuple[Any, Any], tmp_path: Path
 ) -> Callable[..., Any]:
     """`make(**training)`: a trainer of 3 steps that saves each."""
-    tokenizers = student_tokenizer, teacher_tokenizer
     blocks = make_blocks(training_texts[:40], *tokenizers)
 
     def trainer(recorder: Recorder | None = None, max_bad_steps: int = 0, **training: Any) -> Any:
         saving = {"save_strategy": "steps", "save_steps": 1, **training}
-        pair = make_models(tiny_llama, *tokenizers)
         options = {"eval_dataset": [blocks[0]], "recorder": recorder}
         options["max_bad_steps"] = max_bad_steps
-        return make_trainer(tmp_path, blocks, *pair, options=options, **saving)
+        return make_trainer(tmp_path, blocks, *copy.deepcopy(pair), options=options, **saving)
 
     return trainer
 
