@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
 from vocagnolm.host.manifest import (
     MANIFEST_FILE,
+    content_fault,
     manifest_sha256,
     read_manifest,
     write_manifest,
@@ -61,9 +63,16 @@ def test_manifest_must_describe_its_own_files(directory: Path, key: str) -> None
         read_manifest(directory, key)
 
 
-def test_former_layout_is_refused(directory: Path) -> None:
-    said = read_manifest(directory)
-    files = {e["file"]: {"bytes": e["bytes"], "sha256": e["sha256"]} for e in said["files"]}
-    (directory / MANIFEST_FILE).write_text(json.dumps(said | {"files": files}))
-    with pytest.raises(ValueError, match="is damaged or too old"):
-        read_manifest(directory)
+def test_former_layout_is_read_and_told(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = directory / MANIFEST_FILE
+    with caplog.at_level(logging.WARNING):
+        said = read_manifest(directory)
+        assert caplog.messages == []
+        files = {e["file"]: {"bytes": e["bytes"], "sha256": e["sha256"]} for e in said["files"]}
+        path.write_text(json.dumps(said | {"files": files}))
+        former = read_manifest(directory)
+    assert former == said
+    assert content_fault(directory, former) is None
+    assert caplog.messages == [
+        f"{path} is of an earlier version: it has no checksum of itself, only of the files"
+    ]

@@ -120,7 +120,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: (path / MANIFEST_FILE).write_text(
             (path / MANIFEST_FILE).read_text().replace('"world_size": 1', '"world_size": 2')
         ),
-        "manifest.json is damaged or too old: it has not its own checksum",
+        "manifest.json is damaged: it does not match its own checksum",
     ),
     "manifest of the future": (
         lambda path: change_manifest(path, format=2),

@@ -4,11 +4,13 @@
      "sha256": "..."}
 
 Checkpoints, exports and teacher-loss stores have one; a store calls its files "shards". The last
-entry is a checksum of all others.
+entry is a checksum of all others. An earlier layout of checkpoints is read, too: it has
+{name: {"bytes", "sha256"}} under "files", and no checksum of the manifest.
 """
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +18,8 @@ from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
 from vocagnolm.host.files import ASIDE, JsonObject, file_sha256, json_bytes, read_json, write_json
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 FILES, SHARDS = "files", "shards"
@@ -93,11 +97,17 @@ def read_manifest(directory: Path, key: str = FILES) -> Manifest:
         raise ValueError(f"{MANIFEST_FILE} is damaged") from error
     if manifest.get("format") != _FORMAT:
         raise ValueError(f"{MANIFEST_FILE} has format {manifest.get('format')!r}, not {_FORMAT}")
-    # Byte for byte, so that nothing hides behind what JSON ignores or overwrites.
-    if manifest != sealed(manifest) or path.read_bytes() != json_bytes(manifest):
-        # The layout of before the first release had none.
-        raise ValueError(f"{MANIFEST_FILE} is damaged or too old: it has not its own checksum")
-    del manifest["sha256"]
+    files = manifest.get(FILES)
+    if isinstance(files, dict) and all(isinstance(entry, dict) for entry in files.values()):
+        logger.warning(
+            "%s is of an earlier version: it has no checksum of itself, only of the files", path
+        )
+        manifest[FILES] = [{"file": name, **entry} for name, entry in files.items()]
+    else:
+        # Byte for byte, so that nothing hides behind what JSON ignores or overwrites.
+        if manifest != sealed(manifest) or path.read_bytes() != json_bytes(manifest):
+            raise ValueError(f"{MANIFEST_FILE} is damaged: it does not match its own checksum")
+        del manifest["sha256"]
     found = manifest.get(key)
     if not (isinstance(found, list) and all(map(_is_entry, found))):
         raise ValueError(f"{MANIFEST_FILE} is damaged: it does not describe its {key}")
