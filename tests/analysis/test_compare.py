@@ -480,7 +480,11 @@ BROKEN: dict[str, tuple[Change, str]] = {
     "deep_json": (write("results.json", "[" * 100_000), "maximum recursion depth exceeded"),
     "missing_field": (
         lambda _, other: edit(other, lambda results: results.pop("grader")),
-        "'grader'",
+        "expected a field `grader`",
+    ),
+    "wrong_grader": (
+        lambda _, other: edit(other, lambda results: results.update(grader=1)),
+        "expected `grader` to be str, found int",
     ),
     "wrong_type": (write("results.json", "[1]"), "expected the results of evaluate_math.py"),
     "unknown_benchmark": (
@@ -529,6 +533,7 @@ def test_command_rejects_wrong_runs_in_one_line(
     [
         (["--reported", "GPT-4"], "found 'GPT-4': give one of 'Table 1', 'Table 2', "),
         (["--resamples", "0"], "expected --resamples of at least 1"),
+        (["--resamples", str(10**14)], "Unable to allocate"),
         (["--seed", "-1"], "--seed of at least 0"),
         (["--output_dir", "{file}"], "is a file, not a directory"),
     ],

@@ -538,6 +538,7 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         "a method of this train.py, found none or an unknown 'teacher'",
     ),
     "log": (break_state(log_history=[{"eval_loss": 1.0}]), "expected the log of train.py"),
+    "step": (break_state(global_step={}), "expected the log of train.py, of numbers, found unsup"),
     "log_type": (break_state(log_history=[1]), "expected the log of train.py"),
     "unfinished": (break_state(max_steps=200), "expected 'eval_loss' of"),
     "not_finite": (

@@ -54,6 +54,12 @@ WRONG: dict[tuple[str, ...], str] = {
         "vocagnolm reselect: error: --max_length must be at most 9223372036854775807 either way, "
         "got 9223372036854775808"
     ),
+    ("reselect", *MODELS[:2], *STORES, "--max_length", "16777217"): (
+        "vocagnolm reselect: error: --max_length must be at most 16777216, got 16777217"
+    ),
+    ("inspect", *MODELS, "--text", "t", "--output_dir", ""): (
+        "vocagnolm inspect: error: argument --output_dir: expected a path, found none: this"
+    ),
     ("train", "--method", "cpt", "--seed", "-1" + 19 * "0"): (
         "train.py: error: --seed must be at most 9223372036854775807 either way, got -1000"
     ),

@@ -41,9 +41,7 @@ def _log(setting: pd.DataFrame) -> pd.DataFrame:
         place, batch = Path(run.run), option_of(run, "global_batch_tokens")
         with readable(place / "trainer_state.json", "the log of train.py"):
             history = read_state(place).get("log_history", [])
-            for entry in history:
-                numbers = {name: float(value) for name, value in entry.items()}
-                rows.append({**numbers, "run": run.run, "tokens": entry["step"] * batch})
+            rows += [{**x, "run": run.run, "tokens": x["step"] * batch} for x in history]
     return pd.DataFrame(rows)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from vocagnolm.analysis.paper import teacher_name
-from vocagnolm.evaluation.records import read_records
+from vocagnolm.evaluation.records import check_fields, read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.files import JsonObject, read_asset, read_json
 from vocagnolm.host.manifest import unsealed
@@ -21,6 +21,8 @@ Row = dict[str, object]
 TEXTS = read_asset("analysis.yaml")
 RESULTS_FILE, AUDIT_FILE, GUIDANCE_FILE = "results.json", "audit.json", "guidance.json"
 _GUIDANCE_DIR = "guidance"
+# Of a state, beside its log.
+_NUMBERS = ("global_step", "max_steps", "total_flos")
 # The column of runs without an evaluation.
 EVAL_LOSS = "eval_loss"
 # Table 1's columns, then those of other benchmarks, each once.
@@ -158,6 +160,7 @@ def _read_run(directory: Path, label: str) -> Run:
     path = directory / RESULTS_FILE
     with readable(path, "the results of evaluate_math.py"):
         results = unsealed(json.loads(path.read_bytes()))
+        check_fields(results, {"grader": (str,), "second_opinion": (str,)})
         benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
         # The first grader judges benchmarks and averages, the second one some benchmarks.
         columns = benchmarks | results["averages"]
@@ -226,7 +229,12 @@ def run_directory(path: Path) -> Path:
 def read_state(run: Path) -> JsonObject:
     """Read the log and the cost of a run of train.py; nothing before it is saved."""
     path = run / "trainer_state.json"
-    return read_json(path) if path.is_file() else {}
+    state = read_json(path) if path.is_file() else {}
+    with readable(path, "the log of train.py, of numbers"):
+        entries = ({x: state.get(x, 0) for x in _NUMBERS}, *state.get("log_history", ()))
+        # Raises for anything else.
+        [value + 0.0 for entry in entries for value in entry.values()]
+    return state
 
 
 def read_eval_loss(run: Path) -> list[Row]:

@@ -20,6 +20,9 @@ from vocagnolm.host.command import Parser, check_at_least, say, shell
 if TYPE_CHECKING:
     from vocagnolm.store.reselect import Selections
 
+# Tokens of a block: more than any model's context.
+_LONGEST = 2**24
+
 
 @shell("vocagnolm reselect")
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,6 +51,8 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output_dir", type=Path, help="Gets reselect.json, reselect.md and reselect.png.")
     arguments = parser.parse_args(argv)
     check_at_least(arguments, 4, "max_length")
+    if arguments.max_length > _LONGEST:
+        raise ValueError(f"--max_length must be at most {_LONGEST}, got {arguments.max_length}")
     return arguments
 
 

@@ -18,6 +18,7 @@ from dataclasses import field, fields
 from enum import IntEnum
 from functools import partial, wraps
 from io import TextIOWrapper
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -80,16 +81,14 @@ class OneLineErrors(argparse.ArgumentParser):
             message += f" (did you mean {near[0]}?)"
         raise ValueError(message)
 
-    def parse_known_args(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> tuple[argparse.Namespace, list[str]]:
-        """Read a command line, and refuse integers that no tensor or array can take."""
-        found, rest = super().parse_known_args(args, namespace)
-        for name, value in vars(found).items():
-            for one in listed(value):
-                if isinstance(one, int) and abs(one) > _LARGEST:
-                    self.error(f"--{name} must be at most {_LARGEST} either way, got {one}")
-        return found, rest
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Read a value; refuse integers that no tensor takes, and no path, which would mean "."."""
+        value = super()._get_value(action, arg_string)
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            self.error(f"--{action.dest} must be at most {_LARGEST} either way, got {value}")
+        if action.type is Path and not arg_string:
+            raise argparse.ArgumentError(action, "expected a path, found none: this directory is .")
+        return value
 
 
 class Parser(OneLineErrors):
@@ -275,7 +274,7 @@ def shell(
                 return work(argv) or Exit.DONE
             except NonFiniteLoss as error:
                 return stop(name, error, Exit.BAD_NUMBERS)
-            except (ValueError, ImportError, OSError) as error:
+            except (ValueError, ImportError, OSError, MemoryError) as error:
                 return stop(name, error, Exit.WRONG)
             except RuntimeError as error:
                 # By its name, as a command that loads no model does not load torch either.
