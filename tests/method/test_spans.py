@@ -174,6 +174,16 @@ def test_other_calls_of_the_tokenizer_change_nothing(
     assert encode(tokenizer, text).ids.tolist() == expected
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_text_may_exceed_what_the_tokenizer_says(
+    family: str, tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = tokenizers_by_family[family]
+    expected = encode(tokenizer, "1234 5678").ids.tolist()
+    monkeypatch.setattr(tokenizer, "model_max_length", 3)
+    assert encode(tokenizer, "1234 5678").ids.tolist() == expected
+
+
 def test_encode_batch_gives_what_encode_gives(
     tokenizers_by_family: Tokenizers, fuzz_texts: Callable[..., list[str]]
 ) -> None:

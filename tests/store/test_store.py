@@ -78,6 +78,14 @@ def test_spans_with_a_gap_are_refused(spans: list[list[int]]) -> None:
         encode_spans(np.array(spans), 0)
 
 
+@pytest.mark.parametrize(("codes", "end"), [([4, 6], 6), ([4, 6], 4), ([5, 6], 5)])
+def test_spans_that_do_not_cover_the_text_are_refused(codes: list[int], end: int) -> None:
+    none = np.empty(0, np.int32)
+    assert decode_spans(np.array([4, 6], np.uint8), none, 0, 5).tolist() == [[0, 2], [2, 5]]
+    with pytest.raises(ValueError, match="spans from"):
+        decode_spans(np.array(codes, np.uint8), none, 0, end)
+
+
 def test_spans_come_back_when_tokenizers_made_them(
     tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
     fuzz_texts: Callable[..., list[str]],
