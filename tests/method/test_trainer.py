@@ -30,6 +30,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.trainer import VocAgnoTrainer
+from vocagnolm.training.guard import StepGuard
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:
@@ -316,6 +317,17 @@ def test_run_stops_before_updating_with_an_infinite_gradient(
     for a, b in zip(saved.parameters(), trainer.model.parameters(), strict=True):
         assert torch.equal(a, b)
         assert a.isfinite().all()
+
+
+# The gradient is that of all processes; the largest of each is `worst`.
+@pytest.mark.parametrize(("worst", "is_ours"), [([7, -1, 0], False), ([-1, -1, 0], True)])
+def test_bad_batch_is_written_where_its_losses_are(
+    worst: list[int], is_ours: bool, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    callbacks = make_trainer(tmp_path, blocks, *pair).callback_handler.callbacks
+    (guard,) = (each for each in callbacks if isinstance(each, StepGuard))
+    guard._write_aside(1, worst, [-1, -1, 0], "gradient")
+    assert (tmp_path / "bad_steps").exists() == is_ours
 
 
 def test_model_made_by_model_init_is_trained(
