@@ -47,6 +47,9 @@ WRONG: dict[tuple[str, ...], str] = {
     ("audit", "--student", "/no/model", "--teacher", "t", "--dataset", "d"): (
         "vocagnolm audit: error: student tokenizer /no/model: no such file or directory"
     ),
+    ("demo", "--methods", "cpt", "--guidance", "top_k=1"): (
+        "vocagnolm demo: error: --guidance has no effect without VocAgnoLM among --methods: leave"
+    ),
     ("demo", "--output_dir", "/dev/null"): (
         "vocagnolm demo: error: --output_dir /dev/null: /dev/null is a file, not a directory"
     ),

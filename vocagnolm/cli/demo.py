@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.demo import METHODS
-from vocagnolm.host.command import Exit, Parser, shell, stop
+from vocagnolm.host.command import Exit, Parser, refuse_idle, shell, stop
 
 _NAME = "vocagnolm demo"
 _SEEDS = (0, 1, 2, 3)
@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
         add(name, nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)
+    if not {"share", "vocagnolm"} & {*arguments.methods}:
+        refuse_idle(parser.given(arguments), ("guidance",), "without VocAgnoLM among --methods")
     from vocagnolm.demo.run import run_demo
     from vocagnolm.demo.worker import Plan
 
