@@ -85,8 +85,9 @@ def load_sample(
     """
     option = "--dataset"
     if local_path(dataset, option):
-        named = {"split": split, "config_name": config_name}
-        corpus = load_corpus(dataset, **named, text_column=text_column, format=format)
+        corpus = load_corpus(
+            dataset, split=split, text_column=text_column, config_name=config_name, format=format
+        )
         return corpus.select(range(min(count, len(corpus)))), len(corpus)
     stream = read_hub(dataset, option, name=config_name or None, split=split, streaming=True)
     corpus = datasets.Dataset.from_list(list(stream.take(count)))
