@@ -177,17 +177,20 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
 def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:
     row = {"document": 0, "teacher_tokens": 3, "teacher_steps": [1, 1], "teacher_jumps": []}
     segments = [{**row, "start": 0, "end": 2}, {**row, "start": 2, "end": 4}]
-    blocks: Any = SimpleNamespace(segments=lambda block: [0, 1])
-    tables = in_memory(["abcd"]), datasets.Dataset.from_list(segments)
+    segments.append({**row, "document": 1, "start": 0, "end": 2})
+    blocks: Any = SimpleNamespace(segments={5: [0, 1], 6: [2]}.__getitem__)
+    tables = in_memory(["abcd", "ef"]), datasets.Dataset.from_list(segments)
     recorder = LossRecorder(tmp_path, *tables, blocks, "float32", {})
-    for _ in range(2):
-        recorder.add(torch.tensor([5]), torch.tensor([[9.0, 1, 2, 9, 3, 4, 9]]))
+    seen, new = [9.0, 1, 2, 9, 3, 4, 9], [9.0, 5, 6, 0, 0, 0, 0]
+    recorder.add(torch.tensor([5]), torch.tensor([seen]))
+    recorder.add(torch.tensor([5, 6]), torch.tensor([seen, new]))
     recorder.write(1)
     description = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
     finish_store(tmp_path, written(tmp_path), description)
     found = Store(tmp_path)
     assert [one.losses.tolist() for one in found.segments("abcd") or []] == [[1, 2], [3, 4]]
-    assert found.manifest["tokens"] == 4
+    assert [one.losses.tolist() for one in found.segments("ef") or []] == [[5, 6]]
+    assert found.manifest["tokens"] == 6
 
 
 def test_store_of_another_run_is_refused(
