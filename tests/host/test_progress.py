@@ -14,6 +14,8 @@ from vocagnolm.host import progress
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(tqdm, "display", tqdm.display)
+    # Another test of the same process may have run a benchmark, which shows none.
+    datasets.enable_progress_bars()
     notes: list[str] = []
     progress.tell_datasets_progress(notes.append)
     return notes
