@@ -49,6 +49,9 @@ class Plan:
     def __post_init__(self) -> None:
         if not 0 <= self.wrong_share <= 1:
             raise ValueError(f"--wrong_share must be in [0, 1], got {self.wrong_share}")
+        # What transformers' `set_seed` takes.
+        if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
+            raise ValueError(f"--seeds must be from 0 to 2^32 - 1, got {wrong[0]}")
         for name, values in (("seeds", self.seeds), ("methods", self.methods)):
             if len(set(values)) < len(values):
                 raise ValueError(f"--{name} must differ, got {' '.join(map(str, values))}")
