@@ -82,11 +82,13 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "packing": (
         ("range(max_length + 1)", "range(max_length + 2)", "one list that is never used"),
+        ("rooms = 0", "rooms = 1", "a room of 0, which no segment takes"),
         ("strict=True", "strict=False", "both have as many"),
         ("rows.max(0, initial=0)", "rows.max(0, initial=-1)", "a width where there is no block"),
     ),
     "objective": (
         ("seed: int = 0", "seed: int = 1", "runs give their own"),
+        ("seed: int = 0", "seed: int = -1", "runs give their own"),
         ("len(teacher or [0])", "len(teacher or [-1])", "one, if the method needs none"),
         ("ranges_BS2[..., 0] != UN", "ranges_BS2[..., -1] != UN", "both are -1 there"),
     ),
