@@ -11,7 +11,7 @@ from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
 
-# Below this, starting processes takes longer than they save.
+# Below this, processes take longer to start than they save on 32 cores (docs/running.md).
 _MANY_DOCUMENTS = 10_000
 
 
