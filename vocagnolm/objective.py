@@ -170,9 +170,9 @@ class Method:
         return "random" if self.method == "random" or random_chunks else "guided"
 
     @property
-    def whole_chunks(self) -> bool:
-        """True where the teacher's losses choose chunks and not tokens."""
-        return self.method == "chunk" and self.chunk_selection == "chunks"
+    def splits_alike(self) -> bool:
+        """True where an update is the same for every split of a global batch."""
+        return self.selection_scope == "sequence" and self.unmapped != "mean"
 
     @property
     def needs_teacher(self) -> bool:
@@ -311,7 +311,7 @@ class Objective:
 
     def _compared(self, student_loss_BS: Tensor, valid_BS: Tensor, batch: Batch) -> Tensor:
         """Return the losses of the student that are compared: its tokens', or their chunks'."""
-        if not self.method.whole_chunks:
+        if self.method.method != "chunk" or self.method.chunk_selection == "tokens":
             return student_loss_BS
         # Tokens of one chunk are equal, so they are chosen in their order:
         #     chunk  0 0 0 1 1 2        their ranges  [0, 3) [0, 3) [0, 3) [3, 5) [3, 5) [5, 6)

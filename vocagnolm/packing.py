@@ -158,30 +158,28 @@ class Blocks(Dataset[Block]):
             found = pack(tokens[part], by_teacher[part], max_length, teacher_max_length)
             packed += [[first + segment for segment in block] for block in found]
             self.parts[name], first = len(found), first + size
-        self.max_length = max_length
-        self.teacher_max_length = teacher_max_length
+        self.max_length, self.teacher_max_length = max_length, teacher_max_length
         self.student_tokens = int(tokens.sum())
-        # Block b holds the segments order[ends[b - 1] : ends[b]].
+        # Block b holds the segments order[edges[b] : edges[b + 1]].
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
-        self._ends = np.cumsum([len(block) for block in packed])
-        # Tokens of the longest segment, and of the widest block, for the student and each teacher.
+        self._edges = np.cumsum([0, *map(len, packed)])
+        # Tokens of the longest segment, and of the blocks, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
-        starts = np.append(0, self._ends[:-1]).astype(np.int64)
-        rows = np.add.reduceat(sizes[self._order], starts) if packed else sizes
+        rows = np.add.reduceat(sizes[self._order], self._edges[:-1]) if packed else sizes
         self._longest: list[int] = sizes.max(0, initial=0).tolist()
         self._widest: list[int] = rows.max(0, initial=0).tolist()
+        self.teacher_tokens: IntArray = rows[:, 1:].sum(1)
         self._rows = segments.select_columns([*_COLUMNS, *_SPANS]).with_format("numpy")
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._edges) - 1
 
     def __getitem__(self, block: int) -> Block:
         return as_block(block, self._rows[self.segments(block)])
 
     def segments(self, block: int) -> IntArray:
         """Return the numbers of a block's segments."""
-        start = self._ends[block - 1] if block else 0
-        numbers: IntArray = self._order[start : self._ends[block]]
+        numbers: IntArray = self._order[self._edges[block] : self._edges[block + 1]]
         return numbers
 
     def longest_segments(self, attend_across_documents: bool = False) -> list[int]:

@@ -89,13 +89,11 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     """
     # Llama's tokenizers do not spell a text that begins with a space.
     probes = (_PROBE, " " + _PROBE)
-    expected = _by_offsets(tokenizer, probes)
+    wanted = _by_offsets(tokenizer, probes)
     for spell in SPELLINGS:
         table = TokenBytes(tokenizer, spell)
         found, others = _by_bytes(tokenizer, table, probes)
-        same = [
-            np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(expected)
-        ]
+        same = [np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(wanted)]
         if 0 not in others and all(is_same or t in others for t, is_same in enumerate(same)):
             return table
     return None

@@ -86,7 +86,7 @@ class VocAgnoTrainer(ResumableTrainer):
         add_token_losses(self.model, device)
         self.teacher: ResidentTeacher | StoredTeacher | None
         self.teacher = ResidentTeacher(models, device) if isinstance(models, Sequence) else models
-        self._method = method
+        self._method, self.orders_steps = method, method.splits_alike
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
         guides = self.resident if method.choice == "guided" else []
         self.overlap = Overlap(self._begin_early, guides, device) if overlap_teacher else None

@@ -26,7 +26,11 @@ def mixture(sizes: list[int], weights: list[float]) -> Mixture:
 
 
 def epochs(mixed: Mixture, per_step: int, count: int, seed: int = 0) -> list[list[int]]:
-    return [list(MixedSampler(mixed, per_step, seed, lambda e=e: e)) for e in range(count)]
+    sampler, found = MixedSampler(mixed, per_step, seed), []
+    for epoch in range(count):
+        sampler.set_epoch(epoch)
+        found.append(list(sampler))
+    return found
 
 
 @given(st.lists(st.integers(1, 100), min_size=2, max_size=6), st.integers(1, 40))
@@ -119,7 +123,10 @@ def test_mixture_resumes_bit_equal_in_a_second_epoch(
     whole.compute_loss = told
     whole.train()
     first, second = epochs(whole.train_dataset, 4, 2, seed=7)
-    assert seen == first + second
+    drawn, widths = first + second, whole.train_dataset.blocks.teacher_tokens
+    by_step = [drawn[at : at + 4] for at in range(0, len(drawn), 4)]
+    assert seen == [block for step in by_step for block in sorted(step, key=lambda b: -widths[b])]
+    assert seen != drawn
     steps, left = divmod(whole.state.global_step, 2)
     assert not left
     assert steps > 1

@@ -558,7 +558,7 @@ def test_report_covers_all_processes_when_there_are_two(
     results = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     (report, one), (other_report, other) = results
     assert report == other_report
-    assert one["student_tokens"] != other["student_tokens"]
+    assert one["teacher_tokens"] != other["teacher_tokens"]
     # As in one process: 3 steps of 2 micro-batches, logged once, make 25 ticks of the clock.
     for role in ("student", "teacher"):
         tokens = one[f"{role}_tokens"] + other[f"{role}_tokens"]

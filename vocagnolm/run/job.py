@@ -57,7 +57,7 @@ class Job:
                 for path in model.teacher_losses
             ]
         names = _RUN_IDENTITY.split()
-        if method.selection_scope == "batch" or method.unmapped == "mean":
+        if not method.splits_alike:
             names.append("per_device_train_batch_size")
         run = vars(self.run)
         return values | {name: run[name] for name in names}

@@ -5,7 +5,7 @@ whole steps as no corpus is read twice in: the one that is smallest beside its s
 and the others go on in the next epoch from where they are.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import count, islice
@@ -67,13 +67,10 @@ class MixedSampler(Sampler[int]):
 
     They depend on the seed and the number of the step alone, so that a run may be resumed anywhere,
     with any number of processes.
-
-    Args:
-        epoch: returns the number of the epoch that begins, or is resumed.
     """
 
-    def __init__(self, mixture: Mixture, per_step: int, seed: int, epoch: Callable[[], int]):
-        self._mixture, self._per_step, self._seed, self._epoch = mixture, per_step, seed, epoch
+    def __init__(self, mixture: Mixture, per_step: int, seed: int):
+        self._mixture, self._per_step, self._seed, self._epoch = mixture, per_step, seed, 0
         self._steps = mixture.steps(per_step)
         if not self._steps:
             raise ValueError(
@@ -84,8 +81,12 @@ class MixedSampler(Sampler[int]):
     def __len__(self) -> int:
         return self._steps * self._per_step
 
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with an epoch."""
+        self._epoch = epoch
+
     def __iter__(self) -> Iterator[int]:
-        sizes, first = self._mixture.sizes, self._steps * self._epoch()
+        sizes, first = self._mixture.sizes, self._steps * self._epoch
         last = first + self._steps
         starts = np.cumsum([0, *sizes])
 

@@ -5,17 +5,22 @@ methods in which the loop saves and loads.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from accelerate import Accelerator
+from accelerate.data_loader import SeedableRandomSampler
 from accelerate.utils import broadcast_object_list, gather_object
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import RandomSampler, Sampler
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
 from transformers import Trainer, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -39,6 +44,35 @@ _OVERRIDDEN = (
 ).split()
 
 
+@dataclass(eq=False)
+class StepSampler(Sampler[int]):
+    """Draw the blocks of every step as another sampler does; of these, the widest come first.
+
+    So rows of like width share a micro-batch, all processes read like widths at a time, and the
+    most memory is needed at the beginning.
+    """
+
+    sampler: MixedSampler | SeedableRandomSampler
+    per_step: int
+    # Of all blocks; without them the order stays.
+    widths: Sequence[int] | npt.NDArray[np.int64] | None
+    # Returns the number of steps made, which tells the epoch.
+    step: Callable[[], int]
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        # Accelerate does not tell every sampler the epoch.
+        self.sampler.set_epoch(self.step() // max(1, len(self) // self.per_step))
+        # A step that lacks blocks is filled with its first ones.
+        if self.widths is None or len(self) < self.per_step:
+            return iter(self.sampler)
+        drawn = BatchSampler(self.sampler, self.per_step, drop_last=True)
+        widest_first = partial(sorted, key=self.widths.__getitem__, reverse=True)
+        return chain.from_iterable(map(widest_first, drawn))
+
+
 class ResumableTrainer(Trainer):
     """A Trainer whose runs end alike however often they are cut off and resumed.
 
@@ -46,6 +80,7 @@ class ResumableTrainer(Trainer):
     uninterrupted one, but for the entries `vocagnolm.training.throughput.TIMING_KEYS`.
 
     Attributes:
+        orders_steps: begin every step with its widest blocks, where the data say `teacher_tokens`.
         tracking: what `--report_to` shows of the run beside its logs; set it before `train`.
     """
 
@@ -62,7 +97,7 @@ class ResumableTrainer(Trainer):
         self.metrics = GuidanceMetrics(self.args.device)
         self.preemption = Preemption()
         self.add_callback(self.preemption)
-        self.tracking = Tracking()
+        self.orders_steps, self.tracking = False, Tracking()
         self.reporters = replace_reporters(
             self, lambda: self.tracking, lambda: self.metrics.excess_histogram
         )
@@ -78,23 +113,23 @@ class ResumableTrainer(Trainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends, of a mixture as it says."""
-        data = self.train_dataset if train_dataset is None else train_dataset
+        data: Any = self.train_dataset if train_dataset is None else train_dataset
+        seed, per_step = self.args.data_seed, self.blocks_per_step
+        sampler: MixedSampler | SeedableRandomSampler
         if isinstance(data, Mixture):
-            # From the step that is resumed from: Accelerate does not tell every sampler the epoch.
-            steps, args = data.steps(self.blocks_per_step), self.args
-            seed = args.seed if args.data_seed is None else args.data_seed
-            return MixedSampler(
-                *(data, self.blocks_per_step, seed), lambda: self.state.global_step // steps
-            )
-        # Accelerate would repeat the first blocks until every process has a batch, and an epoch's
-        # last step would depend on how many processes there are. The blocks left out are others in
-        # every epoch.
-        sampler = super()._get_train_sampler(train_dataset)
-        if not isinstance(sampler, RandomSampler):
-            return sampler
-        blocks, per_step = len(sampler.data_source), self.blocks_per_step
-        kept = blocks - blocks % per_step if blocks > per_step else blocks
-        return RandomSampler(sampler.data_source, num_samples=kept, generator=sampler.generator)
+            sampler = MixedSampler(data, per_step, self.args.seed if seed is None else seed)
+            data = data.blocks
+        else:
+            # Accelerate would repeat the first blocks until every process has a batch, and an
+            # epoch's last step would depend on how many processes there are. The blocks left out
+            # are others in every epoch.
+            if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
+                return given
+            blocks = len(data)
+            kept = blocks - blocks % per_step if blocks > per_step else blocks
+            sampler = SeedableRandomSampler(data, num_samples=kept, data_seed=seed)
+        widths = getattr(data, "teacher_tokens", None) if self.orders_steps else None
+        return StepSampler(sampler, per_step, widths, lambda: self.state.global_step)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
