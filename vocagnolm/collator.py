@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import get_worker_info
 
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
+from vocagnolm.host.options import checked
 from vocagnolm.packing import (
     Block,
     FloatArray,
@@ -84,6 +85,7 @@ def teacher_segments(batch: Batch) -> list[RowSegments]:
     return [RowSegments(*segments) for segments in zip(*found, strict=True)]
 
 
+@checked
 @dataclass(frozen=True)
 class PackedCollator:
     """Lay blocks out as the rows of a batch.

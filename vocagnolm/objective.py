@@ -29,7 +29,7 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.host.command import faults_of, option, raise_first, refuse_idle
+from vocagnolm.host.options import faults_of, option, raise_first, refuse_idle
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
@@ -64,7 +64,7 @@ class Method:
         "vocagnolm",
         "vocagnolm; cpt: plain pretraining; random: a random top_k; or a baseline (Section 4.2).",
     )
-    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.", "be in (0, 1]")
+    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.")
     aggregation: Aggregation = option(
         "max",
         "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
@@ -73,21 +73,16 @@ class Method:
     unmapped: Unmapped = option("include", "Tokens without a teacher token, Section 6.2.")
     # The paper does not say; a sequence's share does not depend on the batch (decision 1).
     selection_scope: Scope = option("sequence", "What the share is taken of.")
-    loss_divisor: Divisor = option(
-        "all", "Divide by all label tokens (Eq. 3) or by the sum of the weights."
-    )
-    unselected_weight: float = option(
-        0.0, "Weight of tokens not selected (beyond the paper); 0 is Eq. 4.", "be in [0, 1)"
-    )
+    loss_divisor: Divisor = option("all", "Divide by all label tokens (Eq. 3), or all weights.")
+    unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
     )
     top_k_warmup_steps: float = option(
         0.0,
         "Steps, or below 1 a share of the run, in which --top_k falls from 1 (beyond the paper).",
-        "be finite and not negative",
     )
-    uld_weight: float = option(0.5, "Lambda of Eq. 6.", "be positive and finite")
+    uld_weight: float = option(0.5, "Lambda of Eq. 6.")
     uld_pairing: Literal["position", "last"] = option(
         "position",
         "The teacher token that a student token is compared with: the one of the same number in "
@@ -98,7 +93,7 @@ class Method:
         "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
         "entropy of the reference (Lin et al. 2024, Appendix H).",
     )
-    chunks: int = option(32, "Chunks of a sequence (Section 6.1).", "be at least 1")
+    chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
     chunk_guidance: Literal["teacher", "random"] = option(
         "teacher", "Guide by the teacher's chunks, or pick whole chunks at random."
     )
@@ -107,9 +102,7 @@ class Method:
         "Select whole chunks by the teacher's, the losses of both aggregated alike, or tokens.",
     )
     teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
-    teacher_weights: list[float] | None = option(
-        None, "Of the teachers, for --teacher_reduction weighted.", "be positive and finite"
-    )
+    teacher_weights: list[float] | None = option(None, "For --teacher_reduction weighted.")
 
     def __post_init__(self) -> None:
         raise_first(self._wrong_values())

@@ -122,10 +122,10 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     ValueError. If it is sharded by `fully_shard`, all processes have to call this.
     """
     patched: Any = inner_model(model)
+    output_embeddings(patched)
     bound, own_forward = patched.forward, type(patched).forward
     if "gives_token_losses" in vars(inspect.unwrap(bound)):
         return model
-    output_embeddings(patched)
     check_attention(patched)
 
     def call(_: object, *args: object, **kwargs: object) -> object:

@@ -18,6 +18,7 @@ from transformers import EvalPrediction, PreTrainedModel
 from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
+from vocagnolm.host.options import checked
 from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
@@ -57,18 +58,19 @@ class VocAgnoTrainer(ResumableTrainer):
     # `compute_loss` divides by the count of the whole optimizer step, once.
     loss_is_scaled_for_ga = True
 
+    @checked
     def __init__(
         self,
         *args: Any,
         teacher: PreTrainedModel | Sequence[PreTrainedModel] | StoredTeacher | None = None,
-        method: Method | MethodName = "vocagnolm",
+        method: MethodName | Method = "vocagnolm",
         recorder: Recorder | None = None,
         max_bad_steps: int = 0,
         device_peak_tflops: float | None = None,
         overlap_teacher: bool = False,
         **kwargs: Any,
     ):
-        given = named_arguments(args, kwargs, teacher, max_bad_steps, device_peak_tflops)
+        given = named_arguments(args, kwargs)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = method if isinstance(method, Method) else Method(method)
         method.check_teacher(models)

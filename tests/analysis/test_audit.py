@@ -249,10 +249,10 @@ def test_command_writes_table_json_and_figure(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--chunks", "65"], "--chunks between 1 and --sequence_length 64"),
-        (["--chunks", "0"], "--chunks between 1"),
+        (["--chunks", "65"], "--chunks 65 exceeds --sequence_length 64: a chunk needs a token"),
+        (["--chunks", "0"], "--chunks must be at least 1, got [0]"),
         (["--documents", "0"], "--documents must be at least 1"),
-        (["--sequences", "0"], "--sequences of at least 1"),
+        (["--sequences", "0"], "--sequences must be from 1 to 4294967296, got 0"),
         (["--text_column", "text"], "is not a column"),
         (["--teacher", "/nowhere"], "teacher tokenizer /nowhere: no such file or directory"),
         (["--depth", "3"], "unrecognized arguments: --depth 3"),

@@ -532,9 +532,9 @@ def test_command_rejects_wrong_runs_in_one_line(
     ("options", "message"),
     [
         (["--reported", "GPT-4"], "found 'GPT-4': give one of 'Table 1', 'Table 2', "),
-        (["--resamples", "0"], "expected --resamples of at least 1"),
+        (["--resamples", "0"], "--resamples must be at least 1, got 0"),
         (["--resamples", str(10**14)], "Unable to allocate"),
-        (["--seed", "-1"], "--seed of at least 0"),
+        (["--seed", "-1"], "--seed must be from 0 to 2^32 - 1, got -1"),
         (["--output_dir", "{file}"], "is a file, not a directory"),
     ],
 )

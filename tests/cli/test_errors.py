@@ -58,7 +58,7 @@ WRONG: dict[tuple[str, ...], str] = {
         "got 9223372036854775808"
     ),
     ("reselect", *MODELS[:2], *STORES, "--max_length", "16777217"): (
-        "vocagnolm reselect: error: --max_length must be at most 16777216, got 16777217"
+        "vocagnolm reselect: error: --max_length must be from 4 to 16777216, got 16777217"
     ),
     ("inspect", *MODELS, "--text", "t", "--output_dir", ""): (
         "vocagnolm inspect: error: argument --output_dir: expected a path, found none: this"

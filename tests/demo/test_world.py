@@ -132,8 +132,8 @@ def test_final_number_is_the_word_after_the_mark(text: str, number: str) -> None
     [
         ({"wrong_share": 1.5}, r"--wrong_share must be in \[0, 1\], got 1.5"),
         ({"seeds": (1, 2, 1)}, "--seeds must differ, got 1 2 1"),
-        ({"seeds": (0, -1)}, "--seeds must be from 0 to .*, got -1"),
-        ({"seeds": (2**32,)}, "--seeds must be from 0 to .*, got 4294967296"),
+        ({"seeds": (0, -1)}, r"--seeds must be from 0 to .*, got \(0, -1\)"),
+        ({"seeds": (2**32,)}, r"--seeds must be from 0 to .*, got \(4294967296,\)"),
         ({"methods": ("cpt", "cpt")}, "--methods must differ"),
     ],
 )

@@ -280,13 +280,25 @@ WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
     ),
     "regrade alone": (
         "--regrade F",
-        "takes --benchmark, --output and --chat only, found no --benchmark",
+        "--benchmark is required with --regrade",
     ),
-    "regrade and model": ("--regrade F --benchmark gsm8k --model M", "only, found --model"),
-    "regrade and limit": ("--regrade F --benchmark gsm8k --limit 3", "only, found --limit"),
+    "regrade and model": (
+        "--regrade F --benchmark gsm8k --model M",
+        "--model has no effect with --regrade: leave it out",
+    ),
+    "regrade and limit": (
+        "--regrade F --benchmark gsm8k --limit 3",
+        "--limit has no effect with --regrade: leave it out",
+    ),
     "regrade and demo chat": ("--regrade F --benchmark demo --chat", "leave demo out"),
-    "benchmark alone": ("--model M --benchmark gsm8k", "--benchmark belongs to --regrade: leave"),
-    "output alone": ("--model M --output F", "--output belongs to --regrade: leave it out"),
+    "benchmark alone": (
+        "--model M --benchmark gsm8k",
+        "--benchmark has no effect without --regrade",
+    ),
+    "output alone": (
+        "--model M --output F",
+        "--output has no effect without --regrade",
+    ),
     "no such model": (
         "--model /no/such --benchmarks demo",
         "--model /no/such: no such directory",

@@ -139,10 +139,12 @@ def test_failure_is_a_sentence_when_wandb_has_one(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"id": 3}', b"\xff"])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"{}", b'{"id": 3}', b"\xff", b'{"id": "i", "tags": 5}']
+)
 def test_file_of_the_training_is_named(tmp_path: Path, offline: Path, content: bytes) -> None:
     (tmp_path / "wandb_run.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"wandb_run\.json.* expected .*: delete the file"):
+    with pytest.raises(ValueError, match=r"wandb_run\.json: (id|tags) must be .*: delete the file"):
         Tracker(str(tmp_path))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,12 @@ def test_place_is_continued_when_kept(tmp_path: Path) -> None:
     trackers.write_place(tmp_path, SimpleNamespace(run=settings), {"project": "x", "name": "n"})  # type: ignore[arg-type]
     expected = {"id": "i", "project": "p", "entity": None, "name": "n", "resume": "allow"}
     assert trackers.read_place(tmp_path) == expected
+    for name, wrong in (("id", 5), ("project", 5), ("tags", "x"), ("tags", [5]), ("config", [])):
+        (tmp_path / trackers.TRACKER_FILE).write_text(json.dumps({**expected, name: wrong}))
+        with pytest.raises(
+            ValueError, match=rf"wandb_run.json: {name} must be .*: delete the file$"
+        ):
+            trackers.read_place(tmp_path)
 
 
 @pytest.mark.parametrize(

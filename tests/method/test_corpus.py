@@ -302,6 +302,8 @@ def test_option_of_other_sources_is_rejected(
     assert error_of(path, **{name: given}).startswith(said)
     with pytest.raises(ValueError, match=said):
         load_sample(str(path), 1, **{name: given})
+    if name == "text_column":
+        assert error_of(path, text_column="body").endswith("call the documents' column text")
 
 
 @pytest.mark.parametrize(

@@ -266,15 +266,21 @@ def test_prepare_dataset_reads_conversations(
     [
         ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset, and neither"),
         ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
-        ({"text": ["a"], "max_length": 2}, "--max_length must be at least 4, got 2$"),
-        ({"text": ["a"], "teacher_context": 1}, "--teacher_context must be at least 4, got 1$"),
-        ({}, "expected a datasets.Dataset, found dict: load one split of it$"),
+        ({"text": ["a"], "max_length": 2}, "--max_length must be from 4 to 16777216, got 2$"),
+        ({"text": ["a"], "teacher_context": 1}, "--teacher_context must be from 4 to .*, got 1$"),
+        ({"text": ["a"], "max_length": "8"}, r"^max_length must be int, got 8 \(str\)$"),
+        (
+            {"text": ["a"], "teacher_tokenizer": ["x"]},
+            r"got \['x'\] \(list\): load it with AutoTok",
+        ),
+        ({"text": ["a"], "train_on": "all"}, "^train_on has no effect where .* holds documents: "),
+        ({}, r"^dataset must be Dataset, got {} \(dict\): load one split of it with datasets.load"),
     ],
 )
 def test_prepare_dataset_refuses_in_one_line(
     columns: dict[str, Any], said: str, student_tokenizer: Any
 ) -> None:
-    limits = {name: columns[name] for name in columns if name.startswith(("max", "teacher"))}
+    limits = {name: columns[name] for name in columns if name not in ("text", "body")}
     texts = {name: texts for name, texts in columns.items() if name not in limits}
     found: Any = datasets.Dataset.from_dict(texts) if texts else {}
     with pytest.raises(ValueError, match=said):

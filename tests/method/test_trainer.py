@@ -457,7 +457,7 @@ def test_log_reports_what_a_slow_count_finds(
     [
         ({}, {}, False, "--method vocagnolm needs a teacher"),
         ({"method": "cpt"}, {}, True, "--method cpt has no use for a teacher"),
-        ({"method": "ppo"}, {}, True, "--method must be one of vocagnolm, cpt, random, kld, uld"),
+        ({"method": "ppo"}, {}, True, "method must be one of vocagnolm, cpt, random, kld, uld"),
         ({"method": "uld"}, {}, False, "--method uld needs a teacher"),
         ({"method": "kld", "teacher": StoredTeacher()}, {}, False, "--method kld compares distrib"),
         (
@@ -494,10 +494,31 @@ def test_log_reports_what_a_slow_count_finds(
         ({"tokenizer": "x"}, {}, True, "tokenizer has no effect: pass it as processing_class"),
         ({"peft_config": "x"}, {}, True, "peft_config has no effect: pass the model that peft.get"),
         ({"top_k": 0.4}, {}, True, "the trainer got an unexpected keyword argument 'top_k'"),
-        ({"teacher": "org/x"}, {}, True, "teacher must be a model, got the name 'org/x': load it"),
-        ({"teacher": ["org/x"]}, {}, True, "teacher must be a model, got the name 'org/x': load"),
+        (
+            {"teacher": "org/x"},
+            {},
+            True,
+            r"^teacher must be PreTrained.*, got org/x \(str\): load it",
+        ),
+        ({"teacher": ["org/x"]}, {}, True, r"^teacher must be .*, got \['org/x'\] \(list\): load"),
+        (
+            {"teacher": 5},
+            {},
+            True,
+            r"^teacher must be .* or StoredTeacher or None, got 5 \(int\): ",
+        ),
+        ({"recorder": "x"}, {}, True, r"^recorder must be Recorder or None, got x \(str\)$"),
+        ({"max_bad_steps": "3"}, {}, True, r"^max_bad_steps must be int, got 3 \(str\)$"),
+        ({"overlap_teacher": "no"}, {}, True, r"^overlap_teacher must be bool, got no \(str\)$"),
+        ({"callbacks": 5}, {}, True, r"^callbacks must be list or None, got 5 \(int\)$"),
+        ({"optimizers": 5}, {}, True, r"^optimizers must be tuple or list, got 5 \(int\)$"),
         ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor 0.1 has no effect"),
-        ({"method": None}, {}, True, "--method must be one of vocagnolm, cpt, .*, got None"),
+        (
+            {"method": None},
+            {},
+            True,
+            "method must be one of vocagnolm, cpt, .* or Method, got None",
+        ),
         ({"teacher": []}, {}, False, "--method vocagnolm needs a teacher"),
         ({"max_bad_steps": -1}, {}, True, "--max_bad_steps must not be negative, got -1"),
         ({"device_peak_tflops": 0}, {}, True, "--device_peak_tflops must be positive and finite"),
@@ -605,8 +626,14 @@ def test_trainer_takes_arguments_by_position(
     collate = PackedCollator(MAX_LENGTH)
     trainer = VocAgnoTrainer(pair[0], args, collate, blocks, teacher=pair[1])
     assert trainer.train().global_step == 1
-    with pytest.raises(ValueError, match="model must be a model, got the name 'org/x'"):
+    with pytest.raises(
+        ValueError, match=r"^model must be Module or None, got org/x \(str\): load it"
+    ):
         VocAgnoTrainer("org/x", args, collate, blocks, teacher=pair[1])
+    with pytest.raises(
+        ValueError, match=r"^args must be TrainingArguments or None, got 5 \(int\)$"
+    ):
+        VocAgnoTrainer(pair[0], 5, collate, blocks, teacher=pair[1])
 
 
 def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def test_command_lists_every_token(
         (("--text", "x", "--documents", "2"), "--documents has no effect without --dataset"),
         (("--text", "x", "--top_k", "0"), r"--top_k must be in \(0, 1\], got 0.0"),
         (("--text", "x", "--max_length", "4096"), "exceeds the student's context of 128"),
-        (("--text", "x", "--max_length", "1"), "--max_length must be at least 4, got 1"),
+        (("--text", "x", "--max_length", "1"), "--max_length must be from 4 to 16777216, got 1"),
         (("--text_file", "absent.txt"), "No such file"),
         (("--text", "x", "--teacher", "no/where"), "--teacher no/where cannot be loaded"),
     ],

@@ -26,11 +26,11 @@ from vocagnolm.analysis.overlap import (
     mean_overlaps,
     vocabulary_overlap,
 )
-from vocagnolm.analysis.runs import reject
 from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import template_of
 from vocagnolm.host.files import JsonObject, write_json, write_text
+from vocagnolm.host.options import checked
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.texts.column import TEXT, unusable, values
@@ -50,6 +50,7 @@ _Document = tuple[int, str | Conversation]
 _Read = Callable[[Sequence[Any]], list[Spans]]
 
 
+@checked
 @dataclass(frozen=True)
 class AuditSettings:
     """Sizes of an audit."""
@@ -66,14 +67,9 @@ class AuditSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.sequence_length < 1 or self.sequences < 1 or self.worst < 0:
-            expected = "--sequence_length and --sequences of at least 1 and --worst of at least 0"
-            found = f"{self.sequence_length}, {self.sequences} and {self.worst}"
-            reject(expected, found, "give others")
-        if not all(1 <= chunks <= self.sequence_length for chunks in self.chunks):
-            expected = f"--chunks between 1 and --sequence_length {self.sequence_length}"
-            found = " ".join(map(str, self.chunks))
-            reject(expected, found, "a chunk needs a token, so give others")
+        if (most := max(self.chunks, default=0)) > self.sequence_length:
+            tokens = f"--sequence_length {self.sequence_length}"
+            raise ValueError(f"--chunks {most} exceeds {tokens}: a chunk needs a token")
 
 
 class Named(NamedTuple):

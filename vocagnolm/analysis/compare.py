@@ -66,9 +66,6 @@ def compare(
     if not paths:
         advice = "give directories of evaluate_math.py, or --figure 4 with --reported 'Table 1'"
         reject("a RUN to compare", "none", advice)
-    if resamples < 1 or seed < 0:
-        expected = "--resamples of at least 1 and --seed of at least 0"
-        reject(expected, f"{resamples} and {seed}", "give others")
     source, theirs = read_reported(reported)
     paths = list(with_chats(paths))
     # Runs of train.py need no evaluation.

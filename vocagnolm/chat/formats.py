@@ -144,7 +144,8 @@ def find_format(
         one = given or found[0]
         if one != "text" and text_column != "text":
             idle = f"--text_column {text_column} has no effect on the conversations of {shown}"
-            raise ValueError(f"{idle}: leave it out, or say text for them")
+            ours = "beside such an --eval_dataset, call the documents' column text"
+            raise ValueError(f"{idle}: leave it out, or say text for them; {ours}")
         return one
     names = f"its columns are {', '.join(columns)}"
     if not given and found:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 from vocagnolm.host.command import (
     Parser,
-    check_at_least,
     corpora_of,
     one_for_each,
-    refuse_idle,
     say,
     shell,
 )
 from vocagnolm.host.files import JsonObject, check_writable
+from vocagnolm.host.options import refuse_idle
 
 _OF_CONVERSATIONS = ("student_chat_template", "teacher_chat_template")
 
@@ -46,7 +45,6 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     arguments = parser.parse_args(argv)
-    check_at_least(arguments, 1, "documents")
     return arguments
 
 

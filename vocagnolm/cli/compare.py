@@ -20,8 +20,9 @@ from vocagnolm.analysis import compare, report
 from vocagnolm.analysis.figures import NUMBERS, make
 from vocagnolm.analysis.wandb_report import import_reports, write_report
 from vocagnolm.analysis.wandb_runs import fetch
-from vocagnolm.host.command import Parser, note, refuse_idle, say, shell
+from vocagnolm.host.command import Parser, note, say, shell
 from vocagnolm.host.files import check_writable
+from vocagnolm.host.options import refuse_idle
 
 
 @shell("vocagnolm compare")

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.demo import METHODS
-from vocagnolm.host.command import Exit, Parser, refuse_idle, shell, stop
+from vocagnolm.host.command import Exit, Parser, shell, stop
+from vocagnolm.host.options import refuse_idle
 
 _NAME = "vocagnolm demo"
 _SEEDS = (0, 1, 2, 3)

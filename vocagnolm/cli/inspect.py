@@ -22,6 +22,7 @@ from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.guidance import Aggregation, Unmapped
 from vocagnolm.host import command
 from vocagnolm.host.files import check_writable
+from vocagnolm.host.options import refuse_idle
 
 if TYPE_CHECKING:
     import datasets
@@ -64,10 +65,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--output_dir", type=Path, help=f"Gets {FILE_NAME}.html and {FILE_NAME}.json.")
     arguments = parser.parse_args(argv)
     if not arguments.dataset:
-        command.refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
-    command.check_at_least(arguments, 1, "documents")
-    command.check_at_least(arguments, 0, "document")
-    command.check_at_least(arguments, 4, "max_length")
+        refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
     return arguments
 
 
@@ -88,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     corpus, first = _load_documents(arguments)
     if not is_conversations(corpus):
         given = {name for name in _OF_CONVERSATIONS if vars(arguments)[name]}
-        command.refuse_idle(given, given, "where there are no conversations")
+        refuse_idle(given, given, "where there are no conversations")
     pair = _load(arguments, guidance)
     length = pair.student_reader.limit
     competition = f"the mapped tokens of each text of up to {length:,} tokens"

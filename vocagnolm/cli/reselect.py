@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from vocagnolm.guidance import Aggregation, Unmapped
-from vocagnolm.host.command import Parser, check_at_least, say, shell
+from vocagnolm.host.command import Parser, say, shell
 
 if TYPE_CHECKING:
     from vocagnolm.store.reselect import Selections
-
-# Tokens of a block: more than any model's context.
-_LONGEST = 2**24
 
 
 @shell("vocagnolm reselect")
@@ -50,9 +47,6 @@ def parse_reselect(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--unmapped", nargs="+", choices=get_args(Unmapped), default=["include"])
     add("--output_dir", type=Path, help="Gets reselect.json, reselect.md and reselect.png.")
     arguments = parser.parse_args(argv)
-    check_at_least(arguments, 4, "max_length")
-    if arguments.max_length > _LONGEST:
-        raise ValueError(f"--max_length must be at most {_LONGEST}, got {arguments.max_length}")
     return arguments
 
 

@@ -23,12 +23,11 @@ from pathlib import Path
 from vocagnolm.host.command import (
     Exit,
     Parser,
-    check_at_least,
     json_settings,
-    refuse_idle,
     say,
     shell,
 )
+from vocagnolm.host.options import refuse_idle
 from vocagnolm.store.store import Store, bad_shards, remedy
 
 # Documents that are missing, of how many there may be.
@@ -131,8 +130,6 @@ def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
     ):
         if is_idle:
             refuse_idle(given, names.split(), condition)
-    sizes = ("shard_documents", "batch_tokens", "min_context", "context", "concurrency")
-    check_at_least(arguments, 1, *sizes)
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
 

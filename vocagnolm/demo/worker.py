@@ -15,6 +15,7 @@ from vocagnolm.demo import METHODS, world
 from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.host.files import ASSETS
+from vocagnolm.host.options import checked
 from vocagnolm.run.main import main as run_training
 
 BASE = "base"
@@ -32,6 +33,7 @@ GENERAL_TOKENS, PAGE_TOKENS = 48, 46
 Result = dict[str, float]
 
 
+@checked
 @dataclass(frozen=True)
 class Plan:
     """Settings of a demo; a seed is a student, its texts and their order."""
@@ -47,11 +49,6 @@ class Plan:
     methods: tuple[str, ...] = tuple(METHODS)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.wrong_share <= 1:
-            raise ValueError(f"--wrong_share must be in [0, 1], got {self.wrong_share}")
-        # What transformers' `set_seed` takes.
-        if wrong := [seed for seed in self.seeds if not 0 <= seed < 2**32]:
-            raise ValueError(f"--seeds must be from 0 to 2^32 - 1, got {wrong[0]}")
         for name, values in (("seeds", self.seeds), ("methods", self.methods)):
             if len(set(values)) < len(values):
                 raise ValueError(f"--{name} must differ, got {' '.join(map(str, values))}")

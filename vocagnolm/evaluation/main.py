@@ -16,6 +16,7 @@ from pathlib import Path
 
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host import command
+from vocagnolm.host.options import refuse_idle
 
 _NAME = "vocagnolm evaluate"
 _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
@@ -75,15 +76,11 @@ def _check(arguments: Namespace, given: set[str]) -> None:
     if arguments.chat and "demo" in names:
         raise ValueError("--chat: the demo is asked for no boxed answers: leave demo out")
     if arguments.regrade:
-        useless = given - {"regrade", "benchmark", "output", "chat"}
-        if useless or not arguments.benchmark:
-            found = ", ".join(f"--{name}" for name in sorted(useless)) or "no --benchmark"
-            raise ValueError(
-                f"--regrade takes --benchmark, --output and --chat only, found {found}"
-            )
+        refuse_idle(given, given - {"regrade", "benchmark", "output", "chat"}, "with --regrade")
+        if not arguments.benchmark:
+            raise ValueError("--benchmark is required with --regrade")
         return
-    if useless := given & {"benchmark", "output"}:
-        raise ValueError(f"--{min(useless)} belongs to --regrade: leave it out")
+    refuse_idle(given, {"benchmark", "output"}, "without --regrade")
     if not arguments.model:
         raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
     idle = [
@@ -94,8 +91,7 @@ def _check(arguments: Namespace, given: set[str]) -> None:
     ]
     for holds, options, condition in idle:
         if holds:
-            command.refuse_idle(given, options, condition)
-    command.check_at_least(arguments, 1, "limit", "batch_size")
+            refuse_idle(given, options, condition)
     for name in ("data_dir", "prompts_dir"):
         path = vars(arguments)[name]
         if path is not None and not path.is_dir():

@@ -8,37 +8,24 @@ import difflib
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import field, fields
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from io import TextIOWrapper
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    NoReturn,
-    TextIO,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
+from vocagnolm.host.options import listed, raise_first, wrong_values
 from vocagnolm.host.progress import tell_datasets_progress
 
 if TYPE_CHECKING:
     import torch
 
-_T = TypeVar("_T")
 # What a command does with a command line, and the same with all its ends as exit statuses.
 _Work = Callable[[Sequence[str] | None], int | None]
 _Main = Callable[[Sequence[str] | None], int]
@@ -106,6 +93,7 @@ class Parser(OneLineErrors):
         A command imports its own work behind this, too.
         """
         arguments = super().parse_args(args)
+        raise_first(wrong_values(vars(arguments)))
         quiet_logs()
         return arguments
 
@@ -166,48 +154,10 @@ def one_for_each(option_name: str, given: Any, count: int, of: str) -> list[Any]
     return values if len(values) > 1 else values * count
 
 
-def listed(value: Any) -> list[Any]:
-    """Return a list as it is, and anything else as a list of one."""
-    return value if isinstance(value, list) else [value]
-
-
 def resolve_dtype(choice: str, device: torch.device) -> str:
     """Return the dtype that `auto` stands for: bfloat16 on a GPU, float32 on a CPU."""
     best = "float32" if device.type == "cpu" else "bfloat16"
     return best if choice == "auto" else choice
-
-
-# Ranges of options, by the words of the error; each of a list's numbers must be inside.
-RANGES: dict[str, Callable[[float], bool]] = {
-    "be in (0, 1]": lambda value: 0 < value <= 1,
-    "be in [0, 1)": lambda value: 0 <= value < 1,
-    "be positive and finite": lambda value: 0 < value < math.inf,
-    "be finite and not negative": lambda value: 0 <= value < math.inf,
-    "not be negative": lambda value: value >= 0,
-    "be at least 1": lambda value: value >= 1,
-    "be at least 4": lambda value: value >= 4,
-}
-
-
-def option(default: _T, help: str = "", must: str = "") -> _T:
-    """Return the field of a dataclass of options: its default, line in `--help`, and range."""
-    metadata = {"help": help, "must": must}
-    if isinstance(default, list):
-        return cast(_T, field(default_factory=default.copy, metadata=metadata))
-    return field(default=default, metadata=metadata)
-
-
-def faults_of(options: Any) -> Iterator[str]:
-    """Yield a message for each `option` that is none of its choices or outside of its range."""
-    kinds = get_type_hints(type(options))
-    for each in fields(options):
-        name, value = each.name, vars(options)[each.name]
-        choices = get_args(kinds[name]) if get_origin(kinds[name]) is Literal else ()
-        if choices and value not in choices:
-            yield f"--{name} must be one of {', '.join(choices)}, got {value}"
-        must = each.metadata.get("must")
-        if must and value is not None and not all(map(RANGES[must], listed(value))):
-            yield f"--{name} must {must}, got {value}"
 
 
 def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, object]:
@@ -219,26 +169,6 @@ def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, o
     if not isinstance(content, dict) or not (content or empty):
         raise ValueError(f"{option}: {text} is not a JSON object of settings")
     return content
-
-
-def raise_first(faults: Iterable[str]) -> None:
-    """Raise a ValueError with the first of the messages, if there is one."""
-    for message in faults:
-        raise ValueError(message)
-
-
-def refuse_idle(given: Collection[str], idle: Collection[str], condition: str) -> None:
-    """Reject options that were given but have no effect under a condition: "with --engine vllm"."""
-    if useless := set(given) & set(idle):
-        raise ValueError(f"--{min(useless)} has no effect {condition}: leave it out")
-
-
-def check_at_least(arguments: argparse.Namespace, least: float, *names: str) -> None:
-    """Reject numbers that are too small; an option that was not given is None."""
-    for name in names:
-        value = vars(arguments)[name]
-        if value is not None and not value >= least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
 
 
 def is_main() -> bool:

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import get_type_hints
 
 from vocagnolm.host.files import JsonObject, json_or_empty, read_asset, write_json
+from vocagnolm.host.options import wrong_values
 
 # In the directory of a run: its place in Weights & Biases.
 TRACKER_FILE = "wandb_run.json"
@@ -143,7 +145,7 @@ def read_place(directory: Path) -> JsonObject:
     """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
     path = directory / TRACKER_FILE
     place = json_or_empty(path)
-    if path.is_file() and not isinstance(place.get("id"), str):
-        raise ValueError(f"{path}: expected the id of a run, found none: delete the file")
-    place.pop("url", None)
-    return place and {**place, "resume": "allow"}
+    kinds = {**get_type_hints(Tracking), "id": str, "entity": str | None}
+    for fault in wrong_values({"id": None, **place} if path.is_file() else {}, kinds):
+        raise ValueError(f"{path}: {fault}: delete the file")
+    return place and {**{name: place[name] for name in kinds if name in place}, "resume": "allow"}

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_peft_available
 
-from vocagnolm.host.command import faults_of, option, raise_first
+from vocagnolm.host.options import faults_of, option, raise_first, refuse_idle
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -30,13 +30,9 @@ class AdapterArguments:
     """Options of LoRA adapters (arXiv 2106.09685), with which the student is not trained whole."""
 
     use_peft: bool = option(False, "Train LoRA adapters instead of the student's weights.")
-    lora_r: int = option(16, "Rank of the adapters.", "be at least 1")
-    lora_alpha: int = option(
-        32, "The adapters' product is scaled by alpha / rank.", "be at least 1"
-    )
-    lora_dropout: float = option(
-        0.0, "Share of an adapter's inputs that training drops, [0, 1).", "be in [0, 1)"
-    )
+    lora_r: int = option(16, "Rank of the adapters.")
+    lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
+    lora_dropout: float = option(0.0, "Share of an adapter's inputs that training drops, [0, 1).")
     lora_target_modules: list[str] | None = option(
         None, "Layers that get an adapter; by default all-linear, which spares heads."
     )
@@ -44,9 +40,9 @@ class AdapterArguments:
 
     def __post_init__(self) -> None:
         if not self.use_peft:
-            for known in fields(AdapterArguments):
-                if vars(self)[known.name] != known.default:
-                    raise ValueError(f"--{known.name} has no effect without --use_peft")
+            found, known = vars(self), fields(AdapterArguments)
+            idle = [each.name for each in known if found[each.name] != each.default]
+            refuse_idle(idle, idle, "without --use_peft")
         raise_first(faults_of(self))
         if self.use_peft and not is_peft_available():
             raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")

@@ -6,7 +6,8 @@ from typing import Literal
 
 from vocagnolm.chat.formats import FORMATS
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.host.command import corpora_of, faults_of, option, raise_first
+from vocagnolm.host.command import corpora_of
+from vocagnolm.host.options import faults_of, option, raise_first
 from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
@@ -75,7 +76,7 @@ class DataArguments:
         ["open-web-math/open-web-math"], "A file, a directory or a hub name; or several."
     )
     dataset_weights: list[float] | None = option(
-        None, "Shares of the corpora in every global batch.", "be positive and finite"
+        None, "Shares of the corpora in every global batch."
     )
     dataset_config: list[str] | None = option(
         None, "Hub configuration, for all or each ('' for files)."
@@ -88,10 +89,8 @@ class DataArguments:
     train_on: TrainOn | None = option(
         None, "Tokens of conversations with labels: completions (default; answers), or all."
     )
-    max_length: int = option(2048, "Student tokens of a block.", "be at least 4")
-    eval_fraction: float = option(
-        0.0, "Share of the documents held out for evaluation, [0, 1).", "be in [0, 1)"
-    )
+    max_length: int = option(2048, "Student tokens of a block.")
+    eval_fraction: float = option(0.0, "Share of the documents held out for evaluation, [0, 1).")
     eval_dataset: str | None = option(
         None, "Evaluate on these documents instead of a held-out share."
     )
@@ -100,7 +99,7 @@ class DataArguments:
     )
     attend_across_documents: bool = option(False, "Let attention cross the documents of a block.")
     num_proc: int | None = option(
-        None, "Processes that tokenize and align; by default one for each core.", "be at least 1"
+        None, "Processes that tokenize and align; by default one for each core."
     )
 
     def __post_init__(self) -> None:
@@ -139,7 +138,7 @@ class GuidanceArguments(Method):
     """The method, and how often its guidance is shown."""
 
     guidance_table_steps: int = option(
-        0, "Show the guidance of a sample every so many steps; 0: never.", "not be negative"
+        0, "Show the guidance of a sample every so many steps; 0: never."
     )
 
     def _looked_at(self) -> tuple[str, ...]:

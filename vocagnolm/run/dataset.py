@@ -10,15 +10,16 @@ from collections.abc import Sequence
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from vocagnolm.chat.reading import TrainOn
+from vocagnolm.chat.columns import is_conversations
+from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.corpus import only_text
 from vocagnolm.data import align_corpus
-from vocagnolm.host.command import raise_first
+from vocagnolm.host.options import checked, listed
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Teachers, student_reader, teacher_reader
-from vocagnolm.training.arguments import out_of_range
 
 
+@checked
 def prepare_dataset(
     dataset: datasets.Dataset,
     student_tokenizer: PreTrainedTokenizerBase,
@@ -27,13 +28,13 @@ def prepare_dataset(
     max_length: int = 2048,
     teacher_context: int = 4096,
     text_column: str = "text",
-    train_on: TrainOn = "completions",
+    train_on: TrainOn | None = None,
     num_proc: int | None = None,
 ) -> Blocks:
     """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
 
     Columns `messages`, or `prompt` and `completion`, hold conversations, of which the answers are
-    trained on, or all (`train_on`), in the chat template of each tokenizer.
+    trained on, or all (`train_on="all"`), in the chat template of each tokenizer.
 
     A block has up to `max_length` tokens of the student and `teacher_context` of the, or each,
     teacher, within the contexts of their models. Without a teacher it is for training on all
@@ -42,19 +43,16 @@ def prepare_dataset(
     Raises:
         ValueError: the column is not there, or no document of it can be used.
     """
-    raise_first(out_of_range({"max_length": max_length, "teacher_context": teacher_context}))
-    if not isinstance(dataset, datasets.Dataset):
-        found = type(dataset).__name__
-        raise ValueError(f"expected a datasets.Dataset, found {found}: load one split of it")
     corpus = only_text(dataset, text_column, None, "the dataset")
-    given = teacher_tokenizer or ()
-    tokenizers = given if isinstance(given, Sequence) else (given,)
+    if train_on and not is_conversations(corpus):
+        raise ValueError("train_on has no effect where the dataset holds documents: leave it out")
+    tokenizers = listed(teacher_tokenizer or [])
     teachers = tuple(teacher_reader(each, teacher_context) for each in tokenizers)
     reader = student_reader(student_tokenizer, max_length)
     aligned = align_corpus(
         *(corpus, reader, Teachers(teachers) if teachers else None),
         num_proc=num_proc,
-        train_on=train_on,
+        train_on=train_on or TRAIN_ON[0],
     )
     if not len(aligned.rows):
         raise ValueError(

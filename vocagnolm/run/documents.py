@@ -20,7 +20,8 @@ from vocagnolm.chat.formats import Format
 from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.corpus import joined, load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
-from vocagnolm.host.command import corpora_of, refuse_idle
+from vocagnolm.host.command import corpora_of
+from vocagnolm.host.options import refuse_idle
 from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Guide

@@ -13,8 +13,9 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.host import lock
 from vocagnolm.host.cards import push
-from vocagnolm.host.command import Exit, is_main, note, quiet_logs, raise_first, say, stop
+from vocagnolm.host.command import Exit, is_main, note, quiet_logs, say, stop
 from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_text
+from vocagnolm.host.options import raise_first
 from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.host.progress import telling
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings

@@ -1,7 +1,6 @@
 """The command line and recipes of `train.py`, and which options go together."""
 
 import os
-from argparse import Action
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any
 from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
-from vocagnolm.host.command import OneLineErrors, one_for_each, raise_first, refuse_idle
+from vocagnolm.host.command import OneLineErrors, one_for_each
+from vocagnolm.host.options import raise_first, refuse_idle
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
@@ -24,10 +24,6 @@ from vocagnolm.training.overlap import overlap_faults
 
 class _Parser(OneLineErrors, HfArgumentParser):
     """Parser of dataclasses; the usage of TrainingArguments would fill screens."""
-
-    def add_argument(self, *names: Any, must: str = "", **given: Any) -> Action:
-        """Add an option; the dataclass itself checks its range."""
-        return super().add_argument(*names, **given)
 
 
 def parse(argv: Sequence[str]) -> Job:

@@ -14,7 +14,8 @@ from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from vocagnolm.host.command import json_settings, raise_first
+from vocagnolm.host.command import json_settings
+from vocagnolm.host.options import raise_first
 from vocagnolm.host.processes import is_on_cpu, launched_processes
 from vocagnolm.host.trackers import import_wandb
 from vocagnolm.models.layers import liger_settings

@@ -9,9 +9,10 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.columns import is_conversations
 from vocagnolm.corpus import joined, load_corpus
-from vocagnolm.host.command import corpora_of, one_or_all, refuse_idle, resolve_dtype, say
+from vocagnolm.host.command import corpora_of, one_or_all, resolve_dtype, say
 from vocagnolm.host.files import check_writable
 from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.host.options import refuse_idle
 from vocagnolm.host.processes import connect, decided_by_one, in_agreement
 from vocagnolm.host.versions import versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of

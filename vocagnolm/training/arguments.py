@@ -10,22 +10,26 @@ from typing import Any, cast
 
 import torch
 from accelerate.utils import parse_flag_from_env
+from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments, get_scheduler
 from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy, SchedulerType
 from transformers.training_args import OptimizerNames
 
-from vocagnolm.host.command import RANGES, raise_first
-from vocagnolm.host.files import read_asset
+from vocagnolm.host.options import REFUSED, raise_first, wrong_values
 from vocagnolm.host.processes import connection_fault
 
 logger = logging.getLogger(__name__)
 
 # Steps of a run that is never made: its schedule is, as a check.
 _CHECK_STEPS = 1000
-_REFUSED = read_asset("refused.yaml")
+# Arguments of any Trainer that would end in errors of Python's own.
+_KINDS = {"model": nn.Module | None, "args": TrainingArguments | None} | {
+    "callbacks": list | None,
+    "optimizers": tuple | list,
+}
 # Options with the one value that is accepted, and what is wrong with any other.
-REJECTED: dict[str, tuple[object, str]] = _REFUSED["options"]
+REJECTED: dict[str, tuple[object, str]] = REFUSED["options"]
 
 
 def unsupported_options(args: TrainingArguments) -> Iterator[str]:
@@ -34,19 +38,12 @@ def unsupported_options(args: TrainingArguments) -> Iterator[str]:
         # Another transformers may lack one.
         if (found := vars(args).get(name, value)) != value:
             yield f"--{name} {found} {reason}: leave it out"
-    yield from out_of_range(vars(args))
+    yield from wrong_values(vars(args))
     # An Accelerate file asks in the environment.
     if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
         yield "DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)"
     if args.max_steps == 0:
         yield "--max_steps 0 makes no update: leave it out, or use --dry_run to see the plan"
-
-
-def out_of_range(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a message for each number that is outside of its range; None is not given."""
-    for name, must in _REFUSED["ranges"].items():
-        if (value := options.get(name)) is not None and not RANGES[must](value):
-            yield f"--{name} must {must}, got {value}"
 
 
 def argument_faults(args: TrainingArguments) -> Iterator[str]:
@@ -57,7 +54,7 @@ def argument_faults(args: TrainingArguments) -> Iterator[str]:
     yield from _faults_of_loading(args)
     yield from _faults_of_evaluation(args)
     given = {name for name, value in vars(args).items() if value not in (None, False, 0, "no")}
-    for needed, names in _REFUSED["idle_without"].items():
+    for needed, names in REFUSED["idle_without"].items():
         for name in names:
             if name in given and not given & {*needed.split(" or ")}:
                 yield f"--{name} has no effect without --{needed}: leave it out"
@@ -143,30 +140,15 @@ def _faults_of_optimizer(args: TrainingArguments) -> Iterator[str]:
             yield f"--optim {name} cannot be used: {error}"
 
 
-def named_arguments(
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    teacher: object,
-    max_bad_steps: int,
-    device_peak_tflops: float | None,
-) -> dict[str, Any]:
+def named_arguments(args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, Any]:
     """Return the arguments of a Trainer by their names; one that is not taken is a ValueError."""
-    numbers = {"max_bad_steps": max_bad_steps, "device_peak_tflops": device_peak_tflops}
-    raise_first(out_of_range(numbers))
-    for name, instead in _REFUSED["of_others"].items():
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{name} has no effect: {instead}")
+    others = {*REFUSED["of_others"]} & {name for name in kwargs if kwargs[name] is not None}
+    raise_first(f"{name} has no effect: {REFUSED['of_others'][name]}" for name in sorted(others))
     try:
         given = dict(inspect.signature(Trainer).bind_partial(*args, **kwargs).arguments)
     except TypeError as error:
         raise ValueError(f"the trainer {error}") from error
-    teachers = teacher if isinstance(teacher, list | tuple) else [teacher]
-    for role, model in (("model", given.get("model")), *(("teacher", one) for one in teachers)):
-        if isinstance(model, str):
-            raise ValueError(
-                f"{role} must be a model, got the name {model!r}: load it with "
-                "AutoModelForCausalLM.from_pretrained"
-            )
+    raise_first(wrong_values(given, _KINDS))
     return given
 
 

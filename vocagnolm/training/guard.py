@@ -60,12 +60,10 @@ class StepBatches:
         `student_loss` or `teacher_loss`.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        # The step may have ended before the losses of its last micro-batches were computed.
-        missing: list[dict[str, Tensor]] = [{}] * (len(self._batches) - len(self._losses))
         tensors = {
             f"{number}.{name}": value.cpu().contiguous()
-            for number, found in enumerate(self._losses + missing)
-            for name, value in {**self._batches[number], **found}.items()
+            for number, (batch, found) in enumerate(zip(self._batches, self._losses, strict=True))
+            for name, value in {**batch, **found}.items()
             if isinstance(value, Tensor)
         }
         content = save(tensors)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from vocagnolm.host.command import raise_first
+from vocagnolm.host.options import raise_first
 
 WITH_STREAMS = ("cuda",)
 _Batch = Mapping[str, Any]

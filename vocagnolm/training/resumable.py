@@ -25,8 +25,8 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer import SCHEDULER_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
-from vocagnolm.host.command import raise_first
 from vocagnolm.host.manifest import written_files
+from vocagnolm.host.options import raise_first
 from vocagnolm.host.processes import decided_by_one
 from vocagnolm.host.trackers import Tracking
 from vocagnolm.training import checkpoints, relayout
