@@ -486,6 +486,10 @@ BROKEN: dict[str, tuple[Change, str]] = {
         lambda _, other: edit(other, lambda results: results.update(grader=1)),
         "expected `grader` to be str, found int",
     ),
+    "wrong_marks": (
+        lambda _, other: edit(other, lambda x: x["benchmarks"]["math"].update(marked=[[1]])),
+        "marked must be list[str], got [[1]] (list)",
+    ),
     "wrong_type": (write("results.json", "[1]"), "expected the results of evaluate_math.py"),
     "unknown_benchmark": (
         lambda _, other: edit(other, lambda results: results["benchmarks"].update(gsm9k={})),

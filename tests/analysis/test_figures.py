@@ -537,6 +537,10 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
         break_run({"method": "uld", "teacher_losses": [{}]}),
         "a method of this train.py, found none or an unknown 'teacher'",
     ),
+    "batch": (
+        break_run({"method": "cpt", "global_batch_tokens": {}}),
+        "found --global_batch_tokens must be int, got {} (dict)",
+    ),
     "log": (break_state(log_history=[{"eval_loss": 1.0}]), "expected the log of train.py"),
     "step": (break_state(global_step={}), "expected the log of train.py, of numbers, found unsup"),
     "log_type": (break_state(log_history=[1]), "expected the log of train.py"),

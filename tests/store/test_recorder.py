@@ -28,7 +28,9 @@ from vocagnolm.run import parse as config
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
 from vocagnolm.run.watchers import describe_store, load_recorder
-from vocagnolm.store.recorder import LossRecorder
+from vocagnolm.store import recorder as recording
+from vocagnolm.store import store
+from vocagnolm.store.recorder import PROCESSES, LossRecorder
 from vocagnolm.store.store import Store, finish_store, written
 
 BLOCK, STEPS = 64, 8
@@ -174,23 +176,58 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
     assert len(found) == 2
 
 
-def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:
+def made_up(directory: Path) -> LossRecorder:
+    """A recorder of two documents in two blocks, of seven and of three tokens."""
     row = {"document": 0, "teacher_tokens": 3, "teacher_steps": [1, 1], "teacher_jumps": []}
     segments = [{**row, "start": 0, "end": 2}, {**row, "start": 2, "end": 4}]
     segments.append({**row, "document": 1, "start": 0, "end": 2})
     blocks: Any = SimpleNamespace(segments={5: [0, 1], 6: [2]}.__getitem__)
     tables = in_memory(["abcd", "ef"]), datasets.Dataset.from_list(segments)
-    recorder = LossRecorder(tmp_path, *tables, blocks, "float32", {})
+    about = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
+    return LossRecorder(directory, *tables, blocks, "float32", about)
+
+
+def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:
+    recorder = made_up(tmp_path)
     seen, new = [9.0, 1, 2, 9, 3, 4, 9], [9.0, 5, 6, 0, 0, 0, 0]
     recorder.add(torch.tensor([5]), torch.tensor([seen]))
-    recorder.add(torch.tensor([5, 6]), torch.tensor([seen, new]))
     recorder.write(1)
+    recorder.add(torch.tensor([5, 6]), torch.tensor([seen, new]))
+    recorder.write(2)
+    recorder.write(3)  # nothing is new
+    shards = [path.name for path in sorted(tmp_path.glob("*.arrow"))]
+    assert shards == [store.shard_name(step * PROCESSES) for step in (1, 2)]
     description = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
     finish_store(tmp_path, written(tmp_path), description)
     found = Store(tmp_path)
     assert [one.losses.tolist() for one in found.segments("abcd") or []] == [[1, 2], [3, 4]]
     assert [one.losses.tolist() for one in found.segments("ef") or []] == [[5, 6]]
     assert found.manifest["tokens"] == 6
+
+
+def test_losses_are_written_before_they_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = SimpleNamespace(
+        process_index=3, is_main_process=True, wait_for_everyone=lambda: waits.append(1)
+    )
+    waits: list[int] = []
+    monkeypatch.setattr(recording, "PartialState", lambda: process)
+    monkeypatch.setattr(recording, "MOST_HELD", 7)
+    recorder, begun = made_up(tmp_path), {"args": None, "control": None}
+    at: Any = SimpleNamespace(global_step=1, max_steps=4)
+    for at.global_step in (1, 2):
+        recorder.add(torch.tensor([5]), torch.arange(7.0)[None])
+        recorder.on_step_end(state=at, **begun)
+    shards = [store.shard_name(step * PROCESSES + 3) for step in (2, 3)]
+    assert [path.name for path in tmp_path.glob("*.arrow")] == shards[:1]
+    recorder.add(torch.tensor([6]), torch.arange(7.0)[None])
+    for at.global_step, process.is_main_process in ((3, True), (4, False), (4, True)):
+        assert not (tmp_path / MANIFEST_FILE).exists()
+        recorder.on_train_end(state=at, **begun)
+    assert [path.name for path in sorted(tmp_path.glob("*.arrow"))] == shards
+    assert Store(tmp_path).manifest["tokens"] == 6
+    assert len(waits) == 6
 
 
 def test_store_of_another_run_is_refused(

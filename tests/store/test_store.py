@@ -23,7 +23,7 @@ import vocagnolm.host.files
 from vocagnolm.host.manifest import MANIFEST_FILE, find_faults, manifest_sha256
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import job, store
-from vocagnolm.store.codec import decode_spans, encode_spans
+from vocagnolm.store.codec import decode_spans, encode_spans, open_shard
 from vocagnolm.store.store import Store, StoredSegment, document_key
 from vocagnolm.texts.tokenizers import load_tokenizer
 
@@ -130,6 +130,16 @@ def segments_of(text: str, cuts: Sequence[int], seed: int) -> list[tuple[bytes, 
         losses = rng.random(end - start).astype(np.float16).astype(np.float32)
         found.append((document_key(text), StoredSegment(start, end, spans, losses)))
     return found
+
+
+def test_lists_that_go_back_between_rows_are_refused(tmp_path: Path) -> None:
+    store.write_shard(tmp_path, 0, segments_of("abcd", [2], seed=0), "float32", "source")
+    path = tmp_path / store.shard_name(0)
+    before, after = (np.array(ends, np.int32).tobytes() for ends in ([0, 2, 4], [0, 9, 4]))
+    assert len(open_shard(path)) == 1
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(ValueError, match=r"shard-00000.arrow, which is no shard"):
+        open_shard(path)
 
 
 def about(seed: int) -> dict[str, Any]:

@@ -41,6 +41,8 @@ TESTS = {
     "token_loss": "method/test_token_loss",
     "data": "method/test_data method/test_turns store/test_reader",
     "store/store": "store/test_store store/test_forged_store",
+    "store/codec": "store/test_store",
+    "store/recorder": "store/test_recorder",
     "training/overlap": "training/test_overlap",
 }
 # Survivors that no test can or should kill: what a line has, what it has instead, and why.
@@ -106,6 +108,12 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("strict=True", "strict=False", "columns of one table"),
     ),
     "store/store": (("=1024)", "=1025)", "any size will do"),),
+    "store/codec": (("axis=-1)", "axis=1)", "of two dimensions"),),
+    "store/recorder": (
+        *(("2 ** 25", n, "any size will do") for n in ("1 ** 25", "2 ** 24", "2 ** 26", "3 ** 25")),
+        *(("10000", many, "more than a job has") for many in ("10001", "9999")),
+        ("strict=True", "strict=False", "a loss for each block"),
+    ),
     "training/overlap": (
         ("self._following.clear()", "pass", "one batch of an epoch that was left stays in memory"),
     ),

@@ -220,6 +220,16 @@ def test_resumed_run_is_one_with_what_was_cut_off(
     assert [stored(run)["config"]["steps"] for run in runs] == [2, 3]
 
 
+@pytest.mark.processes
+def test_name_that_wandb_refuses_is_one_line(
+    offline: Path, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    said = r"^--report_to wandb: Invalid project name 'a#b'.*: change --wandb_project or --run_name"
+    trainer = make_trainer(tmp_path, blocks, *pair, report_to=["wandb"], project="a#b")
+    with pytest.raises(ValueError, match=said):
+        trainer.train()
+
+
 def test_other_processes_send_nothing() -> None:
     reporter: Any = Reporter(Tracking, lambda: None)
     reporter.on_log(None, SimpleNamespace(is_world_process_zero=False), None, {"loss": 1.0})

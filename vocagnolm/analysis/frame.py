@@ -39,6 +39,7 @@ from vocagnolm.analysis.runs import (
 )
 from vocagnolm.host.cards import public_name
 from vocagnolm.host.files import JsonObject, read_json
+from vocagnolm.host.options import raise_first, wrong_values
 from vocagnolm.host.settings import RUN_FILE
 
 METHOD_LABELS: dict[str, str] = TEXTS["methods"]
@@ -94,6 +95,7 @@ def _evaluated(run: Run) -> Row:
 def _trained(place: Path) -> Row:
     settings = read_json(place / RUN_FILE)
     with readable(place / RUN_FILE, "a run and a method of this train.py"):
+        raise_first(wrong_values(settings, {"global_batch_tokens": int}, "--"))
         method, teacher = METHOD_LABELS[settings["method"]], _teachers(settings)
     # The identity of a setting: all options but those of a seed, and paths without their "seedN".
     kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})

@@ -13,6 +13,7 @@ from vocagnolm.evaluation.records import check_fields, read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.files import JsonObject, read_asset, read_json
 from vocagnolm.host.manifest import unsealed
+from vocagnolm.host.options import raise_first, wrong_values
 from vocagnolm.host.settings import RUN_FILE
 from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
 
@@ -196,6 +197,7 @@ def _read_run(directory: Path, label: str) -> Run:
 
 
 def _score(name: str, column: JsonObject, *, second: bool) -> Row:
+    raise_first(wrong_values(column, {"marked": list[str]}))
     low, high = map(float, column["interval"])
     values = {"value": float(column["exact"]), "rounded": float(column["rounded"])}
     interval = {"low": low, "high": high, "marked": tuple(column["marked"])}

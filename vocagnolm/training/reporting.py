@@ -32,6 +32,7 @@ from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.trackers import (
     EXCESS_HISTOGRAM,
     STEP,
+    TRACKER_FILE,
     Tracking,
     begin_run,
     read_place,
@@ -137,7 +138,11 @@ class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
         if self._wandb.run is None:
             # What was cut off is one run with what goes on.
             known = read_place(directory) if state.global_step else {}
-            note(begin_run(self._wandb, {**place, **known, "config": place["config"]}))
+            try:
+                note(begin_run(self._wandb, {**place, **known, "config": place["config"]}))
+            except self._wandb.Error as error:
+                remedy = f"change --wandb_project or --run_name, or delete {TRACKER_FILE}"
+                raise ValueError(f"--report_to wandb: {error}: {remedy}") from error
         else:
             self._wandb.config.update(place["config"], allow_val_change=True)
         write_place(directory, self._wandb, place)
