@@ -39,7 +39,7 @@ def load_corpus(
         corpus = read_hub(dataset, option, name=config_name or None, split=split)
         return only_text(corpus, text_column, format, dataset)
     names, corpora = [], []
-    for file, raw in read_files(path, split, config_name, option):
+    for file, raw in read_files(path, split, config_name, option, text_column):
         names.append(file.name)
         corpora.append(only_text(raw, text_column, format, str(file)))
     is_turns = [*map(is_conversations, corpora)]

@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pyarrow as pa
 import pytest
+from datasets.arrow_writer import ArrowWriter
 
 from vocagnolm.chat.columns import is_conversations
 from vocagnolm.corpus import load_corpus, load_sample
+from vocagnolm.texts import json_lines
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -26,7 +29,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def json_lines(*rows: dict[str, Any]) -> bytes:
+def lines_of(*rows: dict[str, Any]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
@@ -57,7 +60,7 @@ def error_of(path: Path | str, **options: Any) -> str:
 @pytest.mark.parametrize("kind", ["lines", "list"])
 def test_load_corpus_gives_texts_unchanged(tmp_path: Path, kind: str, suffix: str) -> None:
     rows = [{"text": text, "url": "u"} for text in TEXTS]
-    content = json_lines(*rows) if kind == "lines" else json.dumps(rows, indent=1).encode()
+    content = lines_of(*rows) if kind == "lines" else json.dumps(rows, indent=1).encode()
     name = ("pages.jsonl" if kind == "lines" else "pages.json") + suffix
     assert texts_of(write(tmp_path / name, COMPRESS[suffix](content))) == TEXTS
 
@@ -90,7 +93,7 @@ def test_load_corpus_reads_compressed_and_plain_files(
     tmp_path: Path,
 ) -> None:
     for index, (suffix, compress) in enumerate(COMPRESS.items()):
-        write(tmp_path / f"{index}.jsonl{suffix}", compress(json_lines({"text": f"text {index}"})))
+        write(tmp_path / f"{index}.jsonl{suffix}", compress(lines_of({"text": f"text {index}"})))
     assert texts_of(tmp_path) == [f"text {index}" for index in range(len(COMPRESS))]
 
 
@@ -98,7 +101,7 @@ def test_load_corpus_reads_the_named_file(
     tmp_path: Path,
 ) -> None:
     for name in ("a[1].jsonl", "a1.jsonl", "a*.jsonl", "a?.jsonl"):
-        write(tmp_path / name, json_lines({"text": name}))
+        write(tmp_path / name, lines_of({"text": name}))
     for name in ("a[1].jsonl", "a*.jsonl", "a?.jsonl"):
         assert texts_of(tmp_path / name) == [name]
     assert sorted(texts_of(tmp_path)) == ["a*.jsonl", "a1.jsonl", "a?.jsonl", "a[1].jsonl"]
@@ -110,9 +113,9 @@ def test_load_corpus_ignores_a_directory(tmp_path: Path) -> None:
 
 
 def test_load_corpus_reads_new_content(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"text": "before"}))
+    path = write(tmp_path / "a.jsonl", lines_of({"text": "before"}))
     assert texts_of(path) == ["before"]
-    write(path, json_lines({"text": "after it"}))
+    write(path, lines_of({"text": "after it"}))
     assert texts_of(path) == ["after it"]
 
 
@@ -120,7 +123,7 @@ def test_load_corpus_reads_new_content(tmp_path: Path) -> None:
 
 
 def test_load_corpus_renames_the_text_column(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"body": "the body", "text": "not this"}))
+    path = write(tmp_path / "a.jsonl", lines_of({"body": "the body", "text": "not this"}))
     assert texts_of(path, text_column="body") == ["the body"]
 
 
@@ -134,12 +137,55 @@ def test_load_corpus_renames_the_text_column(tmp_path: Path) -> None:
         ([{"text": 1}, {"text": 2}], [1, 2]),
         ([{"text": "a"}, {"text": ["list"]}, {"text": {"k": 1}}], ["a", ["list"], {"k": 1}]),
         ([{"text": "a"}, {"text": ""}, {"text": " \n"}], ["a", "", " \n"]),
+        ([{"text": "2026-11-22"}, {"text": "12"}], ["2026-11-22", "12"]),
     ],
 )
 def test_load_corpus_keeps_every_row(
     tmp_path: Path, rows: list[dict[str, Any]], expected: list[Any]
 ) -> None:
-    assert texts_of(write(tmp_path / "a.jsonl", json_lines(*rows))) == expected
+    assert texts_of(write(tmp_path / "a.jsonl", lines_of(*rows))) == expected
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"text": "b", "url": "u"},
+        {"text": "b", "meta": {"other": "x"}},
+        {"text": "b", "meta": 1},
+        {"meta": {"id": 1}},
+        {"text": 5},
+    ],
+)
+def test_later_rows_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
+    rows = [{"text": "a" * 20, "meta": {"id": 1}}] * 2
+    path = write(tmp_path / "a.jsonl", lines_of(*rows, late))
+    assert texts_of(path) == ["a" * 20] * 2 + [late.get("text")]
+
+
+def test_line_beyond_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
+    monkeypatch.setattr(json_lines, "_MOST_BYTES", 40)
+    path = write(tmp_path / "a.jsonl", lines_of({"text": "a"}, {"text": "a" * 30}))
+    told = "cannot be read: after 1 rows one is beyond 2 GiB: cut its text"
+    assert error_of(path) == f"--dataset {path} {told}"
+
+
+def test_single_rows_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
+    held = []
+    own = ArrowWriter.write_row
+
+    def write_row(self: ArrowWriter, row: pa.Table) -> None:
+        held.append(len(self.current_rows))
+        own(self, row)
+
+    monkeypatch.setattr(ArrowWriter, "write_row", write_row)
+    path = write(tmp_path / "a.jsonl", lines_of(*({"text": "a" * 20} for _ in range(3))))
+    assert texts_of(path) == ["a" * 20] * 3
+    assert held == [0, 0, 0]
 
 
 def test_load_corpus_keeps_nulls_when_parquet(tmp_path: Path) -> None:
@@ -176,7 +222,7 @@ def test_unknown_name_is_said_to_mean_the_hub() -> None:
 
 
 def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"body": "x", "url": "u"}))
+    path = write(tmp_path / "a.jsonl", lines_of({"body": "x", "url": "u"}))
     assert error_of(path) == (
         f"--text_column 'text' is not a column of {path}, and neither are messages, nor prompt and "
         "completion; its columns are body, url"
@@ -192,6 +238,8 @@ def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
         ("a.txt", b"abc \xff\xfe", "'utf-8' codec can't decode byte 0xff in position 4"),
         ("a.parquet", b"not parquet", "[Pp]arquet"),
         ("a.jsonl.gz", b"not gzip", "Not a gzipped file"),
+        ("a.jsonl", b'null\n{"text": "a"}\n', "after 0 rows one is null: leave it out"),
+        ("a.json", b"[null]", "after 0 rows one is null: leave it out"),
         ("a.jsonl", b"", "it holds no documents"),
         ("a.jsonl", b"\n\n", "it holds no documents"),
         ("a.json", b"[]", "it holds no documents"),
@@ -216,7 +264,7 @@ def test_load_corpus_names_the_file_and_the_reason(
 def test_compressed_file_is_said_to_be_cut_off(
     tmp_path: Path, name: str, kept: float, suffix: str
 ) -> None:
-    whole = COMPRESS[suffix](json_lines(*({"text": f"{n} {n * n:x} {n**5}"} for n in range(500))))
+    whole = COMPRESS[suffix](lines_of(*({"text": f"{n} {n * n:x} {n**5}"} for n in range(500))))
     path = write(tmp_path / (name + suffix), whole[: int(kept * len(whole))])
     if kept == 0.0 and suffix == ".gz":  # no bytes are a valid one
         if name == "a.jsonl":
@@ -231,7 +279,7 @@ def test_compressed_file_is_said_to_be_cut_off(
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_load_corpus_names_the_compressed_file(tmp_path: Path, name: str, suffix: str) -> None:
-    content = bytearray(COMPRESS[suffix](json_lines(*({"text": f"{n**9}"} for n in range(500)))))
+    content = bytearray(COMPRESS[suffix](lines_of(*({"text": f"{n**9}"} for n in range(500)))))
     for at in range(len(content) // 2, len(content) // 2 + 40):
         content[at] ^= 0x5A
     path = write(tmp_path / (name + suffix), bytes(content))
@@ -240,20 +288,20 @@ def test_load_corpus_names_the_compressed_file(tmp_path: Path, name: str, suffix
 
 @pytest.mark.parametrize(("good", "bad"), [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])
 def test_load_corpus_names_the_one_file(tmp_path: Path, good: str, bad: str) -> None:
-    write(tmp_path / good, json_lines({"text": "fine"}))
+    write(tmp_path / good, lines_of({"text": "fine"}))
     write(tmp_path / bad, "{oops\n")
     assert error_of(tmp_path).startswith(f"--dataset {tmp_path / bad} cannot be read: JSON parse")
 
 
 def test_load_corpus_reads_all_files(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
-    write(tmp_path / "b.jsonl", json_lines({"text": "b", "url": "u"}))
+    write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
+    write(tmp_path / "b.jsonl", lines_of({"text": "b", "url": "u"}))
     assert load_corpus(str(tmp_path))["text"][:] == ["a", "b"]
 
 
 def test_load_corpus_names_the_files(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
-    write(tmp_path / "b.jsonl", json_lines({"text": {"body": "b"}}))
+    write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
+    write(tmp_path / "b.jsonl", lines_of({"text": {"body": "b"}}))
     message = error_of(tmp_path)
     assert message.startswith(f"--dataset {tmp_path}: the texts have several types (")
     assert "a.jsonl" in message
@@ -261,7 +309,7 @@ def test_load_corpus_names_the_files(tmp_path: Path) -> None:
 
 
 def test_directory_of_several_formats_is_rejected(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", json_lines({"text": "a"}))
+    write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
     write(tmp_path / "b.txt", "b")
     assert error_of(tmp_path) == (
         f"--dataset {tmp_path}: holds several formats (json, text); "
@@ -298,7 +346,7 @@ ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content
 def test_option_of_other_sources_is_rejected(
     tmp_path: Path, name: str, given: str, said: str
 ) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"messages": [ASK, SAY]}))
+    path = write(tmp_path / "a.jsonl", lines_of({"messages": [ASK, SAY]}))
     assert error_of(path, **{name: given}).startswith(said)
     with pytest.raises(ValueError, match=said):
         load_sample(str(path), 1, **{name: given})
@@ -316,7 +364,7 @@ def test_option_of_other_sources_is_rejected(
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], kind: str) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines(row, dict.fromkeys(row)))
+    path = write(tmp_path / "a.jsonl", lines_of(row, dict.fromkeys(row)))
     if kind == "parquet":
         parquet = tmp_path / "b.parquet"
         datasets.load_dataset("json", data_files=str(path), split="train").to_parquet(parquet)
@@ -333,20 +381,20 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
 
 
 def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"text": "x", "messages": [ASK]}))
+    path = write(tmp_path / "a.jsonl", lines_of({"text": "x", "messages": [ASK]}))
     assert "choose by --format text or --format messages" in error_of(path)
     assert load_corpus(str(path), format="text").column_names == ["text"]
     assert is_conversations(load_corpus(str(path), format="messages"))
 
 
 def test_load_corpus_refuses_rows_of_two_kinds(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", json_lines({"text": "x"}, {"messages": [ASK, SAY]}))
+    path = write(tmp_path / "a.jsonl", lines_of({"text": "x"}, {"messages": [ASK, SAY]}))
     told = "row 1 is a conversation, and those before are not: give documents and"
     assert told in error_of(path)
     assert told in error_of(path, format="messages")
 
 
 def test_load_corpus_refuses_files_of_two_kinds(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", json_lines({"text": "x"}))
-    write(tmp_path / "b.jsonl", json_lines({"messages": [ASK, SAY]}))
+    write(tmp_path / "a.jsonl", lines_of({"text": "x"}))
+    write(tmp_path / "b.jsonl", lines_of({"messages": [ASK, SAY]}))
     assert "holds conversations (b.jsonl) and documents" in error_of(tmp_path)

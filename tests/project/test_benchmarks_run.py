@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = claims.load()
 # Their values are counted, and do not depend on the size or the clock.
-COUNTED = {"eight_processes", "harness_parity"}
+COUNTED = {"eight_processes", "harness_parity", "long_lines"}
 
 
 @pytest.mark.slow

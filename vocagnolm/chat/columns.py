@@ -1,7 +1,7 @@
 """The columns of a data set of conversations: made of its messages, and read back."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,9 +33,12 @@ def as_conversations(corpus: datasets.Dataset, format: Format) -> datasets.Datas
         ) from error
 
 
-def _read_batch(batch: Mapping[str, list[Any]], format: Format) -> dict[str, list[Any]]:
-    rows = (dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True))
-    return read_rows(rows, format)
+def _read_batch(batch: MutableMapping[str, list[Any]], format: Format) -> dict[str, list[Any]]:
+    names = [*batch]
+    # Each row is let go before the next one is read: one may be of hundreds of megabytes.
+    columns = [batch.pop(name)[::-1] for name in names]
+    rows = ([column.pop() for column in columns] for _ in range(len(columns[0])))
+    return read_rows((dict(zip(names, row, strict=True)) for row in rows), format)
 
 
 def conversations_of(

@@ -5,6 +5,7 @@ share it, wherever each one's template puts the contents.
 """
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -20,6 +21,7 @@ _SEPARATOR, _ANSWERING = "\n", "assistant"
 _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no object"
 # Templates show them, and they are no content.
 _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # What transformers is given to render, beside the options of a row.
 _RENDERED = ("chat_template", "conversations", "messages")
 
@@ -123,7 +125,7 @@ def _fault(message: object) -> str:
 
 
 def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+    return not text.isascii() and _SURROGATE.search(text) is not None
 
 
 def _shown(value: object) -> str:

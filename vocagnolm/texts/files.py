@@ -8,12 +8,16 @@ import logging
 import lzma
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import datasets
 import zstandard
 from datasets.exceptions import DatasetsError
 from datasets.utils import tqdm
+
+from vocagnolm.texts.json_lines import read_json_lines
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
@@ -34,7 +38,7 @@ def local_path(dataset: str, option: str) -> Path | None:
 
 
 def read_files(
-    path: Path, split: str, config_name: str | None, option: str
+    path: Path, split: str, config_name: str | None, option: str, text_column: str
 ) -> Iterator[tuple[Path, datasets.Dataset]]:
     """Read a file, or each file of a directory, in a stable order."""
     if config_name:
@@ -59,11 +63,12 @@ def read_files(
             f"{option} {path}: holds several formats ({', '.join(kinds)}); "
             "give a directory with one of them"
         )
-    options = {"sample_by": "document"} if kinds == ["text"] else {}
+    option_of = {"text": {"sample_by": "document"}, "json": {"text_column": text_column}}
+    options = {"split": split, **option_of.get(kinds[0], {})}
     # One by one, since their other columns may differ; escaped, since file names count as patterns.
     for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
-        name = [glob.escape(str(file))]
-        yield file, _read(kinds[0], f"{option} {file}", data_files=name, split="train", **options)
+        name = glob.escape(str(file))
+        yield file, _read(kinds[0], f"{option} {file}", data_files=name, **options)
 
 
 def read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
@@ -80,11 +85,13 @@ def _format(path: Path) -> str:
     return _BUILDERS.get(suffixes[-1], "")
 
 
-def _read(builder: str, shown: str, **options: object) -> datasets.Dataset:
+def _read(builder: str, shown: str, **options: Any) -> datasets.Dataset:
     # Its errors come back as one line.
     logging.getLogger("datasets").setLevel(logging.CRITICAL)
     try:
-        return datasets.load_dataset(builder, **options)
+        is_json = "text_column" in options
+        read = read_json_lines if is_json else partial(datasets.load_dataset, builder)
+        return read(**options)
     except (*_LIBRARY_ERRORS, *_DECOMPRESSION_ERRORS) as error:
         # The library wraps the error whose message helps the user.
         reason = " ".join(str(error.__cause__ or error).split())
