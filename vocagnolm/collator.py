@@ -3,6 +3,7 @@
 Enters: blocks (`vocagnolm.packing`). Leaves: a `Batch`. Knows neither tokenizers nor models.
 """
 
+import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Batch(TypedDict, total=False):
     teacher_position_ids: Tensor  # [B, T]
     teacher_segment_edges: list[Tensor]
     teacher_longest_segment: list[int]
+    teacher_label_tokens: list[int]
     # Read from a store instead; NaN where a token has none.
     teacher_losses: Tensor  # float32 [B, T]
     # Columns that each teacher's rows take; their sum is T.
@@ -186,8 +188,8 @@ class PackedCollator:
         labels = [_by_teacher(*pair, len(widths)) for pair in zip(blocks, trained, strict=True)]
         columns = (zip(*column, strict=True) for column in (ids, labels))
         teachers = list(zip(*columns, widths, strict=True))
-        rows = zip(*(self._rows(*teacher) for teacher in teachers), strict=True)
-        ids_BT, labels_BT, positions_BT = (torch.cat(parts, -1) for parts in rows)
+        rows = [self._rows(*teacher) for teacher in teachers]
+        ids_BT, labels_BT, positions_BT = (torch.cat(x, -1) for x in zip(*rows, strict=True))
         segments = [self._segments(segments, width) for segments, _, width in teachers]
         return {
             "teacher_input_ids": ids_BT,
@@ -195,6 +197,7 @@ class PackedCollator:
             "teacher_position_ids": positions_BT,
             "teacher_segment_edges": [found.edges for found in segments],
             "teacher_longest_segment": [found.longest for found in segments],
+            "teacher_label_tokens": [int((labels != IGNORED_LABEL).sum()) for _, labels, _ in rows],
         }
 
     def _rows(self, blocks: _Segments, trained: _Segments, length: int) -> Sequence[Tensor]:
@@ -222,18 +225,11 @@ class PackedCollator:
             return segments_of(length for _ in blocks)
         rows = [[len(segment) for segment in segments] for segments in blocks]
         # Padding must not be the longest, or the kernel would be called for more than it needs.
-        longest = max(max(row, default=0) for row in rows)
-        return segments_of(n for row in rows for n in (*row, *_pieces(length - sum(row), longest)))
-
-
-def _pieces(tokens: int, longest: int) -> list[int]:
-    """Cut tokens into pieces of a length, if it is not 0, and a rest.
-
-    >>> _pieces(7, 3), _pieces(7, 0)
-    ([3, 3, 1], [7])
-    """
-    whole = tokens // longest if longest else 0
-    return [longest] * whole + [tokens - longest * whole]
+        longest = max(max(row, default=0) for row in rows) or length
+        for row in rows:
+            whole, rest = divmod(length - sum(row), longest or 1)
+            row += [longest] * whole + [rest]
+        return segments_of(itertools.chain(*rows))
 
 
 def _labels(segments: Sequence[IntArray], labelled: Sequence[IntArray]) -> list[IntArray]:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.output_head import Head, HeadGradients, log_softmax_, rows_per_tile
-from vocagnolm.token_loss import by_predicted_token
+from vocagnolm.token_loss import by_predicted_token, first_tokens
 
 # KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the words that student and teacher share; L1 of
 # the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), whatever the words.
@@ -44,7 +44,7 @@ class HeadStates(NamedTuple):
         """With the weight in the dtype of the products, once for all tiles."""
         return self._replace(weight_VD=self.weight_VD.to(self.head.dtype))
 
-    def logits(self, row_K: Tensor | slice, tile_KV: Tensor | None = None) -> Tensor:
+    def logits(self, row_K: Tensor, tile_KV: Tensor | None = None) -> Tensor:
         """The logits [K, V] of some rows."""
         return self.head.logits(self.hidden_MD[row_K], self.weight_VD, self.bias_V, tile_KV)
 
@@ -82,11 +82,6 @@ class Pairs(NamedTuple):
         given = (targets_BS.flatten(), self, torch.is_grad_enabled())
         total, loss_N, distance_R = _Distilled.apply(*student, *given)  # type: ignore[no-untyped-call]
         return total, by_predicted_token(loss_N.view_as(targets_BS)), distance_R
-
-
-def first_tokens(chosen_BS: Tensor, count: int) -> Tensor:
-    """Return the places of the chosen tokens in the flat batch, int64; the host has their count."""
-    return chosen_BS.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
 class _Distilled(torch.autograd.Function):
@@ -222,21 +217,27 @@ _DISTANCES: dict[Distance, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tens
 
 
 def losses_and_entropies(
-    hidden_BTD: Tensor, targets_BT: Tensor, weight_VD: Tensor, bias_V: Tensor | None, head: Head
+    hidden_BTD: Tensor,
+    targets_BT: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    head: Head,
+    *,
+    label_tokens: int,
 ) -> tuple[Tensor, Tensor]:
     """Return -log P(token) and the entropy of the distribution it is from, in nats, [B, T].
 
-    Within a forward without gradient (see `token_loss.Instead`); 0 where there is no target.
+    Within a forward without gradient (see `token_loss.Instead`); 0 where there is no target, NaN
+    at targets beyond their number.
     """
     states = HeadStates(hidden_BTD.flatten(0, 1), weight_VD, bias_V, head).cast()
-    targets_N1 = targets_BT.reshape(-1, 1)
-    found_2N = hidden_BTD.new_empty(2, len(targets_N1), dtype=torch.float32)
-    rows = rows_per_tile(len(targets_N1), weight_VD)
-    for start in range(0, len(targets_N1), rows):
-        tile = slice(start, start + rows)
-        log_p_KV = log_softmax_(states.logits(tile))
-        found_2N[0, tile] = -log_p_KV.gather(-1, targets_N1[tile].clamp(min=0))[:, 0]
-        found_2N[1, tile] = torch.special.entr(log_p_KV.exp_()).sum(-1)
-    found_2N.masked_fill_(targets_N1[:, 0] == IGNORED_LABEL, 0.0)
-    loss_BT, entropy_BT = (by_predicted_token(x.view_as(targets_BT)) for x in found_2N)
+    targets_N1, ignored_BT = targets_BT.reshape(-1, 1), targets_BT == IGNORED_LABEL
+    found_2N = hidden_BTD.new_full((2, len(targets_N1)), torch.nan, dtype=head.sum_dtype)
+    rows = rows_per_tile(label_tokens, weight_VD)
+    for row_K in torch.split(first_tokens(~ignored_BT, label_tokens), rows):
+        log_p_KV = log_softmax_(states.logits(row_K))
+        found_2N[0, row_K] = -log_p_KV.gather(-1, targets_N1[row_K].clamp(min=0))[:, 0]
+        found_2N[1, row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)
+    found_2BT = found_2N.view(2, *targets_BT.shape).masked_fill(ignored_BT, 0.0).float()
+    loss_BT, entropy_BT = map(by_predicted_token, found_2BT)
     return loss_BT, entropy_BT

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vocagnolm.collator import Batch, label_tokens, student_segments, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
-from vocagnolm.distillation import Distance, Pairs, first_tokens
+from vocagnolm.distillation import Distance, Pairs
 from vocagnolm.guidance import (
     Aggregation,
     Reduction,
@@ -31,6 +31,7 @@ from vocagnolm.guidance import (
 )
 from vocagnolm.host.options import faults_of, option, raise_first, refuse_idle
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
+from vocagnolm.token_loss import first_tokens
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
 Divisor = Literal["all", "selected"]
@@ -127,10 +128,8 @@ class Method:
             yield f"{entropy} {late}: use all"
 
     def _looked_at(self) -> tuple[str, ...]:
-        names = ("method", *_LOOKED_AT[self.method])
-        if self.choice == "guided":
-            return names
-        return tuple(name for name in names if name not in _OF_A_TEACHER)
+        idle = () if self.choice == "guided" else _OF_A_TEACHER
+        return tuple(name for name in ("method", *_LOOKED_AT[self.method]) if name not in idle)
 
     def at_step(self, step: int, max_steps: int) -> "Method":
         """Return the method with the share of tokens of a step of the run."""

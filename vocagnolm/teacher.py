@@ -6,6 +6,7 @@ it and would round its outputs, and a second model in `prepare` is refused.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -63,18 +64,17 @@ class ResidentTeacher:
         """Score the teachers' tokens, and on request their entropies."""
         # Columns of two teachers, split by `teacher_widths` and joined again:
         #     [ first teacher's T1 | second teacher's T2 ]
-        columns = {
-            "input_ids": batch["teacher_input_ids"],
-            "labels": batch["teacher_labels"],
-            "position_ids": batch["teacher_position_ids"],
-        }
-        split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in columns.values())
-        instead = losses_and_entropies if with_entropies else None
+        rows = (batch["teacher_input_ids"], batch["teacher_labels"], batch["teacher_position_ids"])
+        split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in rows)
+        told = (batch["teacher_label_tokens"], teacher_segments(batch))
         found: list[tuple[Tensor, ...]] = []
-        for model, segments, *own in zip(self.models, teacher_segments(batch), *split, strict=True):
-            inputs = dict(zip(columns, own, strict=True))
-            losses = model(**inputs, segments=segments, token_losses=True, instead=instead)
-            found.append(losses if with_entropies else (losses,))
+        for model, tokens, segments, *own in zip(self.models, *told, *split, strict=True):
+            inputs = dict(zip(("input_ids", "labels", "position_ids"), own, strict=True))
+            ask = partial(model, **inputs, segments=segments, token_losses=True)
+            if with_entropies:
+                found.append(ask(instead=partial(losses_and_entropies, label_tokens=tokens)))
+            else:
+                found.append((ask(label_tokens=tokens),))
         loss_BT, *entropies_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
         return TeacherLosses(loss_BT, batch["teacher_labels"] != IGNORED_LABEL, *entropies_BT)
 

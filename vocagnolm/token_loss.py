@@ -42,7 +42,7 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class _TokenLoss(torch.autograd.Function):
-    """The head's cross-entropy, row by row: every row forward, the used rows backward."""
+    """The head's cross-entropy, row by row: the read rows forward, the used rows backward."""
 
     @staticmethod
     def forward(
@@ -51,23 +51,23 @@ class _TokenLoss(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
+        read_M: Tensor,
         head: Head,
         weighted_tokens: int | None,
     ) -> Tensor:
         ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N)
         ctx.head, ctx.weighted_tokens = head, weighted_tokens
-        rows = rows_per_tile(len(targets_N), weight_VD)
+        rows = rows_per_tile(len(read_M), weight_VD)
         weight_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
-        loss_N = torch.empty(len(targets_N), dtype=head.sum_dtype, device=hidden_ND.device)
+        loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
         # A row's loss is -log P(target):
         #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
         # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for start in range(0, len(targets_N), rows):
-                tile = slice(start, start + rows)
-                logits_KV = head.logits(hidden_ND[tile], weight_VD, bias_V, tile_KV)
+            for row_K in torch.split(read_M, rows):
+                logits_KV = head.logits(hidden_ND[row_K], weight_VD, bias_V, tile_KV)
                 log_p_KV = log_softmax_(logits_KV)
-                loss_N[tile] = -log_p_KV.gather(-1, targets_N[tile, None])[:, 0]
+                loss_N[row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
         return loss_N
 
     @staticmethod
@@ -86,7 +86,12 @@ class _TokenLoss(torch.autograd.Function):
                 logits_KV = head.logits(hidden_KD, factor_VD, bias_V, tile_KV)
                 gradient_KV = head.gradient(logits_KV, targets_N[row_K], grad_K)
                 gradients.add(row_K, gradient_KV, hidden_KD, factor_VD)
-        return *gradients.sums(), None, None, None
+        return *gradients.sums(), *[None] * 4
+
+
+def first_tokens(chosen: Tensor, count: int | None) -> Tensor:
+    """Return the places of the first chosen tokens in the flat batch, int64, without a wait."""
+    return chosen.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
 def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Tensor]:
@@ -96,8 +101,8 @@ def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Ten
         # The host must wait for a GPU here, to learn how many they are.
         rows = used_N.nonzero()[:, 0]
         return rows, grad_N[rows]
-    # Sliced without asking the device; at least one row, so that a bound of 0 can be poisoned too.
-    rows = used_N.to(torch.uint8).argsort(descending=True, stable=True)[: max(weighted_tokens, 1)]
+    # At least one row, so that a bound of 0 can be poisoned too.
+    rows = first_tokens(used_N, max(weighted_tokens, 1))
     return rows, grad_N[rows].masked_fill(used_N.sum() > weighted_tokens, torch.nan)
 
 
@@ -111,6 +116,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
 
         weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a GPU
                          one wait per backward pass; if more get one, every gradient is NaN
+        label_tokens     tokens that have a loss: the head reads no others, and NaN is any beyond
         instead          its result is returned in place of the losses (`Instead`)
         segments         for attention that does not see the ends of documents in `position_ids`
 
@@ -165,6 +171,7 @@ def _token_losses(
     *args: object,
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
+    label_tokens: int | None = None,
     instead: Instead | None = None,
     **kwargs: Any,
 ) -> object:
@@ -177,10 +184,12 @@ def _token_losses(
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).to(hidden_BTD.device)
     if instead is not None:
         return instead(hidden_BTD, targets_BT, weight_VD, bias_V, head)
+    ignored_BT = targets_BT == IGNORED_LABEL
+    read_M = first_tokens(~ignored_BT | (label_tokens is None), label_tokens)
     rows = (hidden_BTD.flatten(0, 1), weight_VD, bias_V, targets_BT.flatten().clamp(min=0))
-    loss_N: Tensor = _TokenLoss.apply(*rows, head, weighted_tokens)  # type: ignore[no-untyped-call]
+    loss_N: Tensor = _TokenLoss.apply(*rows, read_M, head, weighted_tokens)  # type: ignore[no-untyped-call]
     # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
-    loss_BT = loss_N.view_as(targets_BT).masked_fill(targets_BT == IGNORED_LABEL, 0.0)
+    loss_BT = loss_N.view_as(targets_BT).masked_fill(ignored_BT, 0.0)
     return by_predicted_token(loss_BT).float()
 
 

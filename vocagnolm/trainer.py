@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import EvalPrediction, PreTrainedModel
 
-from vocagnolm.collator import Batch, PackedCollator, student_segments
+from vocagnolm.collator import Batch, PackedCollator, label_tokens, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.host.options import checked
@@ -194,13 +194,12 @@ class VocAgnoTrainer(ResumableTrainer):
         with self.phases.within("teacher"):
             pairs = self.objective.pairs(inputs)
         self._count_tokens(inputs)
-        total: Tensor
         total, loss_BS, distance_R = self._student_losses(model, inputs, instead=pairs.losses)
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
         self.step_batches.add_losses(loss_BS)
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
-        return total
+        return cast(Tensor, total)
 
     def _count_tokens(self, inputs: Batch) -> int:
         """Count the tokens that models read, and return the student's that get a weight."""
@@ -248,8 +247,9 @@ class VocAgnoTrainer(ResumableTrainer):
         """Eq. 1 for every student token [B, S]; see `add_token_losses` for the options."""
         # Through the wrapped module's own forward: anything else would make DDP skip its
         # all-reduce, silently.
-        rows = {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
-        return model(**rows, segments=student_segments(inputs), token_losses=True, **options)
+        options |= {name: inputs[name] for name in ("input_ids", "position_ids", "labels")}
+        options |= {"segments": student_segments(inputs), "label_tokens": label_tokens(inputs)}
+        return model(**options, token_losses=True)
 
     # -- Logs and evaluation -------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ def gradient(name: str, size: Size, dtype: torch.dtype) -> Tensor:
 def ours(states: Tensor, weight: Tensor, targets: Tensor, share: float = 1.0) -> Tensor:
     """The sum of the largest of our token losses."""
     head = Head(1.0, None, states.dtype)
-    losses: Tensor = _TokenLoss.apply(states, weight, None, targets, head, None)  # type: ignore[no-untyped-call]
+    given = (targets, torch.arange(len(targets)), head, None)
+    losses: Tensor = _TokenLoss.apply(states, weight, None, *given)  # type: ignore[no-untyped-call]
     return losses.topk(round(share * len(losses))).values.sum()
 
 

@@ -104,6 +104,8 @@ def slow_batch(
     found = [slow_ranges(block, length) for block in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]
+    labels = [label for row in batch["teacher_labels"] for label in row if label != -100]
+    batch["teacher_label_tokens"] = [len(labels)]
     return batch
 
 
@@ -178,6 +180,7 @@ def test_worked_example_of_two_segments() -> None:
     assert batch["teacher_longest_segment"] == [4]
     assert batch["teacher_input_ids"] == [[90, 20, 21, 22, 90, 23] + [0] * 58]
     assert batch["teacher_labels"] == [[-100, 20, 21, 22, -100, 23] + [-100] * 58]
+    assert batch["teacher_label_tokens"] == [4]
     assert batch["teacher_ranges"] == [
         [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
     ]
@@ -250,6 +253,7 @@ def test_labels_of_a_conversation_stay_in_their_ranges() -> None:
     first, second = batch["teacher_labels"][0][:64], batch["teacher_labels"][0][64:]
     assert first == [-100, -100, 21, -100, 22] + [-100] * 59
     assert second == [-100, 30, -100, -100] + [-100] * 60
+    assert batch["teacher_label_tokens"] == [2, 1]
     assert (batch["mapped_tokens"], batch["unmapped_tokens"]) == ([2], [0])
 
 
@@ -277,7 +281,10 @@ def test_every_teacher_has_the_rows_it_has_alone(
         assert torch.equal(
             batch["teacher_segment_edges"][teacher], expected["teacher_segment_edges"][0]
         )
-        assert batch["teacher_longest_segment"][teacher] == expected["teacher_longest_segment"][0]
+        for name in ("teacher_longest_segment", "teacher_label_tokens"):
+            assert batch[name][teacher] == expected[name][0]
+        labels = expected["teacher_labels"] != -100
+        assert batch["teacher_label_tokens"][teacher] == int(labels.sum()) > 0
         ranges = batch["teacher_ranges"][:, 48 * teacher : 48 * (teacher + 1)]
         assert torch.equal(torch.where(ranges < 0, ranges, ranges - at), expected["teacher_ranges"])
         shares = batch["teacher_shares"][:, 48 * teacher : 48 * (teacher + 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from benchmarks.claims import distillation_memory
 from vocagnolm import output_head
-from vocagnolm.distillation import HeadStates, Pairs, first_tokens, losses_and_entropies
+from vocagnolm.distillation import HeadStates, Pairs, losses_and_entropies
 from vocagnolm.output_head import last_hidden_state, read_head
 from vocagnolm.token_loss import add_token_losses
 
@@ -298,25 +299,40 @@ def test_tile_holds_the_larger_teacher_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_entropies_equal_those_of_full_logits(name: str) -> None:
+@pytest.mark.parametrize("tile_logits", [1, 300, 10**6])
+def test_entropies_equal_those_of_full_logits(
+    name: str, tile_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output_head, "TILE_LOGITS", tile_logits)
     model = build(name, STUDENT_WORDS, 0)
-    ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(1, 30, (2, 9), generator=generator)
+    labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.4, -100)
+    has_label = labels[:, 1:] != -100
+    rows: list[int] = []
+    own = output_head.Head.logits
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
-        plain = model(input_ids=ids, labels=ids, token_losses=True)
-        losses, found = model(
-            input_ids=ids, labels=ids, token_losses=True, instead=losses_and_entropies
+        plain = model(input_ids=ids, labels=labels, token_losses=True)
+        monkeypatch.setattr(
+            output_head.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a)
         )
-    expected = torch.distributions.Categorical(logits=logits[:, :-1]).entropy()
-    torch.testing.assert_close(found, F.pad(expected, (1, 0)), rtol=1e-5, atol=1e-6)
+        (losses, found), (more, _), (fewer, _) = (
+            model(
+                input_ids=ids,
+                labels=labels,
+                token_losses=True,
+                instead=partial(losses_and_entropies, label_tokens=int(has_label.sum()) + beyond),
+            )
+            for beyond in (0, 3, -1)
+        )
+    entropy = torch.distributions.Categorical(logits=logits[:, :-1]).entropy()
+    torch.testing.assert_close(found, F.pad(entropy * has_label, (1, 0)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(losses, plain, rtol=1e-5, atol=1e-6)
-
-
-def test_first_tokens_equal_nonzero_when_count_is_known() -> None:
-    chosen = torch.rand(5, 31, generator=torch.Generator().manual_seed(0)) < 0.3
-    expected = chosen.flatten().nonzero()[:, 0]
-    assert torch.equal(first_tokens(chosen, len(expected)), expected)
-    assert first_tokens(chosen, 0).shape == (0,)
+    assert sum(rows) == 3 * has_label.sum() + 3 - 1
+    # Told of too many, it is right; of too few, it is not silently wrong.
+    torch.testing.assert_close(more, plain, rtol=1e-5, atol=1e-6)
+    assert fewer.isnan().sum() == 1
 
 
 @pytest.mark.slow

@@ -20,9 +20,16 @@ from benchmarks.harness import alone
 from vocagnolm import output_head, token_loss
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.models.probes import check_packing
-from vocagnolm.token_loss import add_token_losses, require_finite
+from vocagnolm.token_loss import add_token_losses, first_tokens, require_finite
 
 LENGTH = 13
+
+
+def test_first_tokens_equal_nonzero_when_count_is_known():
+    chosen = torch.rand(5, 31, generator=torch.Generator().manual_seed(0)) < 0.3
+    expected = chosen.flatten().nonzero()[:, 0]
+    assert torch.equal(first_tokens(chosen, len(expected)), expected)
+    assert first_tokens(chosen, 0).shape == (0,)
 
 
 def batch(rows=2, length=LENGTH, seed=0, ignored=0.2):
@@ -66,8 +73,11 @@ def test_losses_and_gradients_equal_full_logits(name):
     add_token_losses(model)
     used = int((weights[:, 1:] != 0).sum())
     assert 0 < used < 13
-    for bound in (None, used, used + 1, 1000):
-        losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
+    count = int((labels[:, 1:] != -100).sum())
+    # Told of too many, it is right too.
+    for bound, told in ((None, None), (used, None), (used + 1, count), (None, count), (99, 99)):
+        options = {"weighted_tokens": bound, "label_tokens": told}
+        losses = model(input_ids=ids, labels=labels, token_losses=True, **options)
         assert losses.dtype == torch.float32
         torch.testing.assert_close(losses, expected, rtol=0, atol=1e-5)
         assert_same_gradients(gradients(model, (losses * weights).sum()), expected_gradients)
@@ -118,6 +128,20 @@ def test_losses_are_zero_at_first_and_ignored_tokens():
     everything = model(input_ids=ids, labels=ids, token_losses=True)
     torch.testing.assert_close(losses[scored], everything[scored])
     assert model(input_ids=ids[:, :1], labels=ids[:, :1], token_losses=True).tolist() == [[0], [0]]
+
+
+def test_forward_reads_only_rows_that_have_a_loss(monkeypatch):
+    model = add_token_losses(build())
+    ids, labels, _ = batch()
+    count = int((labels[:, 1:] != -100).sum())
+    rows, own = [], output_head.Head.logits
+    monkeypatch.setattr(output_head.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
+    for told, read in ((None, ids.numel()), (count, count), (0, 0)):
+        rows.clear()
+        losses = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=told)
+        assert sum(rows) == read
+    # Of none was told: no loss is silently wrong.
+    assert losses.isnan().sum() == count
 
 
 def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
@@ -200,7 +224,8 @@ def test_gradients_of_a_bfloat16_head_sum_in_float32():
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
         head = output_head.Head(1.0, None, dtype)
-        token_loss._TokenLoss.apply(hidden, weight, None, targets, head, None).sum().backward()
+        given = (hidden, weight, None, targets, torch.arange(len(targets)), head, None)
+        token_loss._TokenLoss.apply(*given).sum().backward()
         found[dtype] = weight.grad.float()
     torch.testing.assert_close(found[torch.bfloat16], found[torch.float32], rtol=1e-2, atol=0)
 

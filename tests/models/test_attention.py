@@ -266,6 +266,9 @@ def test_several_teachers_have_the_losses_of_sdpa() -> None:
             "teacher_widths": [16, 12],
             "teacher_segment_edges": [SEGMENTS.edges, cut.edges],
             "teacher_longest_segment": [SEGMENTS.longest, cut.longest],
+            "teacher_label_tokens": [
+                int((rows["labels"][:, 1:] != -100).sum()) for rows in (batch, other)
+            ],
         }
         found.append(ResidentTeacher(models, torch.device("cpu")).losses(both)[0])
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)

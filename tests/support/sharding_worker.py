@@ -41,6 +41,7 @@ def batch(rank: int, shapes: list[int]) -> dict:
         "teacher_labels": labels,
         "teacher_position_ids": positions,
         "teacher_widths": [columns],
+        "teacher_label_tokens": [int((labels[:, 1:] != -100).sum())],
     }
 
 
