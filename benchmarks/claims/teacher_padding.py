@@ -48,6 +48,10 @@ def measure(size: Size) -> Measured:
             details.append(f"steps of {per_step:3}, {together} in a micro-batch: {shown}")
             if (per_step, together) == SHOWN:
                 value = ordered[0] / drawn[0]
+                # The first token of a segment has no loss.
+                ours = (blocks.student_tokens - len(rows)) / (len(blocks) * blocks.max_length)
+                theirs = (1 - ordered[0]) * (1 - len(rows) / widths.sum())
+                details.append(f"heads read {ours:.1%} of our positions, {theirs:.1%} of theirs")
     return Measured(value, tuple(details))
 
 

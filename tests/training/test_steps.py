@@ -101,6 +101,8 @@ def test_order_never_adds_padding(make: Make, blocks: Blocks, rows: int) -> None
         found.append([padding(blocks, step, rows) for step in steps])
     assert all(ordered <= drawn for ordered, drawn in zip(*found, strict=True))
     assert sum(found[0]) < sum(found[1]) or rows == PER_STEP
+    whole = make(per_device_train_batch_size=PER_STEP, gradient_accumulation_steps=1)
+    assert steps_of(list(whole._get_train_sampler())) == drawn_by_accelerate(blocks, 0, 3)
 
 
 @pytest.mark.parametrize("method", ["vocagnolm", "uld"])

@@ -128,7 +128,9 @@ class ResumableTrainer(Trainer):
             blocks = len(data)
             kept = blocks - blocks % per_step if blocks > per_step else blocks
             sampler = SeedableRandomSampler(data, num_samples=kept, data_seed=seed)
-        widths = getattr(data, "teacher_tokens", None) if self.orders_steps else None
+        # A step that is one micro-batch has nothing to gain.
+        is_split = self.orders_steps and per_step > self.args.train_batch_size
+        widths = getattr(data, "teacher_tokens", None) if is_split else None
         return StepSampler(sampler, per_step, widths, lambda: self.state.global_step)
 
     def train(
