@@ -41,7 +41,7 @@ TESTS = {
     "token_loss": "method/test_token_loss",
     "data": "method/test_data method/test_turns store/test_reader",
     "store/store": "store/test_store store/test_forged_store",
-    "store/codec": "store/test_store",
+    "store/codec": "store/test_store store/test_forged_store",
     "store/recorder": "store/test_recorder",
     "training/overlap": "training/test_overlap",
 }
@@ -108,7 +108,10 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("strict=True", "strict=False", "columns of one table"),
     ),
     "store/store": (("=1024)", "=1025)", "any size will do"),),
-    "store/codec": (("axis=-1)", "axis=1)", "of two dimensions"),),
+    "store/codec": (
+        ("axis=-1)", "axis=1)", "of two dimensions"),
+        ("min(initial=0)", "min(initial=1)", "compared with 0"),
+    ),
     "store/recorder": (
         *(("2 ** 25", n, "any size will do") for n in ("1 ** 25", "2 ** 24", "2 ** 26", "3 ** 25")),
         *(("10000", many, "more than a job has") for many in ("10001", "9999")),
