@@ -333,6 +333,15 @@ def test_entropies_equal_those_of_full_logits(
     # Told of too many, it is right; of too few, it is not silently wrong.
     torch.testing.assert_close(more, plain, rtol=1e-5, atol=1e-6)
     assert fewer.isnan().sum() == 1
+    with torch.no_grad():
+        exact = model.double()(
+            input_ids=ids,
+            labels=labels,
+            token_losses=True,
+            instead=partial(losses_and_entropies, label_tokens=int(has_label.sum())),
+        )
+    assert [values.dtype for values in exact] == [torch.float32] * 2
+    torch.testing.assert_close(exact, (losses, found), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -194,8 +194,9 @@ def test_longest_segments_are_those_of_the_rows(aligned: Segments) -> None:
     ours, theirs = (np.array(aligned.rows[f"{who}_tokens"]) for who in ("student", "teacher"))
     assert blocks.longest_segments() == [ours.max(), theirs.max()]
     # Across documents a segment is a whole row, the teacher's padded.
-    widest = max(theirs[blocks.segments(block)].sum() for block in range(len(blocks)))
-    assert theirs.max() < widest <= 120
+    rows = [theirs[blocks.segments(block)].sum() for block in range(len(blocks))]
+    assert blocks.teacher_tokens.tolist() == rows
+    assert theirs.max() < max(rows) <= 120
     assert blocks.longest_segments(attend_across_documents=True) == [48, 120]
     wide = Blocks(aligned.rows, 48, [300])
     widest = max(theirs[wide.segments(block)].sum() for block in range(len(wide)))

@@ -50,6 +50,7 @@ def test_steps_have_the_blocks_that_were_drawn(
     make: Make, blocks: Blocks, processes: int, resumed: int, data_seed: int | None
 ) -> None:
     trainer = make(data_seed=data_seed)
+    torch.manual_seed(99)  # as another trainer would, or a script by its process
     loader = trainer.get_train_dataloader()
     trainer.state.global_step = resumed
     epoch, skipped = divmod(resumed, len(blocks) // PER_STEP)
@@ -92,7 +93,9 @@ def padding(blocks: Blocks, numbers: list[int], rows: int) -> int:
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])
-def test_order_never_adds_padding(make: Make, blocks: Blocks, rows: int) -> None:
+def test_order_never_adds_padding(
+    make: Make, blocks: Blocks, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     split = {"per_device_train_batch_size": rows, "gradient_accumulation_steps": 8 // rows}
     trainer = make(**split)
     found = []
@@ -103,6 +106,10 @@ def test_order_never_adds_padding(make: Make, blocks: Blocks, rows: int) -> None
     assert sum(found[0]) < sum(found[1]) or rows == PER_STEP
     whole = make(per_device_train_batch_size=PER_STEP, gradient_accumulation_steps=1)
     assert steps_of(list(whole._get_train_sampler())) == drawn_by_accelerate(blocks, 0, 3)
+    # The same micro-batch in each of several processes.
+    monkeypatch.setattr(type(whole), "blocks_per_step", 2 * PER_STEP)
+    first = list(whole._get_train_sampler())[: 2 * PER_STEP]
+    assert first == sorted(first, key=lambda block: -blocks.teacher_tokens[block])
 
 
 @pytest.mark.parametrize("method", ["vocagnolm", "uld"])
@@ -135,3 +142,5 @@ def test_order_stays_where_updates_depend_on_it(
     # A data set that tells no widths.
     plain = [blocks[number] for number in range(len(blocks))]
     assert steps_of(list(make(method, data=plain)._get_train_sampler())) == drawn
+    # Fewer than a step takes.
+    assert sorted(make(method, data=plain[:5])._get_train_sampler()) == [*range(5)]

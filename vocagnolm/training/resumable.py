@@ -80,7 +80,8 @@ class ResumableTrainer(Trainer):
     uninterrupted one, but for the entries `vocagnolm.training.throughput.TIMING_KEYS`.
 
     Attributes:
-        orders_steps: begin every step with its widest blocks, where the data say `teacher_tokens`.
+        orders_steps: begin steps of several micro-batches with their widest blocks, where the data
+            say `teacher_tokens`.
         tracking: what `--report_to` shows of the run beside its logs; set it before `train`.
     """
 
@@ -114,22 +115,22 @@ class ResumableTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         """End an epoch where the last whole global batch ends, of a mixture as it says."""
         data: Any = self.train_dataset if train_dataset is None else train_dataset
-        seed, per_step = self.args.data_seed, self.blocks_per_step
+        args, per_step = self.args, self.blocks_per_step
+        # Not PyTorch's seed: other trainers set it too, and processes may have one each.
+        seed = args.seed if args.data_seed is None else args.data_seed
         sampler: MixedSampler | SeedableRandomSampler
         if isinstance(data, Mixture):
-            sampler = MixedSampler(data, per_step, self.args.seed if seed is None else seed)
-            data = data.blocks
+            sampler, data = MixedSampler(data, per_step, seed), data.blocks
         else:
             # Accelerate would repeat the first blocks until every process has a batch, and an
             # epoch's last step would depend on how many processes there are. The blocks left out
             # are others in every epoch.
             if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
                 return given
-            blocks = len(data)
-            kept = blocks - blocks % per_step if blocks > per_step else blocks
+            kept = len(data) // per_step * per_step or len(data)
             sampler = SeedableRandomSampler(data, num_samples=kept, data_seed=seed)
         # A step that is one micro-batch has nothing to gain.
-        is_split = self.orders_steps and per_step > self.args.train_batch_size
+        is_split = self.orders_steps and per_step > args.train_batch_size
         widths = getattr(data, "teacher_tokens", None) if is_split else None
         return StepSampler(sampler, per_step, widths, lambda: self.state.global_step)
 
