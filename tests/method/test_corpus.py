@@ -380,6 +380,47 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
     assert "nothing" in second["fault"]
 
 
+@pytest.mark.parametrize("batch", [10, 4 << 20])
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("k", [[None], [None, {"a": 1}]]),
+        ("k", [[[None]], [[None, "a"]]]),
+        ("at", ["2026-11-22", "2026-11-23"]),
+        ("at", ["now", "2026-11-22"]),
+        ("at", ["a", 1]),
+        ("at", [True, 2]),
+    ],
+)
+@pytest.mark.parametrize("names", [("messages",), ("prompt", "completion")])
+def test_fields_of_messages_stay_unchanged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+    values: list[Any],
+    names: tuple[str, ...],
+    batch: int,
+) -> None:
+    monkeypatch.setattr(json_lines, "_BATCH_BYTES", batch)
+    rows = [{name: [{**SAY, field: value}] for name in names} for value in values]
+    corpus = load_corpus(str(write(tmp_path / "a.jsonl", lines_of(*rows))))
+    found = [json.loads(given)["messages"] for given in corpus["given"]]
+    assert found == [[{field: value}] * len(names) for value in values]
+
+
+@pytest.mark.parametrize("answers", [["2026-11-22", "2026-11-23"], ["a", "2026-11-22"], ["a", 5]])
+def test_answers_of_other_types(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[Any]
+) -> None:
+    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
+    rows = [{"prompt": "q", "completion": answer} for answer in answers]
+    path = write(tmp_path / "a.jsonl", lines_of(*rows))
+    texts = [f"q\n{answer}" if isinstance(answer, str) else None for answer in answers]
+    assert load_corpus(str(path))["text"][:] == texts
+    given = load_corpus(str(path), format="text", text_column="completion")["text"][:]
+    assert given == answers
+
+
 def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines_of({"text": "x", "messages": [ASK]}))
     assert "choose by --format text or --format messages" in error_of(path)

@@ -200,7 +200,8 @@ def _messages(row: Mapping[str, Any], format: Format) -> object:
     # Two strings are a question and its answer.
     for name, role in (("prompt", "user"), ("completion", "assistant")):
         turns = row[name]
-        both += [{"role": role, "content": turns}] if isinstance(turns, str) else turns or [None]
+        is_list = isinstance(turns, list | None)
+        both += (turns or [None]) if is_list else [{"role": role, "content": turns}]
     return both
 
 

@@ -1,7 +1,7 @@
 """JSON Lines read leanly: a line takes three times its size in memory, with `datasets` alone seven.
 
-Its builder parses a line twice, and takes every string for a point in time first. Here the columns
-that are asked for have their types: a text of digits or of a date is one.
+Its builder parses a line twice, and takes every string for a point in time first. Here texts
+and messages have their types, and what looks like a date stays text.
 """
 
 import io
@@ -39,7 +39,7 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
     """
 
     # Raise it when other rows come of a file: old caches must not be read.
-    VERSION = datasets.Version("1.0.0")
+    VERSION = datasets.Version("1.1.0")
     BUILDER_CONFIG_CLASS = _Config
 
     def _info(self) -> datasets.DatasetInfo:
@@ -52,8 +52,8 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
         return [datasets.SplitGenerator("train", {"file": file})]
 
     def _generate_tables(self, file: str) -> Iterator[tuple[int, pa.Table]]:
-        known = {"messages": _MESSAGES, self.config.text_column: pa.string()}
-        parse, rows = ParseOptions(explicit_schema=pa.schema(known)), 0
+        schema = pa.schema({"messages": _MESSAGES, self.config.text_column: pa.string()})
+        rows = 0
         # Some of what decompresses has no `readline`; of `datasets` it is one byte at a time.
         with io.BufferedReader(open(file, "rb"), _BUFFER_BYTES) as opened:
             while lines := opened.read(_BATCH_BYTES):
@@ -63,13 +63,13 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                 # The parser ends the process on it.
                 if re.match(rb"[\s[]*null\b", lines):
                     raise _RowError(f"after {rows} rows one is null: leave it out")
-                read = ReadOptions(block_size=len(lines))
-                # Its own pool would keep what was freed.
-                pool = pa.system_memory_pool()
-                table = read_json(pa.BufferReader(lines), read, parse, pool)
+                table = _parse(lines, schema)
+                # Later lines have the types of those before.
+                if (schema := pa.schema(map(_as_text, table.schema))) != table.schema:
+                    del table
+                    table = _parse(lines, schema)
                 # What has a name here stays in memory while the next lines are read.
                 del lines
-                table = table.select([n for n in (*known, *_OTHERS) if n in table.column_names])
                 is_single, empty = len(table) == 1, table.schema.empty_table()
                 rows += len(table)
                 yield 0, table
@@ -77,6 +77,29 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                 if is_single:
                     # The writer keeps up to a thousand single rows until it is given a table.
                     yield 0, empty
+
+
+def _parse(lines: bytes, schema: pa.Schema) -> pa.Table:
+    read = ReadOptions(block_size=len(lines))
+    # Its own pool would keep what was freed.
+    pool = pa.system_memory_pool()
+    table = read_json(pa.BufferReader(lines), read, ParseOptions(explicit_schema=schema), pool)
+    table = table.select([n for n in table.column_names if n in (*schema.names, *_OTHERS)])
+    # A list that begins with null may have its values at wrong places.
+    table.validate()
+    return table
+
+
+def _as_text(field: pa.Field) -> pa.Field:
+    """Make points in time, which the parser sees in texts of dates, text at any depth."""
+    kind = field.type
+    if pa.types.is_timestamp(kind):
+        kind = pa.string()
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_as_text(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([*map(_as_text, kind)])
+    return field.with_type(kind)
 
 
 def read_json_lines(data_files: str, split: str, text_column: str) -> datasets.Dataset:
