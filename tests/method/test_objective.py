@@ -90,6 +90,14 @@ def test_method_refuses_an_option_without_effect(method: Any, name: str, value: 
         Method(method, **{name: value})
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, True), ({"selection_scope": "batch"}, False), ({"unmapped": "mean"}, False)],
+)
+def test_splits_are_alike_without_a_micro_batch(settings: dict[str, Any], expected: bool) -> None:
+    assert Method(**settings).splits_alike is expected
+
+
 def test_defaults_are_the_papers() -> None:
     method = Method()
     assert method == Method("vocagnolm", 0.4, "max", "include", "sequence", "all")

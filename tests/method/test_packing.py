@@ -189,6 +189,16 @@ def test_blocks_count_tokens_when_asked(aligned: Segments) -> None:
     assert empty.longest_segments() == [0]
 
 
+def test_corpora_are_packed_apart(aligned: Segments) -> None:
+    sizes = {"a": 5, "b": 2, "c": len(aligned.rows) - 7}
+    blocks = Blocks(aligned.rows, 48, 60, sizes)
+    edges = np.cumsum([0, *sizes.values()])
+    corpora = [edges.searchsorted(blocks.segments(i), "right") - 1 for i in range(len(blocks))]
+    assert all(len({*corpus.tolist()}) == 1 for corpus in corpora)
+    assert blocks.parts == dict(zip(sizes, np.bincount([c[0] for c in corpora]), strict=True))
+    assert sorted(n for i in range(len(blocks)) for n in blocks.segments(i)) == [*range(edges[-1])]
+
+
 def test_longest_segments_are_those_of_the_rows(aligned: Segments) -> None:
     blocks = Blocks(aligned.rows, 48, 120)
     ours, theirs = (np.array(aligned.rows[f"{who}_tokens"]) for who in ("student", "teacher"))

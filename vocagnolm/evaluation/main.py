@@ -80,10 +80,10 @@ def _check(arguments: Namespace, given: set[str]) -> None:
         if not arguments.benchmark:
             raise ValueError("--benchmark is required with --regrade")
         return
-    refuse_idle(given, {"benchmark", "output"}, "without --regrade")
     if not arguments.model:
         raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
     idle = [
+        (True, {"benchmark", "output"}, "without --regrade"),
         (arguments.engine == "vllm", {"batch_size", "attn_implementation"}, "with --engine vllm"),
         (arguments.chat, {"prompts_dir"}, "with --chat, which asks zero-shot"),
         (not arguments.chat, {"chat_template"}, "without --chat"),

@@ -23,8 +23,8 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "be finite and not negative": lambda value: 0 <= value < math.inf,
     "not be negative": lambda value: value >= 0,
     "be at least 1": lambda value: value >= 1,
-    # More than any corpus has documents, and any model places.
     "be from 0 to 2^32 - 1": lambda value: 0 <= value < 2**32,
+    # More than any corpus has documents, and any model places.
     "be from 1 to 4294967296": lambda value: 1 <= value <= 2**32,
     "be from 4 to 16777216": lambda value: 4 <= value <= 2**24,
 }
@@ -33,10 +33,8 @@ _RANGE_OF = {name: must for must, names in REFUSED["ranges"].items() for name in
 
 def option(default: _T, help: str = "") -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`."""
-    metadata = {"help": help}
-    if isinstance(default, list):
-        return cast(_T, field(default_factory=default.copy, metadata=metadata))
-    return field(default=default, metadata=metadata)
+    made: Any = {"default_factory": default.copy} if isinstance(default, list) else {}
+    return cast(_T, field(**made or {"default": default}, metadata={"help": help}))
 
 
 def listed(value: Any) -> list[Any]:
