@@ -32,7 +32,7 @@ from vocagnolm.host.cache import verified_cache
 from vocagnolm.readers import Guide, Reader, Teachers
 from vocagnolm.texts.column import TEXT, unusable, values
 from vocagnolm.texts.cutting import cut_text
-from vocagnolm.texts.layout import Part, as_table, column_types, lay_out, unnumbered
+from vocagnolm.texts.layout import Part, as_table, column_types, in_parts, lay_out, unnumbered
 from vocagnolm.texts.pieces import grouped
 from vocagnolm.texts.tokens import Tokens
 
@@ -223,10 +223,11 @@ class _Aligner:
         skipped.update((int(numbers[text]), why) for text, why in reasons.items())
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
         is_unmapped = unnumbered if self.guide.by_position else _uncovered
-        columns = lay_out(segments, lengths, ours, read.teachers, is_unmapped)
-        if self.guide.by_position:
-            columns.pop("teacher_spans", None)
-        return self._table(columns | {"document": numbers[segments[:, 0]]})
+        tables = []
+        for few, one, *others in in_parts(segments, ours, *read.teachers):
+            columns = lay_out(few, lengths, one, others, is_unmapped)
+            tables.append(self._table(columns | {"document": numbers[few[:, 0]]}))
+        return pa.concat_tables(tables)
 
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
@@ -246,7 +247,8 @@ class _Aligner:
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
         """Make a table of columns; spans are written in few bytes."""
-        for side in ("student", "teacher"):
+        # Mapped by number, a teacher's are not asked for.
+        for side in ("student", "teacher")[: 2 - self.guide.by_position]:
             if found := columns.pop(f"{side}_spans", None):
                 edges, spans = found
                 steps, jumps, jump_edges = narrow_spans(spans, edges)
@@ -265,8 +267,7 @@ def _check_turns(student: Reader, guide: Guide) -> None:
 
 def _uncovered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
     """Tell the student's tokens that no token of a teacher covers."""
-    is_alone: npt.NDArray[np.bool_] = find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED
-    return is_alone
+    return np.array(find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED)
 
 
 def _segment(

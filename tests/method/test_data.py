@@ -35,7 +35,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.documents import write_reasons
 from vocagnolm.spans import encode, encode_texts
-from vocagnolm.texts import pieces
+from vocagnolm.texts import layout, pieces
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -379,6 +379,32 @@ def test_documents_are_read_a_few_at_a_time(
     # Once by each model.
     assert sum(read) == 2 * sum(map(len, documents))
     assert max(read) <= longest < sum(read) / 4
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+@pytest.mark.parametrize("at_once", [1, 30, 10_000])
+def test_rows_of_a_long_text_are_made_in_parts(
+    tokenizers_by_family: Tokenizers,
+    monkeypatch: pytest.MonkeyPatch,
+    at_once: int,
+    by_position: bool,
+) -> None:
+    student, teacher = readers(tokenizers_by_family)
+    guide = Teachers((teacher, teacher), by_position)
+    text = "😀".join([*PAGES, *PAGES])
+    expected = align_corpus(in_memory([text]), student, guide)
+    parts: list[int] = []
+
+    def counted(segments: Any, *rest: Any) -> Any:
+        parts.append(len(segments))
+        return layout.lay_out(segments, *rest)
+
+    monkeypatch.setattr(vocagnolm.data, "lay_out", counted)
+    monkeypatch.setattr(layout, "_AT_ONCE", at_once)
+    found = align_corpus(in_memory([text]), student, guide)
+    assert found.rows[:] == expected.rows[:]
+    assert sum(parts) == len(expected.rows)
+    assert (len(parts) > 2) is (at_once < 100)
 
 
 @pytest.mark.parametrize("texts", [[], ["", " "]])

@@ -66,4 +66,5 @@ def _encode_long(encode: Encode, text: str) -> Tokens:
             own, places = own[middle:], places[middle:]
         ids.append(own)
         spans.append(places)
-    return Tokens.join([np.concatenate(ids)], [np.concatenate(spans)], "int32")
+    flat = np.concatenate(ids)
+    return Tokens(flat, np.concatenate(spans), np.array([0, len(flat)]))
