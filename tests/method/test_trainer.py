@@ -26,6 +26,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.guidance import Aggregation
 from vocagnolm.objective import Method
+from vocagnolm.output_head import Head
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
@@ -123,6 +124,25 @@ def test_packed_segments_have_the_losses_of_separate_ones(
                 expected = separate[tuple(ids.tolist())]
                 assert (found - expected).abs().max().item() < LOSS_TOLERANCE
                 at += len(ids)
+
+
+def test_heads_read_only_tokens_with_a_label(
+    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair)
+    batch = PackedCollator(MAX_LENGTH)([blocks[0], blocks[1]])
+    ours, theirs = (
+        int((batch[name] != IGNORED_LABEL).sum()) for name in ("labels", "teacher_labels")
+    )
+    assert ours < batch["labels"].numel()
+    rows: list[int] = []
+    own = Head.logits
+    monkeypatch.setattr(Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
+    trainer.token_guidance(batch)
+    assert sum(rows) == ours + theirs
+    rows.clear()
+    trainer.teacher.losses(batch, with_entropies=True)
+    assert sum(rows) == theirs
 
 
 SPLITS = [(1, 4, 2), (1, 2, 4), (1, 1, 8), (2, 2, 2)]  # processes, accumulation, batch size
