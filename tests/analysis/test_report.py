@@ -89,6 +89,11 @@ def test_curves_have_the_log_of_each_method(runs: list[Path]) -> None:
     assert "held-out loss (nats)" not in found
 
 
+def test_curve_without_its_band_is_left_out(tmp_path: Path) -> None:
+    log = [entry(step, 1.0, excess_loss_p50_nats=0.5, excess_loss_p10_nats=0.1) for step in (1, 2)]
+    assert list(panels_of([write_run(tmp_path, log)])) == ["loss on all tokens (nats)"]
+
+
 def test_long_curves_are_averaged(tmp_path: Path) -> None:
     log = [entry(n, n) for n in range(1, 1001)]
     (line,) = panels_of([write_run(tmp_path / "run", log)])["loss on all tokens (nats)"].values()

@@ -27,7 +27,7 @@ def curve_panels(all_settings: Sequence[pd.DataFrame], labels: Sequence[str]) ->
     for title, entries in TEXTS["curves"].items():
         found: list[Mark] = []
         for style, (label, log) in enumerate(zip(labels, logs, strict=True)):
-            if entries[0] in log:
+            if {*entries} <= {*log}:
                 found += line(_curve(log, entries, scale), label, style)
         if found:
             panels.append(Panel(x_label, title, found))
