@@ -91,7 +91,7 @@ def test_curves_have_the_log_of_each_method(runs: list[Path]) -> None:
 
 def test_curve_without_its_band_is_left_out(tmp_path: Path) -> None:
     log = [entry(step, 1.0, excess_loss_p50_nats=0.5, excess_loss_p10_nats=0.1) for step in (1, 2)]
-    assert list(panels_of([write_run(tmp_path, log)])) == ["loss on all tokens (nats)"]
+    assert "excess, median (nats)" not in panels_of([write_run(tmp_path, log)])
 
 
 def test_long_curves_are_averaged(tmp_path: Path) -> None:
