@@ -165,6 +165,16 @@ def test_later_rows_may_differ(
     assert texts_of(path) == ["a" * 20] * 2 + [late.get("text")]
 
 
+def test_null_rows_are_read_wherever_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "a.jsonl", b'{"text": "a"}\nnull\n \nnull\n{"text": null}\nnull')
+    for batch in range(1, 45, 4):
+        monkeypatch.setattr(json_lines, "_BATCH_BYTES", batch)
+        path.touch()
+        assert texts_of(path) == ["a", *[None] * 4]
+
+
 def test_line_beyond_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
     monkeypatch.setattr(json_lines, "_MOST_BYTES", 40)
@@ -238,8 +248,8 @@ def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
         ("a.txt", b"abc \xff\xfe", "'utf-8' codec can't decode byte 0xff in position 4"),
         ("a.parquet", b"not parquet", "[Pp]arquet"),
         ("a.jsonl.gz", b"not gzip", "Not a gzipped file"),
-        ("a.jsonl", b'null\n{"text": "a"}\n', "after 0 rows one is null: leave it out"),
-        ("a.json", b"[null]", "after 0 rows one is null: leave it out"),
+        ("a.jsonl", b'null\n{"text": "a"}\n', "its first row is null: leave it out"),
+        ("a.json", b"[null]", "its first row is null: leave it out"),
         ("a.jsonl", b"", "it holds no documents"),
         ("a.jsonl", b"\n\n", "it holds no documents"),
         ("a.json", b"[]", "it holds no documents"),
