@@ -96,7 +96,9 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
     ),
     "token_loss": (
         ("device.type != home", "device.type == home", "moves on a machine with a GPU only"),
-        ("(2, 8)", "(2, 7)", "any few tokens will do"),
+        ("if moves:", "if not moves:", "moves on a machine with a GPU only"),
+        ("model.to(home)", "pass", "moves on a machine with a GPU only"),
+        *(("(2, 8)", shape, "any few tokens will do") for shape in ("(2, 7)", "(3, 8)")),
         ("nonzero()[:, 0]", "nonzero()[:, -1]", "of one dimension"),
         ("gives_token_losses=True", "gives_token_losses=False", "looked for, and not read"),
         ("use_cache=False", "use_cache=True", "the same logits, and a cache that nobody reads"),
