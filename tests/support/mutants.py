@@ -69,6 +69,7 @@ JUDGED: dict[str, tuple[tuple[str, str, str], ...]] = {
         ("copy=False", "copy=True", "a copy of the same"),
         ("teachers[0].values", "teachers[-1].values", "all teachers are models, or all stores"),
         ("0 * rows", "0 // rows", "zeros too"),
+        ("read, strict=True", "read, strict=False", "one of each teacher"),
         ("largest_ids, strict=True", "largest_ids, strict=False", "one for each column"),
     ),
     "texts/cutting": (
