@@ -232,10 +232,10 @@ def test_unknown_name_is_said_to_mean_the_hub() -> None:
 
 
 def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", lines_of({"body": "x", "url": "u"}))
+    path = write(tmp_path / "a.jsonl", lines_of({"body": "x", "url": "u", "completion": "c"}))
     assert error_of(path) == (
         f"--text_column 'text' is not a column of {path}, and neither are messages, nor prompt and "
-        "completion; its columns are body, url"
+        "completion; its columns are body, url, completion"
     )
 
 
@@ -429,6 +429,21 @@ def test_answers_of_other_types(
     assert load_corpus(str(path))["text"][:] == texts
     given = load_corpus(str(path), format="text", text_column="completion")["text"][:]
     assert given == answers
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "options"),
+    [
+        ("tools", [{"name": "f"}], {"tools": [{"name": "f"}]}),
+        ("chat_template_kwargs", {"day": "2026-11-22"}, {"day": "2026-11-22"}),
+    ],
+)
+def test_options_of_templates_are_kept(
+    tmp_path: Path, name: str, value: Any, options: dict[str, Any]
+) -> None:
+    path = write(tmp_path / "a.jsonl", lines_of({"messages": [ASK, SAY], name: value}))
+    (given,) = load_corpus(str(path))["given"]
+    assert json.loads(given)["options"] == options
 
 
 def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:

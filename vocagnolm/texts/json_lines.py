@@ -39,7 +39,7 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
     """
 
     # Raise it when other rows come of a file: old caches must not be read.
-    VERSION = datasets.Version("1.2.0")
+    VERSION = datasets.Version("1.3.0")
     BUILDER_CONFIG_CLASS = _Config
 
     def _info(self) -> datasets.DatasetInfo:
@@ -116,6 +116,6 @@ def read_json_lines(data_files: str, split: str, text_column: str) -> datasets.D
         rows = lean.as_dataset(split)
         nothing = {n for n in ("messages", text_column) if rows.data[n].null_count == len(rows)}
         names = [name for name in rows.column_names if name not in nothing]
-        if {text_column, "messages", "completion"} & {*names}:
+        if {text_column, "messages"} & {*names} or {"prompt", "completion"} <= {*names}:
             return rows.select_columns(names)
     return datasets.load_dataset("json", data_files=data_files, split=split)
