@@ -165,6 +165,13 @@ def test_later_rows_may_differ(
     assert texts_of(path) == ["a" * 20] * 2 + [late.get("text")]
 
 
+def test_long_line_needs_no_other_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    rows = [{"text": "a" * (5 << 20), "meta": 1}, {"text": "b", "meta": "other"}]
+    path = write(tmp_path / "a.jsonl", lines_of(*rows))
+    assert texts_of(path) == [row["text"] for row in rows]
+
+
 def test_null_rows_are_read_wherever_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
