@@ -234,7 +234,8 @@ def losses_and_entropies(
     targets_N1, ignored_BT = targets_BT.reshape(-1, 1), targets_BT == IGNORED_LABEL
     found_2N = hidden_BTD.new_full((2, len(targets_N1)), torch.nan, dtype=head.sum_dtype)
     rows = rows_per_tile(label_tokens, weight_VD)
-    for row_K in torch.split(first_tokens(~ignored_BT, label_tokens), rows):
+    row_M = first_tokens(~ignored_BT, label_tokens)
+    for row_K in torch.split(row_M, rows)[: len(row_M)]:  # no tile of no rows
         log_p_KV = log_softmax_(states.logits(row_K))
         found_2N[0, row_K] = -log_p_KV.gather(-1, targets_N1[row_K].clamp(min=0))[:, 0]
         found_2N[1, row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)

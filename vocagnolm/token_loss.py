@@ -64,7 +64,7 @@ class _TokenLoss(torch.autograd.Function):
         #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
         # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for row_K in torch.split(read_M, rows):
+            for row_K in torch.split(read_M, rows)[: len(read_M)]:  # no tile of no rows
                 logits_KV = head.logits(hidden_ND[row_K], weight_VD, bias_V, tile_KV)
                 log_p_KV = log_softmax_(logits_KV)
                 loss_N[row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
