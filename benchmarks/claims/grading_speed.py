@@ -37,7 +37,7 @@ class Size:
     turns: int = 5
 
 
-FULL, TINY = Size(), Size(outputs=20, turns=1)
+FULL, SMALL, TINY = Size(), Size(turns=3), Size(outputs=20, turns=1)
 
 
 def measure(size: Size) -> Measured:

@@ -48,7 +48,7 @@ class Size:
     turns: int = 7
 
 
-FULL, SMALL = Size(), Size(tokens=512, turns=3)
+FULL, SMALL = Size(), Size(tokens=512, turns=2)
 TINY = Size(tokens=64, vocabulary=2000, hidden=32, turns=1)
 
 

@@ -34,7 +34,7 @@ class Size:
 
 # Where workers run, and this very file is.
 ROOT = Path(__file__).resolve().parents[2]
-FULL, SMALL, TINY = Size(), Size(outputs=500), Size(outputs=20, shards=1)
+FULL, SMALL, TINY = Size(), Size(outputs=300), Size(outputs=20, shards=1)
 
 
 def measure(size: Size) -> Measured:

@@ -33,7 +33,7 @@ class Size:
     megabytes: str = "100 200 500"  # glibc keeps what was freed of blocks below 32
 
 
-FULL, SMALL, TINY = Size(), Size("50 100"), Size("40")
+FULL, SMALL, TINY = Size(), Size("50"), Size("40")
 
 
 def measure(size: Size) -> Measured:
