@@ -29,7 +29,7 @@ class Size:
     peers: peers.Size = field(default_factory=lambda: peers.Size.trained(lengths="100"))
 
 
-FULL, SMALL = Size(), Size("128 256 512", 1)
+FULL, SMALL = Size(), Size("128 512")
 TINY = Size("32 64", 1, replace(peers.Size.tiny(), lengths="20"))
 
 
