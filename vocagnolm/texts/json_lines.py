@@ -56,10 +56,12 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
         rows = 0
         # Some of what decompresses has no `readline`; of `datasets` it is one byte at a time.
         with io.BufferedReader(open(file, "rb"), _BUFFER_BYTES) as opened:
-            while lines := opened.read(_BATCH_BYTES):
-                lines += opened.readline(_MOST_BYTES)
-                if len(lines) > _MOST_BYTES:
-                    raise _RowError(f"after {rows} rows one is beyond 2 GiB: cut its text")
+            while lines := bytearray(opened.read(_BATCH_BYTES)):
+                # Grown in place: many pieces of a long line would lie in the heap, and stay there.
+                while not lines.endswith(b"\n") and (more := opened.readline(_BUFFER_BYTES)):
+                    lines += more
+                    if len(lines) > _MOST_BYTES:
+                        raise _RowError(f"after {rows} rows one is beyond 2 GiB: cut its text")
                 # The parser ends the process on it; so does that of `datasets`.
                 if re.match(rb"[\s[]*null\b", lines):
                     if not rows:
@@ -81,7 +83,7 @@ class JsonLines(datasets.ArrowBasedBuilder):  # type: ignore[misc]
                     yield 0, empty
 
 
-def _parse(lines: bytes, schema: pa.Schema) -> pa.Table:
+def _parse(lines: bytearray, schema: pa.Schema) -> pa.Table:
     read = ReadOptions(block_size=len(lines))
     # Its own pool would keep what was freed.
     pool = pa.system_memory_pool()
