@@ -23,6 +23,8 @@ from typing import ParamSpec, TypeVar
 import torch
 
 PR_SET_PDEATHSIG = 1  # of Linux
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
+LEAN_BYTES, USUAL_BYTES = 2**20, 2**25  # the second is where its own rule ends
 WARM_UP_TURNS = 2  # they allocate what stays, and compile
 PRELOADED = ["benchmarks.harness", "vocagnolm.token_loss", "vocagnolm.distillation"]
 
@@ -102,7 +104,7 @@ class Way:
         run: what is measured; receives what `prepare` returns.
         prepare: makes it from the number of the turn; its time does not count.
         seconds: processor time on a CPU, wall time on a GPU.
-        added_bytes: the most that a turn added to the memory; empty where it is not tracked.
+        added_bytes: the most that turns added to the memory; empty where it is not tracked.
     """
 
     run: Callable[[object], object]
@@ -165,10 +167,12 @@ def take_turns(
 
 
 def take_turns_apart(
-    makers: Mapping[str, Callable[[], Way]], repetitions: int, warm_up: int = 1, seed: int = 0
+    makers: Mapping[str, Callable[[], Way]], repetitions: int, memory: int = 0, seed: int = 0
 ) -> dict[str, Way]:
     """Let ways take turns, each made and run in a process of its own, so that memory is its own.
 
+    After one turn that does not count come `memory` turns, in which what is freed is given back at
+    once, so that the memory is what is in use; then those of time, with a heap as it always is.
     The processes are forked from this one, and have imported what it has.
     """
     one_thread()
@@ -178,15 +182,17 @@ def take_turns_apart(
     for name, make in makers.items():
         pipes[name], theirs = context.Pipe()
         context.Process(target=_serve_turns, args=(make, theirs), daemon=True).start()
-    for turn in range(warm_up + repetitions):
+    turns = [(True, turn) for turn in range(memory + 1)]
+    for is_lean, turn in [*turns, *((False, 1 + turn) for turn in range(repetitions))]:
         for name in rng.sample(list(makers), len(makers)):
             with suppress(BrokenPipeError):  # what ended it was sent before
-                pipes[name].send(turn)
+                pipes[name].send((is_lean, turn))
             taken = pipes[name].recv()
             if isinstance(taken, str):
                 raise RuntimeError(f"{name}: {taken}")
-            if turn >= warm_up:
+            if not is_lean:
                 found[name].seconds.append(taken[0])
+            elif turn:
                 found[name].added_bytes.append(taken[1])
     for pipe in pipes.values():
         pipe.send(None)
@@ -197,16 +203,26 @@ def _serve_turns(make: Callable[[], Way], pipe: Connection) -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the process that asks
+    _map_blocks(libc, LEAN_BYTES)
     try:
         way = make()
-        for turn in iter(pipe.recv, None):
+        for is_lean, turn in iter(pipe.recv, None):
             given = way.prepare(turn)
             gc.collect()
-            if hasattr(libc, "malloc_trim"):
+            if not is_lean:
+                _map_blocks(libc, USUAL_BYTES)
+            elif hasattr(libc, "malloc_trim"):
                 libc.malloc_trim(0)  # what is free already would hide what this turn takes
-            pipe.send(_turn(way, given, "cpu", memory=True))
+            pipe.send(_turn(way, given, "cpu", memory=is_lean))
     except BaseException:  # noqa: BLE001 - whatever it is, the other side tells it
         pipe.send(traceback.format_exc())
+
+
+def _map_blocks(libc: ctypes.CDLL, least_bytes: int) -> None:
+    """Let glibc map larger blocks on their own: they neither stay when freed nor lie in pieces."""
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, least_bytes)
+        libc.mallopt(M_TRIM_THRESHOLD, 2 * least_bytes)
 
 
 def _turn(way: Way, given: object, device: str, memory: bool) -> tuple[float, int]:

@@ -4,7 +4,8 @@
 
 A step is all of it: collating, both models' forward passes, backward, AdamW. Every way is a process
 of its own; one runs at a time, on documents of a length that changes from turn to turn. Time is
-processor time of one thread; memory is the most that a step adds to what is resident before it.
+processor time of one thread; memory is the most that a step adds to what is resident before it, in
+turns of its own.
 Models and stored losses are random, float32, with no clipping and no checkpointing.
 
 TRL's GOLD takes byte-level tokenizers alone (it refuses those of Llama-2, TinyLlama and Mistral
@@ -104,8 +105,8 @@ class Size:
 
     @staticmethod
     def small() -> Size:
-        """Shorter documents and two turns, in some minutes."""
-        return Size(lengths="80 160 240", turns=2)
+        """Short documents and two turns, in some minutes."""
+        return Size(lengths="80 160", turns=2)
 
     @staticmethod
     def tiny() -> Size:
@@ -313,7 +314,7 @@ def measure_ways(size: Size) -> dict[str, Way]:
     with tempfile.TemporaryDirectory() as name:
         kinds = len(size.kinds)
         makers = make_makers(size, Path(name))
-        return take_turns_apart(makers, size.turns * kinds)
+        return take_turns_apart(makers, size.turns * kinds, memory=kinds)
 
 
 def ratio(size: Size, name: str, memory: bool = False) -> Measured:

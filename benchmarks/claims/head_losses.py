@@ -55,7 +55,8 @@ TINY = Size(tokens=64, vocabulary=2000, hidden=32, turns=1)
 def measure(size: Size) -> Measured:
     """Return the time of ours as a share of that of full logits."""
     names = [name for name in LOSSES if available(name)]
-    ways = take_turns_apart({n: partial(make_way, n, size) for n in names}, size.turns)
+    makers = {name: partial(make_way, name, size) for name in names}
+    ways = take_turns_apart(makers, size.turns, memory=1)
     expected = gradient(FULL_LOGITS, size, torch.float64)
     few = gradient(SELECTED, size, torch.float64)
     details, logits_bytes = [], size.tokens * size.vocabulary * 4

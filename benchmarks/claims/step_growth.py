@@ -43,7 +43,7 @@ def measure(size: Size) -> Measured:
             (own := Path(name) / str(number)).mkdir()
             for way, make in peers.make_makers(one, own).items():
                 makers[f"{way} {number}"] = make
-        taken = take_turns_apart(makers, size.turns)
+        taken = take_turns_apart(makers, size.turns, memory=1)
     found, details = 0.0, []
     for way in peers.WAYS:
         ways = [taken[f"{way} {number}"] for number in tokens]

@@ -270,11 +270,12 @@ def test_ways_apart_hold_no_memory_of_others() -> None:
     def grow(mebibytes: int) -> harness.Way:
         return harness.Way(lambda turn: b"1" * (mebibytes * 2**20))
 
-    ways = harness.take_turns_apart({str(n): partial(grow, n) for n in (1, 64)}, 3)
+    ways = harness.take_turns_apart({str(n): partial(grow, n) for n in (1, 64)}, 3, memory=2)
     added = {name: statistics.median(way.added_bytes) / 2**20 for name, way in ways.items()}
     assert added["64"] == pytest.approx(64, abs=4)
     assert added["1"] < 8
-    assert [len(way.seconds) for way in ways.values()] == [3, 3]
+    taken = [(len(way.seconds), len(way.added_bytes)) for way in ways.values()]
+    assert taken == [(3, 2), (3, 2)]
 
 
 def test_ways_apart_tell_what_fails_in_them() -> None:
