@@ -47,7 +47,7 @@ def measure(size: Size) -> Measured:
         with tempfile.TemporaryDirectory() as name:
             write(numbered[:documents], Path(name))
             found, stored, *taken = alone(prepare, size.texts, name)
-        tokens.append(found)
+        tokens.append([found])
         ways.append(way := Way(print, seconds=taken[:1], added_bytes=taken[1:]))
         details.append(
             f"{found:12,} student tokens{way.median_s:8.2f} s,{found / way.median_s:9,.0f} a "

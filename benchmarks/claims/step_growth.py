@@ -1,18 +1,21 @@
 """Compare the growth of a training step with its tokens: exponents of time and memory.
 
-Steps of 256, 512 and 1,024 tokens in documents of about 100, every way and size in turns. The value
-is the largest exponent of ours, of a line through the logarithms; below 1 is what a step costs
-whatever its size. TRL's are shown beside them.
+Steps of up to 256, 512 and 1,024 tokens in documents of about 100, every way and size in turns. The
+value is the largest exponent of ours, of a line through the logarithms; below 1 is what a step
+costs whatever its size. TRL's are shown beside them.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from transformers import AutoTokenizer
 
 from benchmarks import peers
 from benchmarks.harness import Claim, Measured, Way, take_turns_apart
@@ -22,7 +25,7 @@ CLAIM = Claim("time and memory of a step grow with its tokens to the power 1.05"
 
 @dataclass(frozen=True)
 class Size:
-    """The tokens of steps, and everything else of `benchmarks.peers`."""
+    """The most tokens of steps, and everything else of `benchmarks.peers`."""
 
     tokens: str = "256 512 1024"
     turns: int = 3
@@ -35,19 +38,19 @@ TINY = Size("32 64", 1, replace(peers.Size.tiny(), lengths="20"))
 
 def measure(size: Size) -> Measured:
     """Return the largest exponent of ours."""
-    tokens = [int(number) for number in size.tokens.split()]
+    makers, counts = {}, {}
     with tempfile.TemporaryDirectory() as name:
-        makers = {}
-        for number in tokens:
-            one = replace(size.peers, max_length=number, turns=size.turns)
-            (own := Path(name) / str(number)).mkdir()
+        for number in size.tokens.split():
+            one = replace(size.peers, max_length=int(number), turns=size.turns)
+            (own := Path(name) / number).mkdir()
             for way, make in peers.make_makers(one, own).items():
                 makers[f"{way} {number}"] = make
+            counts[number] = count_tokens(own)
         taken = take_turns_apart(makers, size.turns, memory=1)
-    found, details = 0.0, []
+    found, details = 0.0, [f"student tokens of a step: {counts}"]
     for way in peers.WAYS:
-        ways = [taken[f"{way} {number}"] for number in tokens]
-        time, memory = exponents(tokens, ways)
+        ways = [taken[f"{way} {number}"] for number in counts]
+        time, memory = exponents([*counts.values()], ways)
         if way in peers.OURS:
             found = max(found, time, memory)
         seconds = ", ".join(f"{one.median_s:.3f}" for one in ways)
@@ -55,13 +58,24 @@ def measure(size: Size) -> Measured:
     return Measured(found, tuple(details))
 
 
-def exponents(tokens: list[int], ways: list[Way]) -> tuple[float, float]:
-    """Of time and of memory."""
+def count_tokens(directory: Path) -> list[int]:
+    """Count the student tokens of every turn's documents; a block has places beyond them."""
+    tokenizer = AutoTokenizer.from_pretrained(directory / "student")
+    turns = json.loads((directory / "turns.json").read_text())
+    return [sum(map(len, tokenizer(texts)["input_ids"])) for texts in turns[1:]]
+
+
+def exponents(tokens: list[list[int]], ways: list[Way]) -> tuple[float, float]:
+    """Of time and of memory, from the tokens of each turn of every way."""
+    sizes = [statistics.mean(counts) for counts in tokens]
     time, memory = (
-        np.polyfit(np.log(tokens), np.log(values), 1)[0]
-        for values in (
-            [way.median_s for way in ways],
-            [max(statistics.median(way.added_bytes), 1) for way in ways],
-        )
+        # Turns of one size are not equally long, so that their median is that of a token.
+        1 + np.polyfit(np.log(sizes), np.log(list(map(_of_a_token, taken, tokens))), 1)[0]
+        for taken in ([way.seconds for way in ways], [way.added_bytes for way in ways])
     )
     return float(time), float(memory)
+
+
+def _of_a_token(taken: Sequence[float], counts: list[int]) -> float:
+    # Where nothing is added, a small number in place of no logarithm.
+    return statistics.median(each / n or 1e-9 for each, n in zip(taken, counts, strict=False))

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from benchmarks import __main__ as runner
 from benchmarks import claims, generated, harness, page
-from benchmarks.claims import aligners
+from benchmarks.claims import aligners, step_growth
 from benchmarks.estimates import cost_model as cost
 from benchmarks.estimates import scaling
 from vocagnolm.conventions import IGNORED_LABEL
@@ -281,6 +281,15 @@ def test_ways_apart_hold_no_memory_of_others() -> None:
 def test_ways_apart_tell_what_fails_in_them() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)wrong: .*ZeroDivisionError"):
         harness.take_turns_apart({"wrong": lambda: harness.Way(lambda turn: 1 // 0)}, 1)
+
+
+def test_exponents_are_of_tokens_when_turns_are_unequal() -> None:
+    tokens = [[10, 30], [100, 50], [400, 800]]
+    ways = [
+        harness.Way(print, seconds=[2.0 * n for n in counts], added_bytes=[counts[0] * total])
+        for counts, total in zip(tokens, (20, 75, 600), strict=True)  # the means
+    ]
+    assert step_growth.exponents(tokens, ways) == pytest.approx((1, 2))
 
 
 def test_slow_aligners_equal_a_hand_count() -> None:
