@@ -278,6 +278,16 @@ def test_ways_apart_hold_no_memory_of_others() -> None:
     assert taken == [(3, 2), (3, 2)]
 
 
+def test_memory_is_what_is_in_use_when_blocks_lie_between() -> None:
+    def run(_: object) -> bytes:
+        blocks = [b"1" * 2**21 for _ in range(20)]
+        del blocks[::2]  # 20 MiB, in holes of 2 MiB
+        return b"1" * (20 * 2**20)
+
+    way = harness.take_turns_apart({"": lambda: harness.Way(run)}, 0, memory=2)[""]
+    assert [bytes_ / 2**20 for bytes_ in way.added_bytes] == pytest.approx([40, 40], abs=3)
+
+
 def test_ways_apart_tell_what_fails_in_them() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)wrong: .*ZeroDivisionError"):
         harness.take_turns_apart({"wrong": lambda: harness.Way(lambda turn: 1 // 0)}, 1)
