@@ -72,6 +72,10 @@ def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
     except Skipped as reason:
         page.skipped.append(f"{name} skipped: {reason}")
         return
+    except Exception as error:  # noqa: BLE001 - the others are measured all the same
+        page.failed = True
+        page.skipped.append(f"{name} failed: {type(error).__name__}: {error}")
+        return
     details = page.add(name, module.CLAIM, measured)
     sys.stderr.writelines(f"{name}: {line}\n" for line in details)
 

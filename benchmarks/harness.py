@@ -119,7 +119,7 @@ class Way:
 
     @property
     def spread(self) -> str:
-        """Median and quartiles, or the extremes of two turns or one."""
+        """Median and quartiles, or the extremes of two turns, or one."""
         return quartiles(self.seconds, " s")
 
     @property
@@ -134,11 +134,12 @@ class Way:
 
 
 def quartiles(values: Sequence[float], unit: str = "") -> str:
-    """Median and quartiles, or the extremes of two values or one."""
+    """Median and quartiles, or the extremes of two values, or one."""
     low, high = min(values), max(values)
     if len(values) > 2:
         low, _, high = statistics.quantiles(values, n=4)
-    return f"{statistics.median(values):8.3f}{unit}{f'{low:.3f} to {high:.3f}{unit}':>22}"
+    spread = f"{low:.3f} to {high:.3f}{unit}" if len(values) > 1 else ""
+    return f"{statistics.median(values):8.3f}{unit}{spread:>22}"
 
 
 def take_turns(
@@ -171,9 +172,10 @@ def take_turns_apart(
 ) -> dict[str, Way]:
     """Let ways take turns, each made and run in a process of its own, so that memory is its own.
 
-    After one turn that does not count come `memory` turns, in which what is freed is given back at
-    once, so that the memory is what is in use; then those of time, with a heap as it always is.
-    The processes are forked from this one, and have imported what it has.
+    First come `memory` turns, in which what is freed is given back at once, so that the memory is
+    what is in use; then those of time, with a heap as it always is. Before both is one that does
+    not count. The processes are forked from this one, and have imported what it has; beside a GPU
+    it must not have run a backward pass, which PyTorch then refuses in them.
     """
     one_thread()
     rng, context = random.Random(seed), multiprocessing.get_context("fork")
@@ -182,18 +184,20 @@ def take_turns_apart(
     for name, make in makers.items():
         pipes[name], theirs = context.Pipe()
         context.Process(target=_serve_turns, args=(make, theirs), daemon=True).start()
-    turns = [(True, turn) for turn in range(memory + 1)]
-    for is_lean, turn in [*turns, *((False, 1 + turn) for turn in range(repetitions))]:
+        theirs.close()  # so that one that is killed is the end of what can be read
+    kinds = {True: memory, False: repetitions}
+    turns = [(is_lean, turn) for is_lean, last in kinds.items() if last for turn in range(last + 1)]
+    for is_lean, turn in turns:
         for name in rng.sample(list(makers), len(makers)):
             with suppress(BrokenPipeError):  # what ended it was sent before
                 pipes[name].send((is_lean, turn))
             taken = pipes[name].recv()
             if isinstance(taken, str):
                 raise RuntimeError(f"{name}: {taken}")
-            if not is_lean:
-                found[name].seconds.append(taken[0])
-            elif turn:
+            if turn and is_lean:
                 found[name].added_bytes.append(taken[1])
+            elif turn:
+                found[name].seconds.append(taken[0])
     for pipe in pipes.values():
         pipe.send(None)
     return found

@@ -24,7 +24,7 @@ from vocagnolm import spans
 from vocagnolm.alignment import align_spans, covered_shares
 from vocagnolm.texts.tokenizers import load_tokenizer
 
-CLAIM = Claim("aligning takes at most 5 % of the time of tokenizing", at_most=0.05, unit="%")
+CLAIM = Claim("alignment alone takes at most 5 % of the time of tokenizing", at_most=0.05, unit="%")
 BATCH_DOCUMENTS = 100
 
 

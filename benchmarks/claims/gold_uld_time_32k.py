@@ -8,6 +8,7 @@ from benchmarks.peers import Size, ratio
 
 CLAIM = Claim("with 32,000 words a ULD step takes at most half the time", at_most=0.5, unit="x")
 FULL = Size.trained()
-SMALL = replace(Size.small(), student="", teacher="", words=32_000, teacher_words=32_000)
+WORDS = {"words": 32_000, "teacher_words": 32_000}
+SMALL = replace(Size.small(), student="", teacher="", turns=1, **WORDS)
 TINY = Size.tiny()
 measure = partial(ratio, name="uld")

@@ -1,8 +1,9 @@
 """Compare the growth of a training step with its tokens: exponents of time and memory.
 
-Steps of up to 256, 512 and 1,024 tokens in documents of about 100, every way and size in turns. The
-value is the largest exponent of ours, of a line through the logarithms; below 1 is what a step
-costs whatever its size. TRL's are shown beside them.
+Steps of 2, 4 and 8 documents of about 96 tokens, every way and size in turns. The value is the
+largest exponent of ours, of a line through the logarithms; below 1 is what a step costs whatever
+its size. TRL's are shown beside them. A document has 108 places of a block, so that blocks of every
+size are alike full: what grows with places, and what with tokens, grows alike.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ CLAIM = Claim("time and memory of a step grow with its tokens to the power 1.05"
 
 @dataclass(frozen=True)
 class Size:
-    """The most tokens of steps, and everything else of `benchmarks.peers`."""
+    """The places of steps, and everything else of `benchmarks.peers`."""
 
-    tokens: str = "256 512 1024"
+    places: str = "216 432 864"
     turns: int = 3
     peers: peers.Size = field(default_factory=lambda: peers.Size.trained(lengths="100"))
 
 
-FULL, SMALL = Size(), Size("128 512")
+FULL, SMALL = Size(), Size("108 540", 2)
 TINY = Size("32 64", 1, replace(peers.Size.tiny(), lengths="20"))
 
 
@@ -40,7 +41,7 @@ def measure(size: Size) -> Measured:
     """Return the largest exponent of ours."""
     makers, counts = {}, {}
     with tempfile.TemporaryDirectory() as name:
-        for number in size.tokens.split():
+        for number in size.places.split():
             one = replace(size.peers, max_length=int(number), turns=size.turns)
             (own := Path(name) / number).mkdir()
             for way, make in peers.make_makers(one, own).items():
@@ -78,4 +79,5 @@ def exponents(tokens: list[list[int]], ways: list[Way]) -> tuple[float, float]:
 
 def _of_a_token(taken: Sequence[float], counts: list[int]) -> float:
     # Where nothing is added, a small number in place of no logarithm.
-    return statistics.median(each / n or 1e-9 for each, n in zip(taken, counts, strict=False))
+    pairs = zip(taken, counts[: len(taken)], strict=True)  # turns of memory are fewer
+    return statistics.median(each / n or 1e-9 for each, n in pairs)

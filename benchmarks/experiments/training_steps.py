@@ -186,7 +186,7 @@ def make_ways(
     trained = 3 * weights  # AdamW keeps two more of each
     held = dict.fromkeys((CPT, STORED, WEIGHTED), trained)
     held |= {PRODUCT: 0, TEACHER: frozen, ONLINE: trained + frozen}
-    batches = [collate(turn) for turn in range(size.repetitions)]
+    batches = [collate(1 + turn) for turn in range(size.repetitions)]
     ours, theirs = count_tokens(batches), count_tokens(batches, "teacher_")
     work = {TEACHER: model_work(teacher_model).forward_flops(*theirs, theirs[0])}
     for name, trainer in trainers.items():

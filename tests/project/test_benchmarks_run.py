@@ -70,6 +70,17 @@ def test_runner_fails_when_a_claim_does_not_hold(
     assert capsys.readouterr().out.rstrip(" |\n").endswith(f"| {verdict}")
 
 
+def test_runner_goes_on_when_a_claim_breaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(CLAIMS["aligners"], "measure", lambda size: 1 // 0)
+    monkeypatch.setattr(CLAIMS["alignment"], "measure", lambda size: harness.Measured(0.01))
+    assert runner.main(["aligners", "alignment"]) == 1
+    row, failed = capsys.readouterr().out.splitlines()[-2:]
+    assert row.startswith("| alignment")
+    assert failed.startswith("aligners failed: ZeroDivisionError: ")
+
+
 def test_claim_holds_only_within_both_limits() -> None:
     claim = harness.Claim("", at_least=0.45)
     assert [claim.holds(value) for value in (0.45, 0.44, float("nan"))] == [True, False, False]
