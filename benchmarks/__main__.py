@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -74,6 +75,7 @@ def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
         return
     except Exception as error:  # noqa: BLE001 - the others are measured all the same
         page.failed = True
+        traceback.print_exc()
         page.skipped.append(f"{name} failed: {type(error).__name__}: {error}")
         return
     details = page.add(name, module.CLAIM, measured)
