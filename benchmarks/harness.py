@@ -191,7 +191,10 @@ def take_turns_apart(
         for name in rng.sample(list(makers), len(makers)):
             with suppress(BrokenPipeError):  # what ended it was sent before
                 pipes[name].send((is_lean, turn))
-            taken = pipes[name].recv()
+            try:
+                taken = pipes[name].recv()
+            except EOFError:
+                taken = "its process was ended, perhaps for want of memory"
             if isinstance(taken, str):
                 raise RuntimeError(f"{name}: {taken}")
             if turn and is_lean:

@@ -1,6 +1,5 @@
 """Compare the time of a training step with TRL's, with vocabularies of 32,000 words."""
 
-from dataclasses import replace
 from functools import partial
 
 from benchmarks.harness import Claim
@@ -8,7 +7,6 @@ from benchmarks.peers import Size, ratio
 
 CLAIM = Claim("with 32,000 words a ULD step takes at most half the time", at_most=0.5, unit="x")
 FULL = Size.trained()
-WORDS = {"words": 32_000, "teacher_words": 32_000}
-SMALL = replace(Size.small(), student="", teacher="", turns=1, **WORDS)
+SMALL = Size.trained(lengths=Size.small().lengths, turns=1)
 TINY = Size.tiny()
 measure = partial(ratio, name="uld")

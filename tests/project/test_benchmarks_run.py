@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import doctest
 import json
+import os
 import re
+import signal
 import statistics
 from dataclasses import replace
 from functools import partial
@@ -302,6 +304,15 @@ def test_memory_is_what_is_in_use_when_blocks_lie_between() -> None:
 def test_ways_apart_tell_what_fails_in_them() -> None:
     with pytest.raises(RuntimeError, match=r"(?s)wrong: .*ZeroDivisionError"):
         harness.take_turns_apart({"wrong": lambda: harness.Way(lambda turn: 1 // 0)}, 1)
+
+
+def test_ways_apart_tell_which_was_killed() -> None:
+    def end(turn: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ways = {"good": lambda: harness.Way(lambda turn: None), "bad": lambda: harness.Way(end)}
+    with pytest.raises(RuntimeError, match="bad: its process was ended"):
+        harness.take_turns_apart(ways, 1)
 
 
 def test_exponents_are_of_tokens_when_turns_are_unequal() -> None:
