@@ -2,8 +2,6 @@
 # make check-fast   lint, types and unit tests
 # make test         all tests but the slow ones
 # make check        lint, types and all tests: what CI runs
-# make mutants      break the method one line at a time: its tests must notice
-# make stress       kill, damage and mislead, and count: docs/reliability.md
 # make bench        every claim about cost, beside its peers: docs/benchmarks.md, in 15 minutes
 # make lowest       unit tests and the first run on a GPU, tiny and on a CPU, with the lowest
 #                   versions that pyproject.toml allows (PYTHON=python3.10)
@@ -11,7 +9,6 @@
 # make lock         write constraints.txt from what is installed
 # make docs         the pages as a site in runs/docs: strict about links
 # make stranger     a first hour from the wheel, in a fresh environment
-# make shape        print the measures of the house
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -20,7 +17,7 @@ INSTALL = $(BIN)/pip install --quiet --constraint $(CONSTRAINTS) --editable
 # name>=1.2 becomes name==1.2
 LOWER_BOUNDS = sed -nE 's/^.*"([a-z0-9-]+)(\[[^]]*\])?>=([0-9.]+).*/\1==\3/p' pyproject.toml
 
-.PHONY: demo test test-all test-unit lint types check check-fast mutants stress bench lowest newest docs stranger shape lock clean
+.PHONY: demo test test-all test-unit lint types check check-fast bench lowest newest docs stranger lock clean
 
 demo: $(VENV)/installed
 	$(BIN)/vocagnolm demo
@@ -51,12 +48,6 @@ check: lint types test-all
 
 check-fast: lint types test-unit
 
-mutants: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/support/mutants.py
-
-stress: $(VENV)/installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python tests/support/stress.py
-
 # A claim that does not hold is in the page, and fails the command.
 bench: $(VENV)/installed-bench
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --small --page docs/benchmarks.md
@@ -76,9 +67,6 @@ lowest newest:
 
 .venv-newest/constraints.txt: | .venv-newest/bin/python
 	touch $@
-
-shape:
-	python3 tests/support/shape.py
 
 lock: $(VENV)/installed-dev
 	$(BIN)/python tests/support/lock.py > constraints.new

@@ -8,8 +8,7 @@ python evaluate_math.py --regrade FILE.jsonl.gz --benchmark gsm8k     # grade st
 
 import sys
 
-from vocagnolm.cli import main
-from vocagnolm.host.command import run_script
+from vocagnolm.cli import main, run_script
 
 if __name__ == "__main__":
     run_script(lambda: main(["evaluate", *sys.argv[1:]]))

@@ -5,7 +5,7 @@ python train.py --teacher T --dry_run          # print the plan and exit
 python train.py --help                         # all options by subject
 """
 
-from vocagnolm.host.command import run_script
+from vocagnolm.cli import run_script
 from vocagnolm.run.start import main
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from vocagnolm.demo.models import STUDENT_TOKENIZER
 from vocagnolm.evaluation.engines.generation import Decoding, end_of_text_ids
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks.tasks import load_tasks
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 from vocagnolm.models.source import NO_LIMIT
 
 STOPS = ("</s>", "\n\nQuestion:", "\n\nProblem:")

@@ -30,14 +30,14 @@ from transformers import (
 from benchmarks.estimates.cost_model import sent_bytes
 from benchmarks.generated import generate_texts, train_student, train_teacher
 from benchmarks.messages import Messages
-from vocagnolm.cli import score
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
+from vocagnolm.dist import in_agreement
 from vocagnolm.evaluation import main as evaluate_math
-from vocagnolm.host.processes import in_agreement
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.store import score
 from vocagnolm.trainer import VocAgnoTrainer
 
 CONTEXT, BLOCKS = 128, 2

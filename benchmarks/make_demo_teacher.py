@@ -33,7 +33,7 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import Quality, judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import train
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 
 SEED = 1
 # Stage: steps, learning rate. A step is 8 blocks of 192 tokens.

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.harness import Claim, Measured
-from vocagnolm.host.tables import markdown_table
-from vocagnolm.host.versions import versions
+from vocagnolm.io import markdown_table, versions
 
 BEGIN, END = "<!-- measured: make bench -->", "<!-- end of measured -->"
 HEADER = ["name", "claim", "limit", "measured", "holds"]

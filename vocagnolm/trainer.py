@@ -21,15 +21,15 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.host.options import checked
 from vocagnolm.objective import Method, MethodName, Objective
 from vocagnolm.packing import Blocks
+from vocagnolm.run.guard import Recorder, StepBatches, StepGuard
+from vocagnolm.run.log import tell_in_lines
+from vocagnolm.run.mixture import Mixture, mean_losses
+from vocagnolm.run.overlap import Overlap
+from vocagnolm.run.rejected import check_student, named_arguments
+from vocagnolm.run.resumable import ResumableTrainer
+from vocagnolm.run.throughput import Throughput
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses, inner_model
-from vocagnolm.training.arguments import check_student, named_arguments
-from vocagnolm.training.guard import Recorder, StepBatches, StepGuard
-from vocagnolm.training.log import tell_in_lines
-from vocagnolm.training.mixture import Mixture, mean_losses
-from vocagnolm.training.overlap import Overlap
-from vocagnolm.training.resumable import ResumableTrainer
-from vocagnolm.training.throughput import Throughput
 
 
 class VocAgnoTrainer(ResumableTrainer):

@@ -2,7 +2,7 @@
 
 A step is forward, backward, clipping and AdamW.
 
-MFU is that of `vocagnolm.training.flops`; ways and shapes are those of
+MFU is that of `vocagnolm.run.flops`; ways and shapes are those of
 `benchmarks.gpu_first`, which also shows where the missing time goes.
 """
 

@@ -1,6 +1,6 @@
 """Measure the share of a GPU's peak (MFU) that the teacher's forward pass reaches.
 
-MFU is that of `vocagnolm.training.flops`; ways and shapes are those of
+MFU is that of `vocagnolm.run.flops`; ways and shapes are those of
 `benchmarks.gpu_first`, which also shows where the missing time goes.
 """
 

@@ -19,7 +19,7 @@ from benchmarks.claims.preparation_time import FULL, SMALL, Size, load
 from benchmarks.harness import Claim, Measured
 from vocagnolm.data import align_corpus
 from vocagnolm.packing import Blocks, padded_width
-from vocagnolm.training.resumable import StepSampler
+from vocagnolm.run.resumable import StepSampler
 
 CLAIM = Claim("ordering a step's blocks halves the padding of the teacher's rows", at_most=0.5)
 __all__ = ["CLAIM", "FULL", "SMALL", "TINY", "measure"]

@@ -39,7 +39,7 @@ from benchmarks.gloo_jobs import (
     train,
 )
 from benchmarks.harness import alone, one_thread
-from vocagnolm.host.tables import markdown_table
+from vocagnolm.io import markdown_table
 
 MOST_APART, MOST_OFF = 1e-5, 0.05
 

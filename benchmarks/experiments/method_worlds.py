@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vocagnolm.cli import score
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import TEACHER
@@ -26,7 +25,8 @@ from vocagnolm.demo.worker import (
     make_base,
     train,
 )
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
+from vocagnolm.store import score
 
 
 class World(ABC):

@@ -34,7 +34,7 @@ from vocagnolm.data import align_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 from vocagnolm.models.layers import compile_layers
 from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Blocks

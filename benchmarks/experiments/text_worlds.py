@@ -24,7 +24,7 @@ from benchmarks.experiments.method_worlds import World, write_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import train
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 from vocagnolm.readers import start_id
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.store import store

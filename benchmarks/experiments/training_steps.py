@@ -9,7 +9,7 @@ it. Models and losses are random. The claims `stored_step_time`, `stored_step_me
 that it does not select, which CPT has to: `--set top_k=1` shows what guidance costs without that.
 With `--unselected_weight` it computes all of them, too; the way of that name has share as well.
 
-The floor of a way is the time of the FLOPs that it needs (`vocagnolm.training.flops`) at the rate
+The floor of a way is the time of the FLOPs that it needs (`vocagnolm.run.flops`) at the rate
 of the largest product in it, that of the student's hidden states with its head, measured beside it.
 """
 
@@ -35,12 +35,12 @@ from vocagnolm.data import align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, student_reader, teacher_reader
+from vocagnolm.run.flops import model_work
 from vocagnolm.spans import encode
 from vocagnolm.store import store
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.flops import model_work
 
 CPT, STORED, TEACHER, ONLINE = "CPT step", "stored step", "teacher forward", "online step"
 WEIGHTED, PRODUCT = "stored, all weigh", "the head's product"

@@ -21,7 +21,7 @@ from vocagnolm import output_head
 from vocagnolm.models.layers import compile_layers, decoder_layers
 from vocagnolm.models.quantization import fp8_products
 from vocagnolm.row_segments import TORCH_VARLEN, check_attention
-from vocagnolm.training.overlap import Overlap
+from vocagnolm.run.overlap import Overlap
 
 _TURNS = 3  # of which the first warms up
 _KEPT_MINUTES = 1.5

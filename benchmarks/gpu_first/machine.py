@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 
 from benchmarks.gpu_first.report import Report, has_cuda, timed
-from vocagnolm.training.flops import peak_tflops
+from vocagnolm.run.flops import peak_tflops
 
 _PACKAGES = (
     "torch transformers accelerate datasets tokenizers numpy triton peft liger-kernel torchao "

@@ -27,9 +27,9 @@ from benchmarks.gpu_first.report import Report, has_cuda
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.objective import Method
+from vocagnolm.run import overlap
+from vocagnolm.run.log import RunLog
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import overlap
-from vocagnolm.training.log import RunLog
 
 ModelRole = Literal["student", "teacher"]
 SIZE_NAMES = (

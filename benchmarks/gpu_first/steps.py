@@ -4,7 +4,7 @@ The ways are steps of plain continual pretraining (CPT), with a store's losses a
 co-resident in bfloat16, and the teacher's forward pass alone. They run through `VocAgnoTrainer`;
 all models stay on the device. Documents have the lengths of OpenWebMath's, cut and packed as in
 training; batches are made beforehand and moved within a step. MFU is that of
-`vocagnolm.training.flops`.
+`vocagnolm.run.flops`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from benchmarks.harness import Skipped, Way, take_turns
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.models.layers import compile_layers
 from vocagnolm.objective import Method, Objective
+from vocagnolm.run.flops import model_work, peak_tflops
 from vocagnolm.run.memory import Layout, sizes_of, student_memory, teacher_memory
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.flops import model_work, peak_tflops
 
 CPT, STORED = "CPT step", "stored step"
 ONLINE, TEACHER = "online step", "teacher forward"

@@ -19,7 +19,7 @@ from benchmarks.gpu_first.models import (
     temporary_directory,
 )
 from benchmarks.gpu_first.report import Report, timed
-from vocagnolm.training.throughput import TIMING_KEYS
+from vocagnolm.run.throughput import TIMING_KEYS
 
 # The number of a step whose gradient is spoilt.
 SPOILED = 2

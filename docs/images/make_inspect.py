@@ -14,12 +14,12 @@ from pathlib import Path
 
 from photograph import photograph
 
-from vocagnolm.cli import inspect
 from vocagnolm.demo.models import TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.demo.world import write_jsonl
-from vocagnolm.host.files import ASSETS
-from vocagnolm.views.view import read_views
+from vocagnolm.io import ASSETS
+from vocagnolm.report import inspect_main as inspect
+from vocagnolm.report.view import read_views
 
 IMAGE = Path(__file__).with_name("inspect.png")
 PAGE = (

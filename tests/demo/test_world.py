@@ -16,7 +16,7 @@ from vocagnolm.demo import run as demo
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.worker import Plan
 from vocagnolm.evaluation.grading.extraction import extract
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 from vocagnolm.spans import encode
 from vocagnolm.texts.tokenizers import PROBE, load_tokenizer
 

@@ -16,8 +16,6 @@ from inline_grader import graded_inline
 from transformers import AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from vocagnolm.analysis.compare import compare
-from vocagnolm.analysis.runs import read_runs
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered, template_of
 from vocagnolm.evaluation import evaluate
@@ -28,6 +26,8 @@ from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.evaluation.tracking import summary
+from vocagnolm.report.compare import compare
+from vocagnolm.report.runs import read_runs
 
 # With its own start token, today's date, and white space before the end of a turn.
 TEMPLATE = (

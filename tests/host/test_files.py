@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.host import files
+from vocagnolm import io as files
 from vocagnolm.host.manifest import MANIFEST_FILE, write_manifest
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from vocagnolm import Method, PackedCollator, add_token_losses
-from vocagnolm.analysis.audit import AuditSettings
 from vocagnolm.host.options import REFUSED, checked
+from vocagnolm.report.audit import AuditSettings
 from vocagnolm.teacher import StoredTeacher
 
 

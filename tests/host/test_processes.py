@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vocagnolm.host import processes
+from vocagnolm import dist as processes
 
 
 @pytest.mark.parametrize("is_main", [True, False])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vocagnolm.host import versions
+from vocagnolm import io as versions
 from vocagnolm.host.settings import check_same, differences
 
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vocagnolm.host import plots, tables
+from vocagnolm import io as tables
+from vocagnolm.report import plots
 
 
 def test_unpadded_table_is_as_wide_as_its_cells() -> None:

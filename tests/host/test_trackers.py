@@ -13,7 +13,7 @@ import pytest
 
 from vocagnolm.host import trackers
 from vocagnolm.host.trackers import TRACKED_NAMES, Tracking, log_name, offline_reason, tracked_name
-from vocagnolm.training.throughput import SHARES, TIMING_KEYS
+from vocagnolm.run.throughput import SHARES, TIMING_KEYS
 
 SECTIONS = {"train", "guidance", "teacher", "speed", "memory", "eval"}
 

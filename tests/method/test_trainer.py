@@ -28,10 +28,10 @@ from vocagnolm.guidance import Aggregation
 from vocagnolm.objective import Method
 from vocagnolm.output_head import Head
 from vocagnolm.packing import Blocks
+from vocagnolm.run.guard import StepGuard
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.guard import StepGuard
 
 
 def parameters(trainer: Any) -> dict[str, torch.Tensor]:

@@ -20,13 +20,13 @@ from world import make_models
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.objective import Method
+from vocagnolm.report.measure import LoadedPair, view_documents
+from vocagnolm.report.page import render_html, render_text
+from vocagnolm.report.view import GuidanceView, ViewSettings
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
-from vocagnolm.views.measure import LoadedPair, view_documents
-from vocagnolm.views.page import render_html, render_text
-from vocagnolm.views.view import GuidanceView, ViewSettings
 
 TOLERANCE = 1e-5
 

@@ -23,7 +23,7 @@ from benchmarks.claims import aligners, step_growth
 from benchmarks.estimates import cost_model as cost
 from benchmarks.estimates import scaling
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.training.flops import model_work
+from vocagnolm.run.flops import model_work
 
 pytestmark = pytest.mark.processes
 

@@ -16,9 +16,13 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from benchmarks import __main__ as benchmarks
-from vocagnolm.cli import COMMANDS, audit, inspect, reselect, score
+from vocagnolm.cli import COMMANDS
 from vocagnolm.evaluation import main as evaluation
+from vocagnolm.report import audit_main as audit
+from vocagnolm.report import inspect_main as inspect
 from vocagnolm.run.parse import make_parser, parse
+from vocagnolm.store import reselect_main as reselect
+from vocagnolm.store import score
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {

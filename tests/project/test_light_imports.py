@@ -18,20 +18,23 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts
         (f"import {TEXT}", "torch transformers datasets"),
         ("from vocagnolm import encode, align_spans", "torch transformers datasets"),
         (
-            "import vocagnolm.analysis.compare",
+            "import vocagnolm.report.compare",
             "torch transformers datasets evaluate sympy matplotlib",
         ),
-        ("import vocagnolm.analysis.figures", "torch transformers datasets matplotlib"),
-        ("import vocagnolm.host.plots", "matplotlib"),
+        ("import vocagnolm.report.figures", "torch transformers datasets matplotlib"),
+        ("import vocagnolm.report.plots", "matplotlib"),
         # The commands' pages of help need what they import at the top, and no more.
         ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
         (
-            "import vocagnolm.cli.audit, vocagnolm.cli.demo, vocagnolm.cli.export",
+            "import vocagnolm.report.audit_main, vocagnolm.demo.main, vocagnolm.run.export_main",
             "torch transformers datasets",
         ),
-        ("import vocagnolm.cli.score, vocagnolm.run.prepare", "torch transformers datasets"),
-        ("import vocagnolm.cli.compare", "torch transformers datasets wandb matplotlib"),
-        ("import vocagnolm.cli.inspect, vocagnolm.cli.reselect", "transformers datasets peft"),
+        ("import vocagnolm.store.score, vocagnolm.run.prepare", "torch transformers datasets"),
+        ("import vocagnolm.report.compare_main", "torch transformers datasets wandb matplotlib"),
+        (
+            "import vocagnolm.report.inspect_main, vocagnolm.store.reselect_main",
+            "transformers datasets peft",
+        ),
     ],
 )
 def test_import_loads_nothing_heavy(code: str, heavy: str) -> None:

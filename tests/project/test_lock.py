@@ -17,8 +17,8 @@ from packaging.version import Version
 from torch.distributed import distributed_c10d
 from transformers import PreTrainedConfig, PreTrainedModel, Trainer
 
+from vocagnolm.run.resumable import _OVERRIDDEN, ResumableTrainer
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.resumable import _OVERRIDDEN, ResumableTrainer
 
 ROOT = Path(__file__).resolve().parents[2]
 # Those of whose private names the package overrides or reads some.

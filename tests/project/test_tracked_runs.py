@@ -15,7 +15,7 @@ from vocagnolm import cli
 from vocagnolm.demo import world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.evaluation import main as evaluation
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 from vocagnolm.run import main as train
 
 RECIPE = """

@@ -15,7 +15,7 @@ import pytest
 from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
 
-from vocagnolm.host.units import duration
+from vocagnolm.io import duration
 from vocagnolm.run import documents, estimates
 from vocagnolm.run import main as train
 

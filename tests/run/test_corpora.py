@@ -13,11 +13,11 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import cli, data
-from vocagnolm.cli import score
 from vocagnolm.run import main as train
 from vocagnolm.run import prepare
 from vocagnolm.run.documents import Documents
 from vocagnolm.run.parse import parse
+from vocagnolm.store import score
 
 CPU = ("--use_cpu", "True", "--teacher", "t")
 TWO = ("--dataset", "a.jsonl", "b.jsonl")

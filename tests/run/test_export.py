@@ -24,15 +24,15 @@ from transformers import (
     modeling_utils,
 )
 
-from vocagnolm.cli import export as command
-from vocagnolm.cli import score
 from vocagnolm.host.manifest import read_manifest
 from vocagnolm.models.source import ModelSource
 from vocagnolm.run import export
+from vocagnolm.run import export_main as command
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
+from vocagnolm.run.checkpoints import checkpoint_fault
 from vocagnolm.run.pair import load_pair
-from vocagnolm.training.checkpoints import checkpoint_fault
+from vocagnolm.store import score
 
 pytestmark = pytest.mark.processes
 

@@ -22,12 +22,12 @@ from transformers import (
 )
 
 from vocagnolm import token_loss, trainer
-from vocagnolm.cli import score
 from vocagnolm.models import layers, sharding
 from vocagnolm.models import source as models
 from vocagnolm.readers import Teachers, teacher_reader
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
+from vocagnolm.store import score
 from vocagnolm.texts.tokenizers import check_same_tokens
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from vocagnolm.analysis.figures import NUMBERS
-from vocagnolm.analysis.frame import METHOD_LABELS
-from vocagnolm.analysis.paper import REPORTED_FILE, teacher_name
-from vocagnolm.host import processes
+from vocagnolm import dist as processes
+from vocagnolm.report.figures import NUMBERS
+from vocagnolm.report.frame import METHOD_LABELS
+from vocagnolm.report.paper import REPORTED_FILE, teacher_name
 from vocagnolm.run import parse as config
 from vocagnolm.run.job import Job
 from vocagnolm.run.recipe import recipe_files, recipe_of

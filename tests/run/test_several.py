@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.cli import score
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.run import main as train
+from vocagnolm.store import score
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ import pytest
 from vocagnolm import cli
 from vocagnolm.demo import world
 from vocagnolm.demo.models import TEACHER
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 from vocagnolm.store.difference import difference
 from vocagnolm.store.store import Store
 

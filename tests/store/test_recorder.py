@@ -19,8 +19,8 @@ import torch
 from stored_world import in_memory
 from transformers import AutoTokenizer
 
+from vocagnolm.cli import Exit
 from vocagnolm.data import align_corpus
-from vocagnolm.host.command import Exit
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import main as train

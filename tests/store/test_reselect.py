@@ -15,7 +15,6 @@ from score_world import FakeScorer, refusal
 
 from vocagnolm import cli
 from vocagnolm.chat.formats import read_rows
-from vocagnolm.cli import reselect as command_line
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
@@ -24,6 +23,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import reselect
+from vocagnolm.store import reselect_main as command_line
 from vocagnolm.store.difference import difference
 from vocagnolm.store.job import ScoringJob, score_shard
 from vocagnolm.store.reader import StoredReader

@@ -21,9 +21,8 @@ from score_world import (
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
-from vocagnolm.cli import score
 from vocagnolm.run import main as train
-from vocagnolm.store import scoring, store
+from vocagnolm.store import score, scoring, store
 
 # What it refuses
 

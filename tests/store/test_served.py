@@ -29,7 +29,7 @@ from tokenizers.pre_tokenizers import Metaspace
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
-from vocagnolm.host.command import Exit
+from vocagnolm.cli import Exit
 from vocagnolm.readers import start_id, teacher_reader
 from vocagnolm.spans import encode
 from vocagnolm.store import server as polite

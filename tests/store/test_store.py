@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-import vocagnolm.host.files
+import vocagnolm.io
 from vocagnolm.host.manifest import MANIFEST_FILE, find_faults, manifest_sha256
 from vocagnolm.spans import encode_batch
 from vocagnolm.store import job, store
@@ -330,7 +330,7 @@ def test_finished_store_survives_a_second_end(
 
 def test_write_file_fails_without_its_directory(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        vocagnolm.host.files.write_json(tmp_path / "gone" / "file.json", {})
+        vocagnolm.io.write_json(tmp_path / "gone" / "file.json", {})
 
 
 def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:

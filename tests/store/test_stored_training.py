@@ -22,12 +22,11 @@ from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
-from vocagnolm.cli import score
+from vocagnolm import dist as processes
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.guidance import Aggregation, reduce_teachers
-from vocagnolm.host import processes
 from vocagnolm.models import source as models
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
@@ -36,6 +35,7 @@ from vocagnolm.run import documents
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.training_arguments import RunArguments
+from vocagnolm.store import score
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vocagnolm.host.files import write_json
 from vocagnolm.host.manifest import MANIFEST_FILE, manifest_sha256, read_manifest
+from vocagnolm.io import write_json
 
 
 def change_manifest(directory: Path, **changes: object) -> None:

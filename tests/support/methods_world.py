@@ -16,12 +16,12 @@ from vocagnolm.data import Segments, align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.run.mixture import Mixture
 from vocagnolm.store.job import ScoringJob, score_shard
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store, finish_store
 from vocagnolm.store.windows import HFScorer
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.training.mixture import Mixture
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),

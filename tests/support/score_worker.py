@@ -24,8 +24,8 @@ from typing import Any
 from fork_server import serve
 from transformers import LlamaForCausalLM  # noqa: F401 - imported before processes are forked
 
-from vocagnolm.cli import score
 from vocagnolm.store import job as scoring_job
+from vocagnolm.store import score
 
 _SHARD_S = 0.02  # a shard takes so long at least, so that kills meet some
 

@@ -32,12 +32,11 @@ from accelerate.utils import DistributedType
 from fork_server import serve
 from transformers import LlamaForCausalLM
 
-from vocagnolm.host.command import run_script
-from vocagnolm.run import documents, estimates
+from vocagnolm.cli import run_script
+from vocagnolm.run import checkpoints, documents, estimates
 from vocagnolm.run import main as train
+from vocagnolm.run.resumable import ResumableTrainer
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import checkpoints
-from vocagnolm.training.resumable import ResumableTrainer
 
 estimates._TIMED_S = 0.001  # every run would time a matrix product
 ROOT = Path(__file__).parents[2]

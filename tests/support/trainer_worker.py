@@ -24,7 +24,7 @@ from world import assert_same, make_blocks, make_trainer, outcome
 
 from vocagnolm.objective import Method
 from vocagnolm.run import main as train
-from vocagnolm.training import overlap
+from vocagnolm.run import overlap
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:

@@ -34,7 +34,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def stored(run: Path) -> dict[str, Any]:
     """Config, summary, history and the record of the start of a run that has ended."""
-    from vocagnolm.analysis.wandb_runs import wandb_records
+    from vocagnolm.report.wandb_runs import wandb_records
 
     (file,) = run.glob("*.wandb")
     deadline = time.monotonic() + 60

@@ -15,8 +15,8 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.run.throughput import TIMING_KEYS
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training.throughput import TIMING_KEYS
 
 MAX_LENGTH = 48
 TEACHER_CONTEXT = 128

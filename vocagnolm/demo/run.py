@@ -18,13 +18,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import contextmanager
 from pathlib import Path
 
+from vocagnolm.cli import say
 from vocagnolm.demo import METHODS, worker, world
 from vocagnolm.demo.worker import BASE, Plan, Result
-from vocagnolm.host.command import say
-from vocagnolm.host.files import check_writable
-from vocagnolm.host.plots import dashes, new_plot, save_plot, series_style
-from vocagnolm.host.processes import cores
-from vocagnolm.host.tables import markdown_table
+from vocagnolm.dist import cores
+from vocagnolm.io import check_writable, markdown_table
+from vocagnolm.report.plots import dashes, new_plot, save_plot, series_style
 
 # All that a demo writes, and the next one replaces.
 _MADE_HERE = re.compile(r"seed-?\d+|cache|clean\.jsonl|results\.json|curves\.png")

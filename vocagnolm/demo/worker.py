@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from vocagnolm.demo import METHODS, world
 from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
-from vocagnolm.host.files import ASSETS
 from vocagnolm.host.options import checked
+from vocagnolm.io import ASSETS
 from vocagnolm.run.main import main as run_training
 
 BASE = "base"

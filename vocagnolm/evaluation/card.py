@@ -6,11 +6,11 @@ from pathlib import Path
 from huggingface_hub import EvalResult, ModelCard
 from yaml import YAMLError
 
+from vocagnolm.cli import note
 from vocagnolm.evaluation.records import Record
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 from vocagnolm.host.cards import TAGS
-from vocagnolm.host.command import note
-from vocagnolm.host.files import write_text
+from vocagnolm.io import write_text
 
 # Of the paper's protocol, and of another one, which stands beside it.
 _HEADINGS = {False: "## Evaluation\n", True: "## Evaluation, zero-shot chat\n"}

@@ -10,6 +10,8 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from vocagnolm import cli as command
+from vocagnolm.dist import connect, in_agreement
 from vocagnolm.evaluation import report, runner, tracking
 from vocagnolm.evaluation.engines.chat import Chat, load_chat
 from vocagnolm.evaluation.engines.generation import Engine
@@ -18,8 +20,6 @@ from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
-from vocagnolm.host import command
-from vocagnolm.host.processes import connect, in_agreement
 from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 

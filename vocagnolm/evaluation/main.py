@@ -14,8 +14,8 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
+from vocagnolm import cli as command
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.host import command
 from vocagnolm.host.options import refuse_idle
 
 _NAME = "vocagnolm evaluate"

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from vocagnolm.host import lock
-from vocagnolm.host.files import check_writable, write_json, write_text
 from vocagnolm.host.manifest import sealed, unsealed
 from vocagnolm.host.settings import check_same, differences
+from vocagnolm.io import check_writable, write_json, write_text
 
 Record: TypeAlias = dict[str, Any]
 # The fields of a record, with the types each may have; none for any.

@@ -15,7 +15,7 @@ from vocagnolm.evaluation.grading.normalization import strip_string
 from vocagnolm.evaluation.records import Record, check_fields, read_lines, to_line
 from vocagnolm.evaluation.report import GRADER, second_opinion
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
-from vocagnolm.host.files import check_writable, write_text
+from vocagnolm.io import check_writable, write_text
 
 # The fields of a line, with the types each may have.
 _FIELDS = {"idx": (), "gold": (str, int, float, bool), "raw_output": (str,)}

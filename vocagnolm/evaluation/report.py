@@ -8,10 +8,8 @@ from vocagnolm.evaluation.card import add_to_card
 from vocagnolm.evaluation.records import Record, RunDirectory, read_sealed
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.host.files import write_json, write_text
 from vocagnolm.host.manifest import sealed
-from vocagnolm.host.tables import markdown_table
-from vocagnolm.host.versions import versions
+from vocagnolm.io import markdown_table, versions, write_json, write_text
 
 GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
 RESULTS_FILE = "results.json"

@@ -4,10 +4,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from vocagnolm.cli import note
 from vocagnolm.evaluation.records import Record, to_line
 from vocagnolm.evaluation.report import RESULTS_FILE
-from vocagnolm.host.command import note
-from vocagnolm.host.files import write_json, write_text
 from vocagnolm.host.manifest import sealed
 from vocagnolm.host.trackers import (
     EVALUATION_FOLDER,
@@ -18,6 +17,7 @@ from vocagnolm.host.trackers import (
     offline_reason,
     read_place,
 )
+from vocagnolm.io import write_json, write_text
 
 _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reason", "math_verify")
 # All that a paired test needs of an item.

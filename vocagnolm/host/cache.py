@@ -8,7 +8,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from vocagnolm.host.files import file_sha256, json_or_empty, write_json
+from vocagnolm.io import file_sha256, json_or_empty, write_json
 
 logger = logging.getLogger(__name__)
 

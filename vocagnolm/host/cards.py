@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.host.files import ASSETS
+from vocagnolm.io import ASSETS
 
 TAGS = ["vocagnolm", "arxiv:2503.19123"]
 CITATION = (ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip()

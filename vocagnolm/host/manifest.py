@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TypedDict
 
-from vocagnolm.host.files import ASIDE, JsonObject, file_sha256, json_bytes, read_json, write_json
+from vocagnolm.io import ASIDE, JsonObject, file_sha256, json_bytes, read_json, write_json
 
 logger = logging.getLogger(__name__)
 

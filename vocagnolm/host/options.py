@@ -10,7 +10,7 @@ from numbers import Integral, Real
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from vocagnolm.host.files import read_asset
+from vocagnolm.io import read_asset
 
 _T = TypeVar("_T")
 REFUSED = read_asset("refused.yaml")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from vocagnolm.host.units import duration
+from vocagnolm.io import duration
 
 # Before the first line, so that what is soon done says nothing, and between two.
 _FIRST_S, _EVERY_S = 5.0, 30.0

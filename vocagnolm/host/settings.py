@@ -4,8 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_json
 from vocagnolm.host.manifest import MANIFEST_FILE
+from vocagnolm.io import JsonObject, check_writable, json_or_empty, write_json
 
 # In the directory of a run.
 RUN_FILE = "run.json"

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_type_hints
 
-from vocagnolm.host.files import JsonObject, json_or_empty, read_asset, write_json
 from vocagnolm.host.options import wrong_values
+from vocagnolm.io import JsonObject, json_or_empty, read_asset, write_json
 
 # In the directory of a run: its place in Weights & Biases.
 TRACKER_FILE = "wandb_run.json"

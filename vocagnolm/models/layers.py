@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_liger_kernel_available
 
-from vocagnolm.host.command import json_settings
+from vocagnolm.cli import json_settings
 
 # Graphs of a layer's code: of student and teacher, with and without gradient, for the first shape
 # and for any. Beyond PyTorch's limit of 8 a layer would silently run uncompiled.

@@ -9,7 +9,7 @@ import importlib.util
 import torch
 from transformers import TorchAoConfig
 
-from vocagnolm.host.command import json_settings
+from vocagnolm.cli import json_settings
 
 # The package of each.
 QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"}

@@ -23,8 +23,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vocagnolm.host.files import file_sha256, json_or_empty
 from vocagnolm.host.options import refuse_idle
+from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.texts.tokenizers import Role, load_tokenizer
 
 # Context of a model whose configuration names none.

@@ -6,9 +6,9 @@ from typing import Literal
 
 from vocagnolm.chat.formats import FORMATS
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.host.command import corpora_of
+from vocagnolm.cli import corpora_of
+from vocagnolm.dist import cores
 from vocagnolm.host.options import faults_of, option, raise_first
-from vocagnolm.host.processes import cores
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
 

@@ -18,17 +18,17 @@ import pyarrow.compute as pc
 from vocagnolm.chat.columns import is_conversations
 from vocagnolm.chat.formats import Format
 from vocagnolm.chat.reading import TRAIN_ON
+from vocagnolm.cli import corpora_of
 from vocagnolm.corpus import joined, load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
-from vocagnolm.host.command import corpora_of
+from vocagnolm.dist import first_of_machine_first
 from vocagnolm.host.options import refuse_idle
-from vocagnolm.host.processes import first_of_machine_first
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Guide
 from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
+from vocagnolm.run.mixture import Mixture
 from vocagnolm.run.pair import Pair
-from vocagnolm.training.mixture import Mixture
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000

@@ -13,15 +13,15 @@ import torch
 from transformers.trainer_utils import SaveStrategy
 
 from vocagnolm.data import Segments
-from vocagnolm.host.processes import cores
-from vocagnolm.host.units import duration
+from vocagnolm.dist import cores
+from vocagnolm.io import duration
 from vocagnolm.run.documents import Documents
+from vocagnolm.run.flops import model_work
 from vocagnolm.run.job import Job
+from vocagnolm.run.log import LOG_FILE, read_log
 from vocagnolm.run.memory import student_layout
 from vocagnolm.run.pair import Pair
 from vocagnolm.run.training_arguments import RunArguments
-from vocagnolm.training.flops import model_work
-from vocagnolm.training.log import LOG_FILE, read_log
 
 _GB = 1e9
 # Student tokens that one core prepares in a second (docs/running.md).

@@ -18,10 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vocagnolm.host.command import note
-from vocagnolm.host.files import ASIDE, read_json
+from vocagnolm.cli import note
 from vocagnolm.host.manifest import write_manifest
 from vocagnolm.host.settings import RUN_FILE, run_of
+from vocagnolm.io import ASIDE, read_json
 from vocagnolm.models.adapters import (
     AdapterArguments,
     lora_config,
@@ -29,8 +29,8 @@ from vocagnolm.models.adapters import (
     read_adapter_config,
 )
 from vocagnolm.models.source import ModelSource, is_adapter, revision_of
+from vocagnolm.run import checkpoints, relayout
 from vocagnolm.texts.tokenizers import load_tokenizer
-from vocagnolm.training import checkpoints, relayout
 
 # Small, because safetensors holds a file twice while it is written.
 _SHARD_SIZE = "5GB"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.api import CheckpointException
 
-from vocagnolm.host.files import read_asset
+from vocagnolm.io import read_asset
 
 # Read at once: a disk that fails gives no explanation any more.
 _KNOWN = read_asset("failures.yaml")["failures"]

@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.host.command import one_or_all
+from vocagnolm.cli import one_or_all
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.store.store import manifest_of

@@ -9,21 +9,21 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import LocalTokenNotFoundError
 
+from vocagnolm.cli import Exit, is_main, note, quiet_logs, say, stop
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.dist import decided_by_one, in_agreement
 from vocagnolm.host import lock
 from vocagnolm.host.cards import push
-from vocagnolm.host.command import Exit, is_main, note, quiet_logs, say, stop
-from vocagnolm.host.files import JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.host.options import raise_first
-from vocagnolm.host.processes import decided_by_one, in_agreement
 from vocagnolm.host.progress import telling
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings
 from vocagnolm.host.trackers import offline_reason
+from vocagnolm.io import JsonObject, check_writable, json_or_empty, write_text
 from vocagnolm.models.layers import compile_layers, leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.source import model_files
-from vocagnolm.run import failures
+from vocagnolm.run import checkpoints, failures, preemption
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.estimates import disk_uses
 from vocagnolm.run.job import Job, default_settings
@@ -38,6 +38,7 @@ from vocagnolm.run.plan import (
     show_example,
 )
 from vocagnolm.run.recipe import named_in_errors
+from vocagnolm.run.relayout import LayoutError, change_of_layout, shape_fault
 from vocagnolm.run.watchers import (
     describe_store,
     describe_tracking,
@@ -45,8 +46,6 @@ from vocagnolm.run.watchers import (
     load_recorder,
 )
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import checkpoints, preemption
-from vocagnolm.training.relayout import LayoutError, change_of_layout, shape_fault
 
 # The beginning of an error's line, whichever command was typed.
 _NAME = "train.py"

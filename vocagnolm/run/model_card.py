@@ -9,13 +9,11 @@ import yaml
 from huggingface_hub import ModelCard, ModelCardData
 from transformers import TrainerState
 
+from vocagnolm.cli import one_or_all
 from vocagnolm.host.cards import CITATION, TAGS, hub_name, public, public_name
-from vocagnolm.host.command import one_or_all
-from vocagnolm.host.files import ASSETS, json_or_empty
 from vocagnolm.host.options import listed
-from vocagnolm.host.tables import markdown_table
 from vocagnolm.host.trackers import TRACKER_FILE
-from vocagnolm.host.versions import versions
+from vocagnolm.io import ASSETS, json_or_empty, markdown_table, versions
 
 _PACKAGES = "vocagnolm torch transformers accelerate datasets tokenizers"
 # Of the log, with their headings.

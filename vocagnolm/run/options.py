@@ -13,15 +13,14 @@ from pathlib import Path
 from transformers import TrainingArguments
 from transformers.hf_argparser import string_to_bool
 
-from vocagnolm.host.files import read_asset, write_text
-from vocagnolm.host.tables import markdown_table
+from vocagnolm.io import markdown_table, read_asset, write_text
 from vocagnolm.models.adapters import AdapterArguments
 from vocagnolm.objective import Method
 from vocagnolm.run import HELP_PAGE
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.parse import make_parser
+from vocagnolm.run.rejected import REJECTED
 from vocagnolm.run.training_arguments import RunArguments
-from vocagnolm.training.arguments import REJECTED
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
 # What is said around the tables, and the sections of the fields of `RunArguments`.

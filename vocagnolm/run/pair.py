@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from vocagnolm.host.command import one_for_each, resolve_dtype
+from vocagnolm.cli import one_for_each, resolve_dtype
 from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization

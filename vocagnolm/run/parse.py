@@ -9,17 +9,17 @@ from typing import Any
 from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
-from vocagnolm.host.command import OneLineErrors, one_for_each
+from vocagnolm.cli import OneLineErrors, one_for_each
 from vocagnolm.host.options import raise_first, refuse_idle
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
 from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
 from vocagnolm.run.job import Job
+from vocagnolm.run.overlap import overlap_faults
 from vocagnolm.run.recipe import Options, named_in_errors, recipe_of
 from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.teacher import StoredTeacher
-from vocagnolm.training.overlap import overlap_faults
 
 
 class _Parser(OneLineErrors, HfArgumentParser):

@@ -4,8 +4,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from vocagnolm.host.command import Exit, quiet_logs, say, shell
-from vocagnolm.host.units import duration
+from vocagnolm.cli import Exit, quiet_logs, say, shell
+from vocagnolm.io import duration
 
 _HELP = """\
 usage: vocagnolm prepare [--config RECIPE] [the options of vocagnolm train]

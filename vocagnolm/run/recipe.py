@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from vocagnolm.host.command import OneLineErrors
+from vocagnolm.cli import OneLineErrors
 
 # As argparse reads them: of any type.
 Options = dict[str, Any]

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from vocagnolm.host.command import Exit, say
+from vocagnolm.cli import Exit, say
 from vocagnolm.run import HELP_PAGE
 
 

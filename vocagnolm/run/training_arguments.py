@@ -14,13 +14,13 @@ from transformers import TrainingArguments
 from transformers.integrations import integration_utils
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from vocagnolm.host.command import json_settings
+from vocagnolm.cli import json_settings
+from vocagnolm.dist import is_on_cpu, launched_processes
 from vocagnolm.host.options import raise_first
-from vocagnolm.host.processes import is_on_cpu, launched_processes
 from vocagnolm.host.trackers import import_wandb
 from vocagnolm.models.layers import liger_settings
-from vocagnolm.training.arguments import argument_faults, unsupported_options
-from vocagnolm.training.checkpoints import AUTO
+from vocagnolm.run.checkpoints import AUTO
+from vocagnolm.run.rejected import argument_faults, unsupported_options
 
 _TOKENS_SEEN = ("no", "all", "non_padding")
 

@@ -14,13 +14,15 @@ import torch
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments
-from vocagnolm.host.files import JsonObject, write_json
+from vocagnolm.dist import cores
 from vocagnolm.host.manifest import MANIFEST_FILE
-from vocagnolm.host.processes import cores
 from vocagnolm.host.trackers import GUIDANCE_TABLE, Tracking
-from vocagnolm.host.versions import versions
+from vocagnolm.io import JsonObject, versions, write_json
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.models.source import revision_of
+from vocagnolm.report.callback import GuidanceTable
+from vocagnolm.report.view import ViewSettings, sample_blocks
+from vocagnolm.run import checkpoints
 from vocagnolm.run.documents import Documents
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
@@ -30,9 +32,6 @@ from vocagnolm.store.recorder import LossRecorder
 from vocagnolm.store.store import PLAN_FILE, manifest_of
 from vocagnolm.texts.tokenizers import tokenizer_sha256
 from vocagnolm.trainer import VocAgnoTrainer
-from vocagnolm.training import checkpoints
-from vocagnolm.views.callback import GuidanceTable
-from vocagnolm.views.view import ViewSettings, sample_blocks
 
 _CODE = "vocagnolm python torch transformers accelerate datasets tokenizers wandb"
 _GIB = 2**30

@@ -6,9 +6,9 @@ from pathlib import Path
 from huggingface_hub import DatasetCard, DatasetCardData
 
 from vocagnolm.host.cards import CITATION, TAGS, hub_name, public, public_name, push
-from vocagnolm.host.files import ASSETS
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS
 from vocagnolm.host.options import listed
+from vocagnolm.io import ASSETS
 from vocagnolm.store.store import manifest_of
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from vocagnolm.host.files import JsonObject
+from vocagnolm.io import JsonObject
 
 Prompt = str | list[int]
 

@@ -18,10 +18,10 @@ from accelerate import PartialState
 from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.render import Template
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.host.files import read_json, write_json
+from vocagnolm.dist import decided_by_one
 from vocagnolm.host.manifest import MANIFEST_FILE, SHARDS, Manifest
-from vocagnolm.host.processes import decided_by_one
 from vocagnolm.host.settings import check_same, differences
+from vocagnolm.io import read_json, write_json
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode_batch, encode_rendered
 from vocagnolm.store import codec, store

@@ -16,9 +16,9 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.alignment import widen_spans
 from vocagnolm.packing import Blocks
+from vocagnolm.run.guard import Recorder
 from vocagnolm.store import codec, store
 from vocagnolm.texts.column import TEXT
-from vocagnolm.training.guard import Recorder
 
 # Losses in memory, padding counted.
 MOST_HELD = 2**25

@@ -15,16 +15,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.render import Template
+from vocagnolm.cli import note
 from vocagnolm.collator import Batch, PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
-from vocagnolm.host.command import note
-from vocagnolm.host.files import write_json, write_text
-from vocagnolm.host.plots import new_plot, save_plot
-from vocagnolm.host.tables import markdown_table
+from vocagnolm.io import markdown_table, write_json, write_text
 from vocagnolm.objective import Method, Objective
 from vocagnolm.packing import Blocks, IntArray
 from vocagnolm.readers import student_reader
+from vocagnolm.report.plots import new_plot, save_plot
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher

@@ -8,13 +8,12 @@ from accelerate import PartialState
 from transformers import PreTrainedConfig
 
 from vocagnolm.chat.columns import is_conversations
+from vocagnolm.cli import corpora_of, one_or_all, resolve_dtype, say
 from vocagnolm.corpus import joined, load_corpus
-from vocagnolm.host.command import corpora_of, one_or_all, resolve_dtype, say
-from vocagnolm.host.files import check_writable
+from vocagnolm.dist import connect, decided_by_one, in_agreement
 from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.options import refuse_idle
-from vocagnolm.host.processes import connect, decided_by_one, in_agreement
-from vocagnolm.host.versions import versions
+from vocagnolm.io import check_writable, versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.readers import Reader, teacher_reader
 from vocagnolm.store import store

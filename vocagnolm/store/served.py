@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from vocagnolm.host.units import duration
+from vocagnolm.io import duration
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.dialects import Dialect, OpenAIDialect, Prompt, PromptTokens

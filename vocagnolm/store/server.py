@@ -14,7 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from vocagnolm.host.files import JsonObject
+from vocagnolm.io import JsonObject
 
 if TYPE_CHECKING:
     import httpx

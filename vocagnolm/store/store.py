@@ -24,7 +24,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.host.files import ASIDE, file_sha256, json_or_empty, write_file, write_json
 from vocagnolm.host.manifest import (
     MANIFEST_FILE,
     SHARDS,
@@ -35,6 +34,7 @@ from vocagnolm.host.manifest import (
     read_manifest,
     seal,
 )
+from vocagnolm.io import ASIDE, file_sha256, json_or_empty, write_file, write_json
 from vocagnolm.store.codec import (
     KEY_BYTES,
     LossDtype,

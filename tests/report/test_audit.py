@@ -1,0 +1,314 @@
+"""The audit: what it measures on small corpora, what it writes, and how it fails."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from vocagnolm import cli
+from vocagnolm.alignment import align_spans
+from vocagnolm.chat.formats import read_rows
+from vocagnolm.corpus import load_sample
+from vocagnolm.data import align_corpus
+from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.report import audit as audit_module
+from vocagnolm.report.audit import AuditSettings, Named, audit
+from vocagnolm.report.audit_report import audit_markdown, labels
+from vocagnolm.report.overlap import chunk_overlaps, count_map
+from vocagnolm.spans import encode, encode_batch
+from vocagnolm.texts.tokenizers import load_tokenizer
+from vocagnolm.texts.tokens import Encoding
+
+SMALL = AuditSettings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
+# The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).
+REAL = {
+    "mistral-7b-v0.1": (75.58, 75.57),
+    "llemma-7b": (99.95, 99.95),
+    "deepseek-math-7b": (9.61, 24.24),
+    "qwen2.5": (6.32, 17.37),
+}
+
+
+def corpus_of(texts: list[Any]) -> datasets.Dataset:
+    return datasets.Dataset.from_dict({"text": texts})
+
+
+@pytest.fixture(scope="module")
+def student(tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> Named:
+    return Named("student", tokenizers_by_family["metaspace"])
+
+
+@pytest.fixture(scope="module")
+def teachers(tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> list[Named]:
+    return [Named(name, tokenizers_by_family[name]) for name in ("byte_level", "metaspace")]
+
+
+@pytest.fixture
+def content(student: Named, teachers: list[Named], training_texts: list[str]) -> dict[str, Any]:
+    return {"dataset": "D", **audit(student, teachers, corpus_of(training_texts[:90]), SMALL)}
+
+
+def test_audit_sees_the_tokens_of_conversations_that_are_trained(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerFast], training_texts: list[str]
+) -> None:
+    form = "{% for m in messages %}[{{ m.content | trim }}]{{ eos_token }}{% endfor %}"
+    ours, theirs = (deepcopy(tokenizers_by_family[x]) for x in ("metaspace", "nfc_digits"))
+    ours.chat_template = form
+    talks = [{"prompt": f" {text[:20]}", "completion": text[20:]} for text in training_texts[:30]]
+    talks.append({"prompt": None, "completion": "nobody asked"})
+    corpus = datasets.Dataset.from_dict(read_rows(talks, "prompt_completion"))
+    teachers = [Named("T", theirs, "chatml")]
+    found = audit(Named("S", ours), teachers, corpus, SMALL)
+    assert (found["documents"], found["skipped"], found["sequences"]) == (30, 1, 0)
+    counts = found["teachers"][0]["counts"]
+    readers = student_reader(ours, 999), teacher_reader(theirs, 999, "chatml")
+    segments = align_corpus(corpus, *readers, train_on="all")
+    unmapped = segments.total("unmapped_text_tokens")
+    assert (counts["student_tokens"], counts["unmapped"]) == (
+        segments.total("text_tokens"),
+        unmapped,
+    )
+
+
+def test_audit_adds_up_batches(
+    student: Named,
+    teachers: list[Named],
+    training_texts: list[str],
+    content: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    summed = Counter[str]()
+    for text in training_texts[:90]:
+        ours = encode(student.tokenizer, text).spans
+        theirs = encode(teachers[0].tokenizer, text).spans
+        summed.update(count_map(len(text), ours, theirs, align_spans(ours, theirs)))
+    iou = pytest.approx(summed["iou_sum"] / summed["student_tokens"])
+    assert content["teachers"][0]["token_level"] == {"iou": iou, "ios": 1.0}
+    assert content["teachers"][0]["counts"] == pytest.approx(dict(summed))
+    monkeypatch.setattr(audit_module, "_BATCH", 7)
+    again = audit(student, teachers, corpus_of(training_texts[:90]), SMALL)
+    assert {"dataset": "D", **again} == content
+
+
+def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
+    same = content["teachers"][1]
+    assert same["token_level"] == {"iou": 1.0, "ios": 1.0}
+    assert [(point["iou"], point["ios"]) for point in same["chunks"]] == [(1.0, 1.0)] * 3
+    assert same["mapping"]["one_to_one"] == 1.0
+    assert same["worst"] == []
+
+
+def test_sequences_are_documents_cut_at_the_length(
+    student: Named, training_texts: list[str]
+) -> None:
+    corpus = corpus_of(training_texts[:90])
+    found = list(audit_module._sequences(corpus, range(90), student.tokenizer, SMALL))
+    assert len(found) == SMALL.sequences
+    begun = set()
+    for text, spans in found:
+        assert len(spans) == 64
+        assert spans[-1, 1] == len(text)
+        begin = next(n for n, whole in enumerate(training_texts[:90]) if whole[:20] == text[:20])
+        begun.add(begin)
+        assert np.array_equal(encode(student.tokenizer, text).spans[:60], spans[:60])
+    assert begun != set(range(5))  # in random order
+    other = AuditSettings(64, 5, (2,), 3, seed=1)
+    assert (
+        found[0][0] != next(audit_module._sequences(corpus, range(90), student.tokenizer, other))[0]
+    )
+
+
+def test_chunks_are_means_over_sequences_when_measured(
+    student: Named, teachers: list[Named], training_texts: list[str], content: dict[str, Any]
+) -> None:
+    corpus = corpus_of(training_texts[:90])
+    pairs = [
+        (spans, encode(teachers[0].tokenizer, text).spans)
+        for text, spans in audit_module._sequences(corpus, range(90), student.tokenizer, SMALL)
+    ]
+    for point in content["teachers"][0]["chunks"]:
+        means = [chunk_overlaps(*pair, point["chunks"])[0].mean() for pair in pairs]
+        assert point["iou"] == pytest.approx(np.mean(means))
+        assert point["iou_standard_error"] == pytest.approx(np.std(means, ddof=1) / np.sqrt(5))
+    coarse, *_, fine = content["teachers"][0]["chunks"]
+    assert 1 > coarse["ios"] > fine["ios"] > 0
+
+
+def test_audit_has_no_chunks_of_short_corpora(
+    student: Named, teachers: list[Named], caplog: pytest.LogCaptureFixture
+) -> None:
+    short = audit(student, teachers, corpus_of(["Anna has 12 apples."]), SMALL)
+    assert short["sequences"] == 0
+    assert [teacher["chunks"] for teacher in short["teachers"]] == [[], []]
+    assert "lower --sequence_length" in caplog.text
+    assert "Chunks" not in audit_markdown({"dataset": "D", **short})
+
+
+def test_worst_documents_are_named_when_planted(
+    student: Named, teachers: list[Named], training_texts: list[str]
+) -> None:
+    texts = list(training_texts[:40])
+    texts[17] = "-12345" * 9  # single digits against words of digits
+    texts[3] = texts[17] + "-1"
+    worst = audit(student, teachers, corpus_of(texts), SMALL)["teachers"][0]["worst"]
+    assert len(worst) == SMALL.worst
+    assert {document["document"] for document in worst[:2]} == {3, 17}
+    assert [document["iou"] for document in worst] == sorted(d["iou"] for d in worst)
+    assert worst[2]["iou"] > worst[1]["iou"]
+    assert next(d for d in worst if d["document"] == 3)["beginning"] == texts[3][:60]
+
+
+def test_unusable_documents_are_counted_and_left_out(
+    student: Named, teachers: list[Named], training_texts: list[str]
+) -> None:
+    texts = ["", None, "   ", training_texts[0]]
+    found = audit(student, teachers, corpus_of(texts), AuditSettings(worst=3))
+    assert (found["documents"], found["skipped"]) == (1, 3)
+    assert found["teachers"][0]["worst"][0]["document"] == 3
+    with pytest.raises(ValueError, match="no usable document: 3 read"):
+        audit(student, teachers, corpus_of(texts[:3]), SMALL)
+
+
+def test_document_is_left_out_for_all_teachers(
+    student: Named,
+    teachers: list[Named],
+    training_texts: list[str],
+    content: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def encode_or_fail(tokenizer: Any, texts: list[str]) -> list[Encoding]:
+        if tokenizer is teachers[0].tokenizer and any("poison" in text for text in texts):
+            raise ValueError("offsets out of order")
+        return encode_batch(tokenizer, texts)
+
+    monkeypatch.setattr(audit_module, "encode_batch", encode_or_fail)
+    texts = [*training_texts[:90], "poison"]
+    found = audit(student, teachers, corpus_of(texts), SMALL)
+    assert (found["documents"], found["skipped"]) == (90, 1)
+    assert caplog.messages == ["document 90 is left out: offsets out of order"]
+    for teacher, whole in zip(found["teachers"], content["teachers"], strict=True):
+        assert (teacher["counts"], teacher["worst"]) == (whole["counts"], whole["worst"])
+
+
+def test_labels_are_whole_names_when_ambiguous() -> None:
+    def names(*teachers: str) -> list[str]:
+        return labels({"teachers": [{"teacher": name} for name in teachers]})
+
+    assert names("a/x", "b/y/") == ["x", "y"]
+    assert names("a/x", "b/x") == ["a/x", "b/x"]
+
+
+# The command
+
+
+@pytest.fixture
+def command(
+    tmp_path: Path, tokenizer_dirs: dict[str, Path], training_texts: list[str]
+) -> list[str]:
+    path = tmp_path / "pages.jsonl"
+    lines = (json.dumps({"body": text}) + "\n" for text in training_texts[:60])
+    path.write_text("".join(lines), encoding="utf-8")
+    return [
+        *("--student", str(tokenizer_dirs["metaspace"])),
+        *("--teacher", str(tokenizer_dirs["nfc_digits"]), str(tokenizer_dirs["byte_level"])),
+        *("--dataset", str(path), "--text_column", "body", "--sequence_length", "64"),
+        *("--sequences", "4", "--chunks", "2", "16"),
+    ]
+
+
+def test_command_writes_table_json_and_figure(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "a" / "out"
+    assert cli.main(["audit", *command, "--documents", "50", "--output_dir", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert shown == (out / "audit.md").read_text(encoding="utf-8")
+    header = next(line for line in shown.splitlines() if line.startswith("| chunks"))
+    assert [cell.strip() for cell in header.split("|")[2:-1]] == ["nfc_digits", "byte_level"]
+    assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
+    found = json.loads((out / "audit.json").read_text(encoding="utf-8"))
+    assert (found["format"], found["documents"], found["sequences"]) == (1, 50, 4)
+    assert found["settings"]["chunks"] == [2, 16]
+    for teacher in found["teachers"]:
+        assert {"teacher", "vocabulary_overlap", "mapping", "token_level", "chunks"} <= set(teacher)
+        assert {"teacher", "student", "union"} <= set(teacher["vocabulary_overlap"]["bytes"])
+        assert [point["chunks"] for point in teacher["chunks"]] == [2, 16]
+        assert 0 < teacher["token_level"]["iou"] <= teacher["token_level"]["ios"] == 1
+        assert len(teacher["teacher_sha256"]) == 64
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--chunks", "65"], "--chunks 65 exceeds --sequence_length 64: a chunk needs a token"),
+        (["--chunks", "0"], "--chunks must be at least 1, got [0]"),
+        (["--documents", "0"], "--documents must be at least 1"),
+        (["--sequences", "0"], "--sequences must be from 1 to 4294967296, got 0"),
+        (["--text_column", "text"], "is not a column"),
+        (["--teacher", "/nowhere"], "teacher tokenizer /nowhere: no such file or directory"),
+        (["--depth", "3"], "unrecognized arguments: --depth 3"),
+    ],
+)
+def test_command_rejects_in_one_line(
+    command: list[str], options: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["audit", *command, *options]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    line = captured.err.splitlines()[-1]
+    assert line.startswith("vocagnolm audit: error: ")
+    assert reason in line
+
+
+# Real tokenizers
+
+
+@pytest.fixture(scope="module")
+def real_audit(shared_dir: Path) -> dict[str, dict[str, Any]]:
+    """The audit of each real teacher on the beginning of each staged corpus, all in one."""
+    root = shared_dir / "tokenizers"
+    student = Named("tinyllama", load_tokenizer(str(root / "tinyllama"), "student"))
+    teachers = [Named(name, load_tokenizer(str(root / name), "teacher")) for name in REAL]
+    paths = sorted((shared_dir / "data" / "corpora").glob("*.jsonl"))
+    assert len(paths) == 6
+    corpus = datasets.concatenate_datasets([load_sample(str(path), 10)[0] for path in paths])
+    found = audit(student, teachers, corpus, AuditSettings(sequences=2))
+    assert found["documents"] == 60
+    return {teacher["teacher"]: teacher for teacher in found["teachers"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_vocabulary_overlap_is_the_papers(real_audit: dict[str, dict[str, Any]], name: str) -> None:
+    overlap = real_audit[name]["vocabulary_overlap"]
+    found = tuple(round(100 * overlap[kind]["teacher"], 2) for kind in ("raw", "bytes"))
+    assert found == REAL[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_real_student_tokens_are_covered(real_audit: dict[str, dict[str, Any]], name: str) -> None:
+    assert real_audit[name]["token_level"]["ios"] == 1.0
+    assert real_audit[name]["counts"]["unmapped"] == 0
+    assert real_audit[name]["counts"]["student_tokens"] > 20_000
+
+
+@pytest.mark.slow
+def test_overlap_falls_with_chunks_when_vocabularies_differ(
+    real_audit: dict[str, dict[str, Any]],
+) -> None:
+    assert {point["iou"] for point in real_audit["llemma-7b"]["chunks"]} == {1.0}
+    for name in set(REAL) - {"llemma-7b"}:
+        curve = [point["iou"] for point in real_audit[name]["chunks"]]
+        assert curve == sorted(curve, reverse=True)
+        assert curve[-1] < 0.6 < 0.85 < curve[0]
+        assert 0.8 < real_audit[name]["token_level"]["iou"] < 1

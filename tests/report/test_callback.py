@@ -1,0 +1,176 @@
+"""The guidance view during training: it looks, and changes nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
+
+from vocagnolm.collator import PackedCollator
+from vocagnolm.objective import Method
+from vocagnolm.packing import Blocks
+from vocagnolm.readers import student_reader
+from vocagnolm.report.callback import GuidanceTable
+from vocagnolm.report.view import Sample, ViewSettings, read_views, sample_blocks, view_rows
+
+SETTINGS = ViewSettings("s", "t", Method(), "each block")
+
+
+@pytest.fixture(scope="module")
+def world(
+    training_texts: list[str],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Blocks, Sample]:
+    """Blocks to train on, and a sample of two of them."""
+    texts = [*training_texts[:40], "Q.E.D.", "x = 1", "12"]  # short ones share a block
+    segments = make_segments(texts, student_tokenizer, teacher_tokenizer).rows
+    blocks = Blocks(segments, MAX_LENGTH, TEACHER_CONTEXT)
+    corpus = datasets.Dataset.from_dict({"text": texts})
+    reader = student_reader(student_tokenizer, MAX_LENGTH)
+    numbers = sorted(range(len(blocks)), key=lambda block: -len(blocks.segments(block)))[:2]
+    collate = PackedCollator(MAX_LENGTH)
+    return blocks, sample_blocks(blocks, numbers, collate, segments, corpus, reader)
+
+
+@pytest.fixture
+def pair(
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> tuple[Any, Any]:
+    def with_dropout(*args: Any, **kwargs: Any) -> Any:
+        return tiny_llama(*args, attention_dropout=0.2, **kwargs)
+
+    return make_models(with_dropout, student_tokenizer, teacher_tokenizer)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in (directory / "guidance").iterdir())
+
+
+@pytest.mark.slow
+def test_run_has_the_same_weights(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    blocks, sample = world
+    logs, weights = [], []
+    for steps in (None, 1):
+        student, teacher = map(copy.deepcopy, pair)
+        trainer = make_trainer(tmp_path, blocks, student, teacher)
+        if steps:
+            trainer.add_callback(
+                GuidanceTable(trainer.token_guidance, sample, steps, tmp_path, SETTINGS)
+            )
+        trainer.train()
+        weights.append(student.state_dict())
+        logs.append(
+            [{k: v for k, v in row.items() if "_loss" in k} for row in trainer.state.log_history]
+        )
+        assert student.training
+    assert logs[0] == logs[1]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_dropout_matters_when_the_test_above_trusts_it(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    weights = []
+    for dropout in (0.2, 0.0):
+        student, teacher = map(copy.deepcopy, pair)
+        for layer in student.model.layers:
+            layer.self_attn.attention_dropout = dropout
+        make_trainer(tmp_path, world[0], student, teacher).train()
+        weights.append(student.lm_head.weight)
+    assert not torch.equal(*weights)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(2, [0, 2, 4, 5]), (5, [0, 5]), (100, [0, 5]), (1, range(6))]
+)
+def test_views_are_written_at_the_steps_when_training(
+    steps: int,
+    expected: list[int],
+    world: tuple[Blocks, Sample],
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+) -> None:
+    trainer = make_trainer(tmp_path, world[0], *pair, max_steps=5)
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, world[1], steps, tmp_path, SETTINGS))
+    trainer.train()
+    names = [f"step-{step:06}.{kind}" for step in expected for kind in ("html", "json")]
+    assert files(tmp_path) == names
+    for step in expected:
+        view = read_views(tmp_path / "guidance" / f"step-{step:06}.json")
+        assert view.settings.step == step
+
+
+def test_view_is_the_trainers_when_training_has_ended(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    blocks, sample = world
+    trainer = make_trainer(tmp_path, blocks, *pair)
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, sample, 100, tmp_path, SETTINGS))
+    trainer.train()
+    before, after = (read_views(tmp_path / "guidance" / f"step-{step:06}.json") for step in (0, 3))
+    guidance = trainer.token_guidance(sample.batch)
+    assert after.texts == view_rows(sample.batch, guidance, sample.rows)
+    assert before.texts != after.texts
+    assert len(after.texts) > 2, "no block has several texts"
+    assert {text.block for text in after.texts} == set(sample.batch["block"].tolist())
+    student = [t.student_loss_nats for t in after.tokens if t.student_loss_nats is not None]
+    assert sum(student) == pytest.approx(guidance.student_loss_BS.sum().item(), rel=1e-5)
+    trained = sum(token.is_trained for token in after.tokens)
+    assert trained == guidance.weight_BS.sum().item()
+
+
+def test_table_is_reported(
+    world: tuple[Blocks, Sample], pair: tuple[Any, Any], tmp_path: Path
+) -> None:
+    reported: list[tuple[Any, ...]] = []
+    trainer = make_trainer(tmp_path, world[0], *pair)
+    shown = trainer.token_guidance, world[1], 1, tmp_path, SETTINGS
+    trainer.add_callback(GuidanceTable(*shown, lambda *table: reported.append(table)))
+    trainer.train()
+    assert [step for *_, step in reported] == list(range(4))
+    for columns, rows, step in reported:
+        view = read_views(tmp_path / "guidance" / f"step-{step:06}.json")
+        assert columns[:3] == ("token", "status", "student_nats")
+        assert [cells[1] for cells in rows] == [token.status for token in view.tokens]
+        assert [cells[2] for cells in rows] == [t.student_loss_nats for t in view.tokens]
+        assert {len(cells) for cells in rows} == {len(columns)}
+
+
+def test_process_computes_and_writes_nothing(world: tuple[Blocks, Sample], tmp_path: Path) -> None:
+    calls = []
+    guide: Any = calls.append
+    table = GuidanceTable(guide, world[1], 1, tmp_path, SETTINGS)
+    state = TrainerState(is_world_process_zero=False, max_steps=9)
+    arguments: Any = SimpleNamespace(report_to=["wandb"])
+    table.on_train_begin(arguments, state, TrainerControl())
+    state.global_step = 1
+    table.on_step_end(arguments, state, TrainerControl())
+    assert calls == [world[1].batch] * 2
+    assert not (tmp_path / "guidance").exists()
+
+
+def test_resumed_run_shows_no_first_view(world: tuple[Blocks, Sample], tmp_path: Path) -> None:
+    guide: Any = lambda batch: pytest.fail("shown")  # noqa: E731
+    table = GuidanceTable(guide, world[1], 2, tmp_path, SETTINGS)
+    state = TrainerState(global_step=3, max_steps=9)
+    table.on_train_begin(SimpleNamespace(report_to=[]), state, TrainerControl())  # type: ignore[arg-type]
+
+
+def test_callback_refuses_steps_when_there_are_none(
+    world: tuple[Blocks, Sample], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="--guidance_table_steps must be at least 1, got 0"):
+        GuidanceTable(print, world[1], 0, tmp_path, SETTINGS)  # type: ignore[arg-type]

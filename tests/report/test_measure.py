@@ -1,0 +1,50 @@
+"""Measuring a text: the trainer's choice, for every method that inspects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from methods_world import World
+from transformers import PreTrainedTokenizerBase
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_models
+
+from vocagnolm.readers import student_reader, teacher_reader
+from vocagnolm.report.measure import LoadedPair, measure
+from vocagnolm.teacher import ResidentTeacher
+
+
+@pytest.fixture
+def world(
+    training_texts: list[str],
+    tiny_llama: Callable[..., Any],
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase,
+) -> World:
+    tokenizers = student_tokenizer, teacher_tokenizer
+    reference = make_models(tiny_llama, teacher_tokenizer, student_tokenizer)[1]
+    models = (*make_models(tiny_llama, *tokenizers), reference)
+    return World(training_texts[:20], tokenizers, models)
+
+
+@pytest.mark.parametrize("method", ["rho1 entropy", "several mean", "several min"])
+def test_measure_chooses_what_the_trainer_chooses(
+    world: World, tmp_path: Path, method: str
+) -> None:
+    trainer = world.trainer(tmp_path, method)
+    batch = trainer.data_collator([trainer.train_dataset[number] for number in range(4)])
+    expected = trainer.token_guidance(batch)
+    assert isinstance(trainer.teacher, ResidentTeacher)
+    pair = LoadedPair(
+        trainer.model.train(False),
+        student_reader(world.ours, MAX_LENGTH),
+        trainer.teacher,
+        teacher_reader(world.theirs, TEACHER_CONTEXT),
+        torch.device("cpu"),
+    )
+    found = measure(batch, pair, trainer.objective.method)
+    assert all(map(torch.equal, found, expected))
+    assert 0 < found.weight_BS.sum() < found.valid_BS.sum()

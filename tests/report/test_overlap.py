@@ -1,0 +1,208 @@
+"""Overlap of vocabularies and of characters against slow references."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fuzz import FUZZ_PIECES
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from vocagnolm.alignment import align_spans
+from vocagnolm.packing import chunk_edges
+from vocagnolm.report.overlap import (
+    chunk_overlaps,
+    count_map,
+    decoded_vocabulary,
+    map_shares,
+    mean_overlaps,
+    overlaps,
+    vocabulary_overlap,
+)
+from vocagnolm.spans import encode
+from vocagnolm.texts.tokens import Spans
+
+Tokenizers = dict[str, PreTrainedTokenizerFast]
+FAMILIES = ("metaspace", "byte_level", "nfc_digits", "unigram")
+texts = st.lists(st.sampled_from(FUZZ_PIECES), min_size=1, max_size=12).map("".join)
+pairs = st.tuples(st.sampled_from(FAMILIES), st.sampled_from(FAMILIES))
+
+
+# Vocabularies
+
+
+def test_shares_divide_by_each_size_when_counted() -> None:
+    found = vocabulary_overlap({1, 2, 3, 4}, {3, 4, 5, 6, 7, 8, 9, 10})
+    assert found == {
+        **{"teacher": 0.25, "student": 0.5, "union": 0.2},
+        **{"shared": 2, "teacher_size": 8, "student_size": 4},
+    }
+
+
+def test_decoded_vocabulary_holds_every_byte_when_byte_level(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    words = decoded_vocabulary(tokenizers_by_family["byte_level"])
+    assert words >= {bytes([byte]) for byte in range(256)}
+    assert b"<|endoftext|>" in words
+    assert not any("Ġ".encode() in word for word in words)
+
+
+def test_decoded_vocabulary_reads_byte_tokens(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    words = decoded_vocabulary(tokenizers_by_family["metaspace"])
+    assert words >= {bytes([byte]) for byte in range(256)}
+    assert words >= {b"<s>", b"</s>", b"<unk>"}
+    assert not any("▁".encode() in word or word.startswith(b"<0x") for word in words)
+
+
+@pytest.mark.parametrize("family", ["byte_level", "nfc_digits", "metaspace"])
+def test_decoded_vocabulary_has_the_tokens_of_a_text(
+    tokenizers_by_family: Tokenizers, family: str
+) -> None:
+    tokenizer = tokenizers_by_family[family]
+    words = decoded_vocabulary(tokenizer)
+    text = "Anna has 12 apples and 7 books."
+    pieces = [text[start:end].encode() for start, end in encode(tokenizer, text).spans.tolist()]
+    assert len(pieces) > 5
+    assert words >= set(pieces[1:])  # the first may have a space that is not in the text
+
+
+def test_byte_overlap_finds_words_behind_a_space(
+    tokenizers_by_family: Tokenizers,
+) -> None:
+    both = [tokenizers_by_family[name] for name in ("metaspace", "byte_level")]
+    ours, theirs = (set(tokenizer.get_vocab()) for tokenizer in both)
+    decoded = vocabulary_overlap(*map(decoded_vocabulary, both))
+    as_letters = {word.replace("▁", "Ġ") for word in ours}
+    assert decoded["shared"] > len(as_letters & theirs) > len(ours & theirs)
+
+
+def test_overlap_is_whole_when_vocabularies_are_equal(tokenizers_by_family: Tokenizers) -> None:
+    for tokenizer in tokenizers_by_family.values():
+        for words in (set(tokenizer.get_vocab()), decoded_vocabulary(tokenizer)):
+            found = vocabulary_overlap(words, words)
+            assert [found[whose] for whose in ("teacher", "student", "union")] == [1.0] * 3
+
+
+# Characters
+
+
+def characters(spans: Spans) -> set[int]:
+    return {place for start, end in spans.tolist() for place in range(start, end)}
+
+
+def slow_shares(ours: Spans, theirs: Spans) -> tuple[float, float]:
+    a, b = characters(ours), characters(theirs)
+    return len(a & b) / len(a | b), len(a & b) / len(a)
+
+
+@given(text=texts, pair=pairs)
+def test_overlaps_equal_sets_of_characters(
+    tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str]
+) -> None:
+    student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
+    ranges = align_spans(student, teacher)
+    iou, ios = overlaps(student, teacher, ranges)
+    for index, (first, end) in enumerate(ranges.tolist()):
+        expected = (0.0, 0.0)
+        if first >= 0:
+            expected = slow_shares(student[index : index + 1], teacher[first:end])
+        assert (iou[index], ios[index]) == expected
+    assert (ios == 1).all() or not len(teacher)
+
+
+@given(text=texts, pair=pairs, data=st.data())
+def test_overlaps_equal_sets_for_any_ranges(
+    tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str], data: st.DataObject
+) -> None:
+    student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
+    if not len(teacher) or not len(student):
+        return
+    cuts = st.lists(st.integers(0, len(teacher)), min_size=2, max_size=2, unique=True).map(sorted)
+    one = st.one_of(st.just([-1, -1]), cuts)
+    ranges = np.array(data.draw(st.lists(one, min_size=len(student), max_size=len(student))))
+    iou, ios = overlaps(student, teacher, ranges)
+    for index, (first, end) in enumerate(ranges.tolist()):
+        expected = (0.0, 0.0)
+        if first >= 0:
+            expected = slow_shares(student[index : index + 1], teacher[first:end])
+        assert (iou[index], ios[index]) == expected
+
+
+@given(text=texts, pair=pairs, chunks=st.integers(1, 20))
+def test_chunk_overlaps_equal_sets_of_characters(
+    tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str], chunks: int
+) -> None:
+    student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
+    ours, theirs = chunk_edges(len(student), chunks), chunk_edges(len(teacher), chunks)
+    expected = [
+        slow_shares(student[ours[c] : ours[c + 1]], teacher[theirs[c] : theirs[c + 1]])
+        for c in range(chunks)
+        if ours[c] < ours[c + 1]
+    ]
+    iou, ios = chunk_overlaps(student, teacher, chunks)
+    assert list(zip(iou.tolist(), ios.tolist(), strict=True)) == expected
+
+
+def test_chunk_overlaps_are_whole_when_tokens_are_equal() -> None:
+    spans = np.stack((np.arange(100), np.arange(1, 101)), axis=1)
+    for chunks in (1, 7, 100):
+        assert np.array_equal(chunk_overlaps(spans, spans, chunks), np.ones((2, chunks)))
+
+
+# Counts
+
+
+@given(text=texts, pair=pairs)
+def test_count_map_counts_every_kind(
+    tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str]
+) -> None:
+    student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
+    aligned = align_spans(student, teacher)
+    ranges = aligned.tolist()
+    sizes = [end - first for first, end in ranges]
+    same = straddling = shared = 0
+    for index, (first, end) in enumerate(ranges):
+        if first < 0:
+            continue
+        covered = [int(teacher[first, 0]), int(teacher[first:end, 1].max())]
+        start, stop = student[index].tolist()
+        same += end - first == 1 and covered == [start, stop]
+        straddling += covered[0] < start or covered[1] > stop
+        shared += index > 0 and first in range(*ranges[index - 1])
+    counts = count_map(len(text), student, teacher, aligned)
+    assert tuple(counts.values())[:10] == (
+        *(len(text), len(student), len(teacher), sizes.count(0)),
+        *(sizes.count(1), sizes.count(2), sum(size > 2 for size in sizes)),
+        *(same, shared, straddling),
+    )
+
+
+def test_shares_divide_by_the_right_total() -> None:
+    counts = {"characters": 10, "student_tokens": 5, "teacher_tokens": 4}
+    counts |= {"unmapped": 1, "one": 2, "two": 1, "more": 1}
+    counts |= {"same_span": 2, "shared": 1, "straddling": 2}
+    assert map_shares(counts) == {
+        "teacher_tokens_per_student_token": 0.8,
+        "student_tokens_per_character": 0.5,
+        "teacher_tokens_per_character": 0.4,
+        "mapped": 0.8,
+        "unmapped": 0.2,
+        "range_of_1": 0.4,
+        "range_of_2": 0.2,
+        "range_of_3_or_more": 0.2,
+        "one_to_one": 0.4,
+        "one_to_many": 0.4,
+        "many_to_one": 0.2,
+        "straddling": 0.4,
+    }
+
+
+def test_everything_is_unmapped_when_teacher_has_no_tokens() -> None:
+    student, teacher = np.array([[0, 2], [2, 3]]), np.zeros((0, 2), dtype=np.int64)
+    counts = count_map(3, student, teacher, align_spans(student, teacher))
+    assert (counts["unmapped"], mean_overlaps(counts)) == (2, {"iou": 0.0, "ios": 0.0})
+    assert np.array_equal(chunk_overlaps(student, teacher, 2), np.zeros((2, 2)))

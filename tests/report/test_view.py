@@ -1,0 +1,428 @@
+"""The guidance view against brute force, and the command that makes it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from stored_world import random_store
+from tokenizer_stubs import tokens_between
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
+from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
+
+from vocagnolm.chat.formats import read_rows
+from vocagnolm.collator import PackedCollator
+from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.data import align_corpus
+from vocagnolm.guidance import TokenGuidance
+from vocagnolm.objective import Method
+from vocagnolm.packing import Blocks
+from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.report import inspect_main as inspect
+from vocagnolm.report.view import (
+    GuidanceView,
+    Sample,
+    TextView,
+    ViewSettings,
+    read_views,
+    sample_blocks,
+    to_json,
+    view_rows,
+)
+from vocagnolm.spans import encode
+from vocagnolm.store.reader import StoredReader
+from vocagnolm.texts.tokenizers import load_tokenizer
+
+SETTINGS = ViewSettings("s", "t", Method(), "each text", step=7)
+
+
+@pytest.fixture
+def readers(
+    student_tokenizer: PreTrainedTokenizerBase, teacher_tokenizer: PreTrainedTokenizerBase
+) -> tuple[Reader, Reader]:
+    return (
+        student_reader(student_tokenizer, MAX_LENGTH),
+        teacher_reader(teacher_tokenizer, TEACHER_CONTEXT),
+    )
+
+
+def sample_of(texts: list[str], student: Reader, guide: Any) -> Sample:
+    """All blocks of some texts."""
+    corpus = datasets.Dataset.from_dict({"text": texts})
+    rows = align_corpus(corpus, student, guide).rows
+    limits = [guide.limit] if isinstance(guide, Reader) else guide.limits()
+    blocks = Blocks(rows, MAX_LENGTH, limits)
+    numbers = range(len(blocks))
+    return sample_blocks(blocks, numbers, PackedCollator(MAX_LENGTH), rows, corpus, student)
+
+
+def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
+    """Random losses and weights over the tokens of a sample."""
+    generator = torch.Generator().manual_seed(seed)
+    labels, ranges = sample.batch["labels"], sample.batch["teacher_ranges"]
+    shape, teacher_tokens = labels.shape, sum(sample.batch["teacher_widths"])
+    mapped = (ranges.reshape(len(labels), -1, shape[1], 2)[..., 0] >= 0).all(1)
+    return TokenGuidance(
+        student_loss_BS=torch.rand(shape, generator=generator),
+        teacher_loss_BS=torch.rand(shape, generator=generator),
+        valid_BS=labels != IGNORED_LABEL,
+        mapped_BS=mapped,
+        weight_BS=(torch.rand(shape, generator=generator) < 0.5).float(),
+        teacher_loss_BT=torch.rand(len(labels), teacher_tokens, generator=generator),
+    )
+
+
+def views_of(sample: Sample, guidance: TokenGuidance) -> list[list[TextView]]:
+    """The views, by row."""
+    views = iter(view_rows(sample.batch, guidance, sample.rows))
+    return [[next(views) for _ in row] for row in sample.rows]
+
+
+def shown(view: TextView) -> str:
+    return "".join(token.text for token in view.tokens if not token.is_special)
+
+
+def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reader, Reader]) -> None:
+    texts = [text[:60] for text in training_texts[:12]] + ["9", training_texts[1] * 3]
+    sample = sample_of(texts, *readers)
+    guidance = guidance_of(sample)
+    assert max(map(len, sample.rows)) > 1
+    documents = []
+    for row, views in enumerate(views_of(sample, guidance)):
+        at = teacher_at = 0
+        for view in views:
+            documents.append(view.document)
+            assert view.text == texts[view.document][view.start : view.start + len(view.text)]
+            text, start = texts[view.document], view.start
+            found = tokens_between(readers[1].tokenizer, text, start, start + len(view.text))
+            theirs = found.spans.tolist()
+            for position, token in enumerate(view.tokens, at):
+                behind = [
+                    (view.text[a:b], a, b, teacher_at + 1 + number)
+                    for number, (a, b) in enumerate(theirs)
+                    if a < token.end and b > token.start
+                ]
+                expected = [
+                    (*piece, guidance.teacher_loss_BT[row, place].item())
+                    for *piece, place in behind
+                ]
+                found = [(p.text, p.start, p.end, p.loss_nats) for p in token.pieces]
+                assert found == expected
+                if token.status in ("kept", "dropped"):
+                    assert token.teacher_loss_nats == guidance.teacher_loss_BS[row, position].item()
+                if token.status != "unlabelled":
+                    assert token.student_loss_nats == guidance.student_loss_BS[row, position].item()
+                assert token.is_trained == bool(guidance.weight_BS[row, position])
+            at, teacher_at = at + len(view.tokens), teacher_at + 1 + len(theirs)
+    assert sorted(set(documents)) == list(range(len(texts)))
+    assert len(documents) > len(texts), "no text was cut"
+
+
+def test_view_shows_every_character_once(
+    fuzz_texts: Callable[..., list[str]], readers: tuple[Reader, Reader]
+) -> None:
+    texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
+    sample = sample_of(texts, *readers)
+    found = dict.fromkeys(range(len(texts)), "")
+    views = view_rows(sample.batch, guidance_of(sample), sample.rows)
+    for view in sorted(views, key=lambda view: (view.document, view.start)):
+        assert shown(view) == view.text
+        found[view.document] += view.text
+    read = {number: text for number, text in found.items() if text}
+    assert read == {number: texts[number] for number in read}
+    assert len(read) > 45
+
+
+def test_special_tokens_are_named_and_have_a_status(
+    readers: tuple[Reader, Reader],
+) -> None:
+    sample = sample_of(["The answer"], *readers)
+    guidance = guidance_of(sample)
+    ((view,),) = views_of(sample, guidance)
+    first, last = view.tokens[0], view.tokens[-1]
+    assert (first.text, first.status, first.student_loss_nats) == ("<s>", "unlabelled", None)
+    assert (last.text, last.status, last.teacher_loss_nats) == ("</s>", "unmapped", None)
+    assert (last.start, last.end) == (10, 10)
+    assert first.is_special
+    assert not view.tokens[1].is_special
+    trained = guidance._replace(weight_BS=torch.ones_like(guidance.weight_BS))
+    ((view,),) = views_of(sample, trained)
+    assert view.tokens[-1].is_trained
+    assert {token.status for token in view.tokens[1:-1]} == {"kept"}
+
+
+def test_turn_begins_with_a_token_of_its_text(readers: tuple[Reader, Reader]) -> None:
+    form = "{{ bos_token }}{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
+    both = [copy.deepcopy(reader.tokenizer) for reader in readers]
+    for tokenizer in both:
+        tokenizer.chat_template = form
+    # The template trims all of the second message, and its tokens stand behind the space.
+    said = [("user", "Why?"), ("assistant", "  "), ("user", "So?"), ("assistant", "No.")]
+    talk = {"messages": [{"role": role, "content": content} for role, content in said]}
+    corpus = datasets.Dataset.from_dict(read_rows([talk], "messages"))
+    student = student_reader(both[0], MAX_LENGTH)
+    rows = align_corpus(corpus, student, teacher_reader(both[1], TEACHER_CONTEXT)).rows
+    blocks = Blocks(rows, MAX_LENGTH, [TEACHER_CONTEXT])
+    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, student)
+    ((view,),) = views_of(sample, guidance_of(sample))
+    turns = [(token.turn, view.text[token.start]) for token in view.tokens if token.turn]
+    assert turns == [("user", "W"), ("user", "S"), ("assistant", "N")]
+    assert any(token.is_special and 5 < token.start < 8 for token in view.tokens)
+
+
+def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:
+    sample = sample_of(["a 🧮!"], *readers)
+    ((view,),) = views_of(sample, guidance_of(sample))
+    sharing = [token for token in view.tokens if view.text[token.start : token.end] == "🧮"]
+    assert len(sharing) == 4
+    assert [token.text for token in sharing] == ["🧮", "", "", ""]
+    assert all(token.pieces and "🧮" in token.pieces[0].text for token in sharing)
+
+
+def test_pieces_are_the_first_teachers(
+    tokenizers_by_family: dict[str, Any], readers: tuple[Reader, Reader]
+) -> None:
+    other = teacher_reader(tokenizers_by_family["byte_level"], TEACHER_CONTEXT)
+    texts = ["Anna has 12 apples.", "x_1 = 2025"]
+    alone = sample_of(texts, *readers)
+    both = sample_of(texts, readers[0], Teachers((readers[1], other)))
+    spans = [
+        [[(p.start, p.end) for p in t.pieces] for view in row for t in view.tokens]
+        for sample in (alone, both)
+        for row in views_of(sample, guidance_of(sample))
+    ]
+    assert spans[0] == spans[1]
+    # As many losses are taken for a segment as the first teacher has in it.
+    first, second = ([s.teacher_spans.tolist() for s in x.rows[0]] for x in (alone, both))
+    assert first == second
+    guidance = guidance_of(both)
+    ((view, *_),) = views_of(both, guidance)
+    losses = [piece.loss_nats for token in view.tokens[1:2] for piece in token.pieces]
+    assert losses == guidance.teacher_loss_BT[0, 1 : 1 + len(losses)].tolist()
+
+
+def test_stored_losses_have_pieces(readers: tuple[Reader, Reader], tmp_path: Path) -> None:
+    """A store has no tokenizer, but the spans of its tokens."""
+    text = "The answer is 12."
+    stored = random_store(tmp_path / "store", [text], readers[1].tokenizer)
+    views = []
+    for guide in (readers[1], StoredReader([stored])):
+        sample = sample_of([text], readers[0], guide)
+        views += views_of(sample, guidance_of(sample))[0]
+    online, offline = ([[p.text for p in t.pieces] for t in view.tokens] for view in views)
+    assert online == offline != [[] for _ in online]
+
+
+def test_views_are_equal_when_written_and_read(
+    readers: tuple[Reader, Reader], tmp_path: Path
+) -> None:
+    sample = sample_of(["a 🧮!\n", "x = \u202e5"], *readers)
+    view = GuidanceView(SETTINGS, view_rows(sample.batch, guidance_of(sample), sample.rows))
+    path = tmp_path / "guidance.json"
+    path.write_text(json.dumps(to_json(view)))
+    assert read_views(path) == view
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"format": 2, "settings": {}, "texts": []}', '{"format": 1, "texts": []}'],
+)
+def test_read_views_names_the_file(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=r"other\.json is no guidance view .* vocagnolm inspect"):
+        read_views(path)
+
+
+# The command.
+
+
+@pytest.fixture(scope="module")
+def models(
+    tiny_llama: Callable[..., Any],
+    tokenizer_dirs: dict[str, Path],
+    tokenizers_by_family: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, str]:
+    """Directories of a student and a teacher, whose losses are far from uniform."""
+    root = tmp_path_factory.mktemp("models")
+    for seed, (role, family) in enumerate((("student", "metaspace"), ("teacher", "nfc_digits"))):
+        tokenizer = tokenizers_by_family[family]
+        model = tiny_llama(len(tokenizer), seed=seed)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(5)
+        model.save_pretrained(root / role)
+        tokenizer.save_pretrained(root / role)
+    return {role: str(root / role) for role in ("student", "teacher")}
+
+
+def run(models: dict[str, str], *options: str) -> int:
+    return inspect.main(["--student", models["student"], "--teacher", models["teacher"], *options])
+
+
+def test_command_shows_losses_of_the_models(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Anna has 12 apples.\nThe number of the solutions is 2025."
+    assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
+    (view,) = read_views(tmp_path / "guidance.json").texts
+    assert shown(view) == text
+    assert (tmp_path / "guidance.html").exists()
+    assert "kept" in capsys.readouterr().out
+    # Losses of both models, from their logits.
+    for role, tokens in (("student", view.tokens), ("teacher", view.tokens)):
+        model = AutoModelForCausalLM.from_pretrained(models[role])
+        tokenizer = load_tokenizer(models[role], role)
+        reader = (student_reader if role == "student" else teacher_reader)(tokenizer, 128)
+        ids = torch.tensor([[reader.start, *encode(tokenizer, text).ids.tolist()]])
+        losses = F.cross_entropy(model(ids).logits[0, :-1], ids[0, 1:], reduction="none").tolist()
+        if role == "student":
+            found = [token.student_loss_nats for token in tokens[1:-1]]
+        else:
+            found = list({p.start: p.loss_nats for t in tokens for p in t.pieces}.values())
+        assert found == pytest.approx(losses, abs=1e-4)
+    mapped = [token for token in view.tokens if token.status in ("kept", "dropped")]
+    kept = [token for token in mapped if token.status == "kept"]
+    assert len(kept) == math.ceil(0.4 * len(mapped))
+    worst = min(token.excess_nats for token in kept)
+    assert all(token.excess_nats <= worst for token in mapped if token.status == "dropped")
+    for token in mapped:
+        assert token.teacher_loss_nats == max(piece.loss_nats for piece in token.pieces)
+
+
+def test_shares_spread_the_losses_of_a_text(models: dict[str, str], tmp_path: Path) -> None:
+    text = "Anna has 12 apples.\nThe number of the solutions is 2025."
+    argv = ("--text", text, "--aggregation", "share", "--output_dir", str(tmp_path))
+    assert run(models, *argv) == 0
+    (view,) = read_views(tmp_path / "guidance.json").texts
+    pieces = {piece.start: piece.loss_nats for token in view.tokens for piece in token.pieces}
+    spread = sum(token.teacher_loss_nats or 0.0 for token in view.tokens)
+    assert spread == pytest.approx(sum(pieces.values()), rel=1e-5)
+
+
+def test_command_chooses_what_the_trainer_does(models: dict[str, str], tmp_path: Path) -> None:
+    text = "The number of the solutions is 12. 🧮"
+    assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
+    (expected,) = read_views(tmp_path / "guidance.json").texts
+    student, teacher = (AutoModelForCausalLM.from_pretrained(models[role]) for role in models)
+    tokenizers = [load_tokenizer(models[role], role) for role in models]
+    readers = student_reader(tokenizers[0], MAX_LENGTH), teacher_reader(tokenizers[1], 128)
+    corpus = datasets.Dataset.from_dict({"text": [text]})
+    rows = align_corpus(corpus, *readers).rows
+    blocks = Blocks(rows, MAX_LENGTH, 128)
+    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, readers[0])
+    trainer = make_trainer(tmp_path, blocks, student, teacher)
+    (found,) = view_rows(sample.batch, trainer.token_guidance(sample.batch), sample.rows)
+    assert [token.status for token in found.tokens] == [token.status for token in expected.tokens]
+    for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
+        assert ours.student_loss_nats == pytest.approx(theirs.student_loss_nats, abs=1e-4)
+        assert ours.teacher_loss_nats == pytest.approx(theirs.teacher_loss_nats, abs=1e-4)
+
+
+def test_command_obeys_settings_when_they_are_given(models: dict[str, str], tmp_path: Path) -> None:
+    options = ("--top_k", "0.2", "--aggregation", "mean", "--unmapped", "exclude")
+    run(models, "--text", "The answer is 12.", *options, "--output_dir", str(tmp_path))
+    view = read_views(tmp_path / "guidance.json")
+    mapped = [token for token in view.tokens if token.teacher_loss_nats is not None]
+    assert sum(t.status == "kept" for t in mapped) == math.ceil(0.2 * len(mapped))
+    for token in mapped:
+        losses = [piece.loss_nats for piece in token.pieces]
+        assert token.teacher_loss_nats == pytest.approx(sum(losses) / len(losses), abs=1e-5)
+    assert not view.tokens[-1].is_trained
+    assert (view.settings.method.top_k, view.settings.method.aggregation) == (0.2, "mean")
+
+
+def test_command_cuts_a_text(models: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    path.write_bytes(b"one two\r\nthree " * 40)
+    run(models, "--text_file", str(path), "--max_length", "32", "--output_dir", str(tmp_path))
+    views = read_views(tmp_path / "guidance.json").texts
+    assert len(views) > 2
+    assert "".join(map(shown, views)) == path.read_bytes().decode()
+    for view in views:
+        mapped = [t for t in view.tokens if t.status in ("kept", "dropped")]
+        assert sum(t.status == "kept" for t in mapped) == math.ceil(0.4 * len(mapped))
+
+
+def test_command_shows_the_documents_asked_for(
+    models: dict[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("one", "", "three", "four")))
+    where = ("--dataset", str(path), "--output_dir", str(tmp_path))
+
+    def documents(*options: str) -> list[tuple[int, str]]:
+        assert run(models, *where, *options) == 0
+        return [(t.document, t.text) for t in read_views(tmp_path / "guidance.json").texts]
+
+    assert documents() == [(0, "one")]
+    assert documents("--documents", "3") == [(0, "one"), (2, "three")]
+    assert "document 1 cannot be shown: empty" in caplog.text
+    assert documents("--document", "3") == [(3, "four")]
+
+
+def test_command_lists_every_token(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(models, "--text", "x = 12", "--table", "--color", "always") == 0
+    out = capsys.readouterr().out
+    assert "\x1b[1;30;43m" in out
+    assert "teacher pieces" in out
+    assert "</s>" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "one of the arguments --text --text_file --dataset is required"),
+        (("--text", "x", "--dataset", "d"), "not allowed with argument --text"),
+        (("--text", " "), "document 0 cannot be shown: empty; give another text"),
+        (("--text", "x", "--documents", "2"), "--documents has no effect without --dataset"),
+        (("--text", "x", "--top_k", "0"), r"--top_k must be in \(0, 1\], got 0.0"),
+        (("--text", "x", "--max_length", "4096"), "exceeds the student's context of 128"),
+        (("--text", "x", "--max_length", "1"), "--max_length must be from 4 to 16777216, got 1"),
+        (("--text_file", "absent.txt"), "No such file"),
+        (("--text", "x", "--teacher", "no/where"), "--teacher no/where cannot be loaded"),
+    ],
+)
+def test_command_says_one_line(
+    options: tuple[str, ...],
+    message: str,
+    models: dict[str, str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(models, *options) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+
+
+def test_command_refuses_a_number(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text('{"text": "one"}\n')
+    assert run(models, "--dataset", str(path), "--document", "1") == 2
+    assert "has 1 documents, numbered from 0" in capsys.readouterr().err
+
+
+def test_command_stops_when_losses_are_not_finite(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(models["teacher"])
+    with torch.no_grad():
+        model.model.embed_tokens.weight.fill_(math.nan)
+    model.save_pretrained(tmp_path)
+    options = ("--teacher", str(tmp_path), "--teacher_tokenizer", models["teacher"])
+    assert run(models, "--text", "x", *options) == 3
+    assert "NaN or infinite" in capsys.readouterr().err

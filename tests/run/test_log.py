@@ -1,0 +1,137 @@
+"""The log of a run: one aligned line for each entry, and the whole record in a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from world import MAX_LENGTH, make_trainer
+
+from vocagnolm.run import log
+from vocagnolm.run.log import LOG_FILE, RunLog
+
+ENTRY = {"loss": 1.70214, "student_loss_nats": 4.25, "teacher_loss_nats": 2.1, "step": 10}
+ENTRY |= {"selected_fraction": 0.405, "tokens_per_s": 128_400.0}
+# Entries, and their lines without the alignment.
+LINES: dict[str, tuple[dict[str, Any], str]] = {
+    "guided": (ENTRY, "10 20.5K 1.7021 4.2500 2.1000 40.5% 128K 45 s"),
+    "alone": (
+        {name: value for name, value in ENTRY.items() if name != "teacher_loss_nats"},
+        "10 20.5K 1.7021 4.2500 - 40.5% 128K 45 s",
+    ),
+    "skipped": (
+        ENTRY | {"skipped_steps": 2},
+        "10 20.5K 1.7021 4.2500 2.1000 40.5% 128K 45 s 2 steps skipped",
+    ),
+    "all skipped": (
+        {"selected_fraction": 0.0, "skipped_steps": 2},
+        "10 20.5K - - - 0.0% 0 45 s 2 steps skipped",
+    ),
+    "evaluation": (
+        {"eval_loss": 2.25, "eval_runtime": 3.0, "epoch": 1},
+        "10 20.5K eval_loss 2.2500",
+    ),
+}
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[RunLog, SimpleNamespace, SimpleNamespace, list[float]]:
+    """A log, the arguments and the state of a run of 100 steps, and its clock."""
+    clock = [100.0]
+    monkeypatch.setattr(log.time, "monotonic", lambda: clock[0])
+    state = SimpleNamespace(
+        global_step=0, max_steps=100, log_history=[], is_world_process_zero=True
+    )
+    return RunLog(2048), SimpleNamespace(output_dir=tmp_path), state, clock
+
+
+def say(run: Any, step: int, entry: dict[str, Any]) -> None:
+    told, args, state, clock = run
+    clock[0] += 0.5 * (step - state.global_step)
+    state.global_step = step
+    state.log_history.append(entry)
+    told.on_log(args, state, None, logs={})
+
+
+@pytest.mark.parametrize(("entry", "line"), LINES.values(), ids=LINES)
+def test_entry_is_one_aligned_line(
+    entry: dict[str, Any], line: str, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, args, state, _ = run
+    told.on_train_begin(args, state, None)
+    say(run, 10, entry)
+    head, row = capsys.readouterr().out.splitlines()
+    assert row.split() == line.split()
+    assert max(len(head), len(row.partition("   2 ")[0])) <= 72
+    if "student_loss_nats" in entry:
+        ends = [head.index(name) + len(name) for name in ("step", "tokens", "kept", "left")]
+        assert all(row[end - 1] != " " and row[end : end + 1] in ("", " ") for end in ends)
+
+
+@pytest.mark.parametrize("resumed_at", [0, 50])
+def test_time_left_counts_from_the_first_log(
+    resumed_at: int, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, args, state, clock = run
+    state.global_step, state.max_steps = resumed_at, resumed_at + 100
+    told.on_train_begin(args, state, None)
+    clock[0] += 60  # a compilation
+    say(run, resumed_at + 1, ENTRY)
+    say(run, resumed_at + 11, ENTRY)
+    clock[0] += 15  # an evaluation
+    say(run, resumed_at + 21, ENTRY)
+    left = [row.split("128K")[1].strip() for row in capsys.readouterr().out.splitlines()[1:]]
+    assert left == ["1 h 39 m", "44 s", "1 m 39 s"]
+
+
+def test_file_holds_the_history_when_a_run_is_resumed(run: Any, tmp_path: Path) -> None:
+    told, args, state, _ = run
+    told.on_train_begin(args, state, None)
+    for step in (1, 2, 3):
+        say(run, step, ENTRY | {"step": step})
+    (tmp_path / LOG_FILE).open("a").write('{"cut')
+    state.log_history = state.log_history[:2]
+    told.on_train_begin(args, state, None)
+    say(run, 3, ENTRY | {"step": 3, "loss": 9.0})
+    rows = [json.loads(line) for line in (tmp_path / LOG_FILE).read_text().splitlines()]
+    assert rows == state.log_history
+    assert [row["step"] for row in rows] == [1, 2, 3]
+
+
+def test_other_processes_say_nothing(
+    run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told, args, state, _ = run
+    state.is_world_process_zero = False
+    told.on_train_begin(args, state, None)
+    say(run, 1, ENTRY)
+    assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
+
+
+@pytest.mark.parametrize("bar", [False, True])
+def test_trainer_tells_its_log_in_lines(
+    bar: bool,
+    blocks: Any,
+    pair: tuple[Any, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer = make_trainer(tmp_path, blocks, *pair, max_steps=2, disable_tqdm=not bar)
+    trainer.train()
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split() == "step tokens loss student teacher kept tok/s left".split()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["1", str(8 * MAX_LENGTH)],
+        ["2", str(2 * 8 * MAX_LENGTH)],
+        ["2", str(2 * 8 * MAX_LENGTH)],
+    ]
+    assert lines[-1].split()[2] == "train_loss"
+    assert ("2/2" in captured.err) == bar
+    rows = [json.loads(line) for line in (tmp_path / LOG_FILE).read_text().splitlines()]
+    assert rows == trainer.state.log_history

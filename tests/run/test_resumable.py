@@ -1,0 +1,252 @@
+"""The Trainer that survives, in one's own script: what it saves, when, and in which order."""
+
+from __future__ import annotations
+
+import copy
+import json
+import signal
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback
+from world import Tokenizers, make_blocks, make_trainer
+
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.run import checkpoints
+from vocagnolm.run.checkpoints import find_checkpoint
+from vocagnolm.run.guard import Recorder
+
+
+@pytest.fixture
+def make(
+    training_texts: list[str], tokenizers: Tokenizers, pair: tuple[Any, Any], tmp_path: Path
+) -> Callable[..., Any]:
+    """`make(**training)`: a trainer of 3 steps that saves each."""
+    blocks = make_blocks(training_texts[:40], *tokenizers)
+
+    def trainer(recorder: Recorder | None = None, max_bad_steps: int = 0, **training: Any) -> Any:
+        saving = {"save_strategy": "steps", "save_steps": 1, **training}
+        options = {"eval_dataset": [blocks[0]], "recorder": recorder}
+        options["max_bad_steps"] = max_bad_steps
+        return make_trainer(tmp_path, blocks, *copy.deepcopy(pair), options=options, **saving)
+
+    return trainer
+
+
+def test_signal_handlers_are_restored_after_training(make: Callable[..., Any]) -> None:
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    during: list[Any] = []
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            during.append([signal.getsignal(number) for number in numbers])
+
+    before = [signal.getsignal(number) for number in numbers]
+    trainer = make()
+    trainer.add_callback(Look())
+    trainer.train()
+    assert all(a is not b for look in during for a, b in zip(look, before, strict=True))
+    assert [signal.getsignal(number) for number in numbers] == before
+    trainer._inner_training_loop = None  # an error
+    with pytest.raises(TypeError):
+        trainer.train()
+    assert [signal.getsignal(number) for number in numbers] == before
+    assert not trainer.preemption.is_agreed
+
+
+def test_trainer_trains_outside_the_main_thread(make: Callable[..., Any]) -> None:
+    trainer = make()
+    thread = threading.Thread(target=trainer.train)
+    thread.start()
+    thread.join()
+    assert trainer.state.global_step == 3
+
+
+def test_trainer_resumes_from_the_newest_good_checkpoint(
+    make: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ValueError, match="holds no good checkpoint to resume from"):
+        make().train(resume_from_checkpoint=True)
+    whole = make()
+    loss = whole.train().training_loss
+    weights = tmp_path / "checkpoint-3" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    trainer = make()
+    output = trainer.train(resume_from_checkpoint=True)
+    assert f"not resuming from {weights.parent}: model.safetensors has " in caplog.text
+    assert output.training_loss == output.metrics["train_loss"] == loss
+    for a, b in zip(whole.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_index_is_checked_before_fsdp_reads_it(make: Callable[..., Any], tmp_path: Path) -> None:
+    index = tmp_path / "optimizer_0" / ".metadata"
+    index.parent.mkdir()
+    index.write_bytes(b"cbuiltins\nexit\n(tR.")
+    trainer = make()
+    trainer.is_fsdp_enabled = True
+    trainer.state.best_model_checkpoint = str(tmp_path)
+    for load in (trainer._load_from_checkpoint, trainer._load_optimizer_and_scheduler):
+        with pytest.raises(OSError, match="an index has no builtins"):
+            load(str(tmp_path))
+    with pytest.raises(OSError, match="an index has no builtins"):
+        trainer._load_best_model()
+
+
+def test_newest_and_best_checkpoints_stay_when_one_may(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps"}
+    trainer = make(save_total_limit=1, eval_steps=1, **best)
+    # With a loss that falls, the first is the one with the greatest.
+    trainer.args.greater_is_better = True
+    trainer.train()
+    assert trainer.args.save_total_limit == 1
+    assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}
+    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+
+
+class AskToStop(TrainerCallback):
+    """A signal that comes in a step."""
+
+    def __init__(self, trainer: Any, step: int):
+        self.trainer, self.step = trainer, step
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.preemption.is_asked |= state.global_step + 1 == self.step
+
+
+def saves_of(trainer: Any) -> list[int]:
+    """The steps at which it saves, to be filled."""
+    saved, save = [], trainer._save_checkpoint
+
+    def told(*args: Any) -> None:
+        saved.append(trainer.state.global_step)
+        save(*args)
+
+    trainer._save_checkpoint = told
+    return saved
+
+
+def test_stopped_run_is_saved_despite_best_only(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs = {"eval_strategy": "epoch", "num_train_epochs": 2, "max_steps": -1}
+    trainer = make(save_strategy="best", metric_for_best_model="loss", **epochs)
+    monkeypatch.setattr(Trainer, "_determine_best_metric", lambda *args, **kwargs: False)
+    saved, steps = saves_of(trainer), len(trainer.get_train_dataloader())
+    trainer.add_callback(AskToStop(trainer, steps))  # the last one of the first epoch
+    trainer.train()
+    assert trainer.preemption.is_agreed
+    assert saved == [steps]
+    path = find_checkpoint(tmp_path)
+    assert path == str(tmp_path / f"checkpoint-{steps}")
+    history = json.loads((Path(path) / "trainer_state.json").read_text())["log_history"]
+    assert "eval_loss" in history[-1]
+
+
+def test_checkpoint_due_at_a_stop_is_saved_once(make: Callable[..., Any]) -> None:
+    trainer = make()
+    saved = saves_of(trainer)
+    trainer.add_callback(AskToStop(trainer, 2))
+    trainer.train()
+    assert saved == [1, 2]
+    trainer.save_progress()
+    assert saved == [1, 2]
+
+
+def test_resumed_run_does_not_repeat_its_first_evaluation(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    evaluation = {"eval_strategy": "steps", "eval_steps": 3, "eval_on_start": True}
+    make(**evaluation).train()
+    again = make(**evaluation)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert [entry["step"] for entry in again.state.log_history if "eval_loss" in entry] == [0, 3]
+    assert again.args.eval_on_start
+
+
+def test_older_checkpoint_stays_when_the_newest_is_unfinished(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = checkpoints.finish
+
+    def fail_at_2(path: Path, step: int, *args: Any) -> None:
+        if step == 2:
+            raise OSError("no space left")
+        finish(path, step, *args)
+
+    monkeypatch.setattr(checkpoints, "finish", fail_at_2)
+    with pytest.raises(OSError, match="no space left"):
+        make(save_total_limit=1).train()
+    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
+def test_losses_are_written_before_every_checkpoint(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    class Notes(Recorder):
+        def __init__(self) -> None:
+            self.held, self.written = 0, []
+
+        def add(self, block_B: torch.Tensor, loss_BT: torch.Tensor) -> None:
+            assert len(block_B) == len(loss_BT)
+            self.held += len(block_B)
+
+        def write(self, step: int) -> None:
+            assert not (tmp_path / f"checkpoint-{step}").exists()
+            self.written.append((step, self.held))
+            self.held = 0
+
+    notes = Notes()
+    trainer = make(notes, max_steps=5, save_steps=2)
+    losses, calls = trainer.teacher.losses, []
+
+    def bad_in_the_fourth(batch: Any, **kwargs: Any) -> Any:
+        calls.append(batch)
+        found = losses(batch, **kwargs)
+        return found._replace(loss_BT=found.loss_BT * (torch.nan if len(calls) == 4 else 1.0))
+
+    trainer.teacher.losses = bad_in_the_fourth
+    with pytest.raises(NonFiniteLoss):
+        trainer.train()
+    assert notes.written == [(2, 16), (3, 8)]
+
+
+def test_skipped_step_changes_nothing(
+    make: Callable[..., Any],
+) -> None:
+    trainer = make(max_steps=5, save_strategy="no", optim="adamw_torch", max_bad_steps=1)
+    losses, calls, seen = trainer._student_losses, [], []
+
+    def break_second(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        found = losses(*args, **options)
+        return found * torch.nan if len(calls) == 2 else found
+
+    def break_fourth(gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * torch.inf if len(calls) == 4 else gradient
+
+    class Look(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            state = trainer.optimizer.state_dict()["state"].values()
+            tensors = [*trainer.model.parameters(), *(t for s in state for t in s.values())]
+            seen.append([tensor.detach().clone() for tensor in tensors])
+
+    trainer._student_losses = break_second
+    trainer.model.model.norm.weight.register_hook(break_fourth)
+    trainer.add_callback(Look())
+    trainer.train()
+    changed = [not all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
+    assert changed == [False, True, False, True]
+    assert all(tensor.isfinite().all() for tensor in seen[-1])
+    # No loss of a step that was dropped is told, or counted.
+    told = [log for log in trainer.state.log_history if "selected_fraction" in log]
+    assert ["student_loss_nats" in log for log in told] == [True, False, True, False, True]
+    mean = sum(log["loss"] for log in told if "loss" in log) / 3
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(mean)

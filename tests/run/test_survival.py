@@ -1,0 +1,483 @@
+"""What happens to a run when something happens to it: it ends as if nothing had."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from survival_worker import Runs
+
+from vocagnolm.host.manifest import read_manifest, write_manifest
+from vocagnolm.run.checkpoints import checkpoint_fault, find_checkpoint
+from vocagnolm.run.throughput import TIMING_KEYS
+
+pytestmark = pytest.mark.processes
+
+# More of them prove more: VOCAGNOLM_KILLS=30 is what the numbers in docs/running.md are from.
+KILLS = int(os.environ.get("VOCAGNOLM_KILLS", "4"))
+STEPS, SAVE_STEPS = 8, 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where runs are made, with a corpus and two models on disk."""
+
+    root: Path
+    runs: Runs
+
+    def argv(self, out: Path, **changes: Any) -> list[str]:
+        options = {
+            "student": self.root / "student",
+            "teacher": self.root / "teacher",
+            "dataset": self.root / "pages.jsonl",
+            "max_length": 48,
+            "global_batch_tokens": 192,
+            "per_device_train_batch_size": 1,
+            "max_steps": STEPS,
+            "save_steps": SAVE_STEPS,
+            "logging_steps": 2,  # a checkpoint falls between two logs
+            "learning_rate": 1e-2,
+            "eval_fraction": 0.1,
+            "eval_steps": 5,
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "output_dir": out,
+            **changes,
+        }
+        flags = [f"--{name}={value}" for name, value in options.items() if type(value) is not list]
+        lists = [(name, value) for name, value in options.items() if type(value) is list]
+        return [
+            *flags,
+            *(word for name, value in lists for word in (f"--{name}", *map(str, value))),
+        ]
+
+    def run(self, out: Path, changes: dict[str, Any] | None = None, **request: Any) -> int:
+        """One process; its exit status."""
+        log = out.with_suffix(".log")
+        return self.runs.wait(self.runs.start(self.argv(out, **changes or {}), log, **request))
+
+    def run_two(self, out: Path, *requests: dict[str, Any], **changes: Any) -> list[int]:
+        """Two processes, each with what is to happen to it; their exit statuses."""
+        log = out.with_suffix(".log")
+        requests = requests or ({}, {})
+        started = self.runs.start_two(self.argv(out, **changes), log, *requests)
+        return [self.runs.wait(process) for process in started]
+
+
+@pytest.fixture(scope="module")
+def place(
+    tiny_llama: Callable[..., Any],
+    tokenizer_dirs: dict[str, Path],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Place]:
+    root = tmp_path_factory.mktemp("survival")
+    for seed, (role, family) in enumerate((("student", "metaspace"), ("teacher", "nfc_digits"))):
+        shutil.copytree(tokenizer_dirs[family], root / role)
+        dropout = {"attention_dropout": 0.1} if role == "student" else {}  # needs random states
+        tiny_llama(700, seed=seed, **dropout).save_pretrained(root / role)
+    for name, texts in (("pages", training_texts[:40]), ("few", training_texts[40:50])):
+        lines = (json.dumps({"text": text}) + "\n" for text in texts)
+        (root / f"{name}.jsonl").write_text("".join(lines))
+    runs = Runs(root / "cache")
+    yield Place(root, runs)
+    runs.stop()
+
+
+def history(out: Path) -> list[dict[str, Any]]:
+    """The log of a finished run, without what the clock says."""
+    state = json.loads((out / "trainer_state.json").read_text())
+    return [
+        {key: value for key, value in entry.items() if key not in TIMING_KEYS}
+        for entry in state["log_history"]
+    ]
+
+
+def timed_events(out: Path) -> list[tuple[float, str]]:
+    lines = out.with_suffix(".events").read_text().splitlines()
+    return [(float(time), name) for time, name in (line.split(" ", 1) for line in lines)]
+
+
+def events(out: Path) -> list[str]:
+    """What happens again in a run like this one: the aligned documents are written once."""
+    names = [name for _, name in timed_events(out)]
+    loading = [n for n, name in enumerate(names) if name.startswith("load_documents")]
+    return names[: loading[0] + 1] + names[loading[-1] :]
+
+
+def log(out: Path) -> str:
+    return "".join(path.read_text() for path in sorted(out.parent.glob(f"{out.stem}*.log")))
+
+
+def assert_same_run(ours: Path, theirs: Path) -> None:
+    assert history(ours) == history(theirs)
+    name = "model.safetensors"
+    assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(place: Place) -> Path:
+    """A run that nothing happened to."""
+    out = place.root / "whole"
+    assert place.run(out) == 0
+    return out
+
+
+@pytest.mark.slow
+def test_log_tells_every_loss_when_nothing_happens(whole: Path) -> None:
+    entries = history(whole)
+    assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 4, 6, 8]
+    assert [entry["step"] for entry in entries if "eval_loss" in entry] == [5, 8]
+    losses = [entry["loss"] for entry in entries if "loss" in entry]
+    mean = sum(loss * steps for loss, steps in zip(losses, (1, 1, 2, 2, 2), strict=True)) / STEPS
+    assert entries[-1]["train_loss"] == pytest.approx(mean, rel=1e-12)
+
+
+@pytest.mark.stress(
+    "training: SIGKILL at any moment, half of them in a save",
+    "the model and log of an undisturbed run, bit for bit",
+)
+@pytest.mark.slow
+def test_run_ends_alike_when_it_is_killed_anywhere(
+    whole: Path, place: Place, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("times", KILLS)
+    moments = random.Random(7)
+    times, happened = zip(*timed_events(whole), strict=True)
+    saves = [n for n, name in enumerate(happened) if "load" not in name and "loss" not in name]
+    for number in range(KILLS):
+        out = place.root / f"killed{number}"
+        # At an event of a save, at any event, or at any time.
+        at = moments.choice((saves, range(len(happened)))[number % 2])
+        after_s = moments.uniform(0, times[-1] - times[0])
+        status = place.run(
+            out, signal="SIGKILL", **({"at": [at]} if number % 4 else {"after_s": after_s})
+        )
+        assert status == -signal.SIGKILL or (status == 0 and number % 4 == 0), log(out)
+        if status:  # a quick one was over before its time
+            assert place.run(out) == 0, log(out)
+        assert_same_run(out, whole)
+        assert "Traceback" not in log(out)
+
+
+# Signals
+
+
+@pytest.fixture(scope="module")
+def whole_two(place: Place) -> Path:
+    """A run of two processes that nothing happened to."""
+    out = place.root / "whole_two"
+    assert place.run_two(out) == [0, 0], log(out)
+    return out
+
+
+def steps_at(happened: list[str]) -> list[int]:
+    """The numbers of the events with which the optimizer steps begin."""
+    losses = [n for n, name in enumerate(happened) if name == "compute_loss begins"]
+    return losses[:: len(losses) // STEPS]
+
+
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+
+
+@pytest.mark.stress(
+    "training, two processes: SIGTERM, SIGUSR1 or SIGINT to one",
+    "one whole checkpoint; the model and log of an undisturbed run, bit for bit",
+)
+@pytest.mark.slow
+def test_both_processes_stop_at_one_step(
+    whole_two: Path, place: Place, record_property: Callable[[str, object], None]
+) -> None:
+    moments, times = random.Random(11), max(3, KILLS if KILLS > 4 else 0)
+    record_property("times", times)
+    happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
+    for number in range(times):
+        out, rank = place.root / f"stopped{number}", moments.randrange(2)
+        requests: list[dict[str, Any]] = [{}, {}]
+        first, *_, last = steps_at(happened[rank])
+        at = moments.randrange(first, last)
+        requests[rank] = {"signal": SIGNALS[number % len(SIGNALS)], "at": [at]}
+        assert place.run_two(out, *requests) == [75, 75], log(out)
+        assert log(out).count("the run stops when this step is done and saved") == 1
+        (step,) = re.findall(rf"stopped after step (\d+) of {STEPS}", log(out))
+        assert find_checkpoint(out) == str(out / f"checkpoint-{step}")
+        assert all(checkpoint_fault(path) is None for path in out.glob("checkpoint-*"))
+        assert not (out / "model.safetensors").exists()
+        assert place.run_two(out) == [0, 0], log(out)
+        assert_same_run(out, whole_two)
+
+
+@pytest.mark.slow
+def test_sharded_run_ends_alike_when_it_is_stopped(place: Place) -> None:
+    whole, out = place.root / "sharded", place.root / "sharded-stopped"
+    sharding = {"break": [["fsdp", 2]]}
+    assert place.run_two(whole, sharding, sharding, use_cpu=False) == [0, 0], log(whole)
+    at = steps_at(events(whole.with_name("sharded-1")))[4]
+    stopped = {**sharding, "signal": "SIGUSR1", "at": [at]}
+    assert place.run_two(out, sharding, stopped, use_cpu=False) == [75, 75], log(out)
+    assert (out / "checkpoint-5" / "pytorch_model_fsdp_0").is_dir()
+    assert place.run_two(out, sharding, sharding, use_cpu=False) == [0, 0], log(out)
+    assert_same_run(out, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 2])  # of two steps in an epoch
+def test_run_ends_alike_when_stopped_at_epoch_end(step: int, place: Place) -> None:
+    when = dict.fromkeys(("save_strategy", "logging_strategy", "eval_strategy"), "epoch")
+    changes = {**when, "max_steps": -1, "num_train_epochs": 4}
+    changes |= {"global_batch_tokens": 16 * 48, "per_device_train_batch_size": 4}
+    whole, out = place.root / "epochs", place.root / f"epochs-stopped{step}"
+    if not whole.exists():
+        assert place.run(whole, changes) == 0
+    steps = [entry["step"] for entry in history(whole) if "loss" in entry]
+    losses = [n for n, name in enumerate(events(whole)) if name == "compute_loss begins"]
+    assert steps == [1, 2, 4, 6, 8]
+    at = losses[(2 + step - 1) * 4]
+    assert place.run(out, changes, signal="SIGTERM", at=[at]) == 75, log(out)
+    assert find_checkpoint(out) == str(out / f"checkpoint-{2 + step}")
+    assert place.run(out, changes) == 0, log(out)
+    assert_same_run(out, whole)
+
+
+@pytest.mark.slow
+def test_mixture_ends_alike_when_stopped_in_its_second_epoch(place: Place) -> None:
+    corpora = [place.root / "pages.jsonl", place.root / "few.jsonl"]
+    mixed = {"dataset": corpora, "dataset_weights": [0.3, 0.7]}
+    whole, out = place.root / "mixed", place.root / "mixed-stopped"
+    assert place.run_two(whole, **mixed) == [0, 0], log(whole)
+    passes = re.search(r"mixture .*few 70.0%, read ([\d.]+) times", log(whole))
+    assert passes
+    assert 2 < float(passes[1]) < 3
+    at = steps_at(events(whole.with_name("mixed-1")))[4]
+    assert place.run_two(out, {}, {"signal": "SIGTERM", "at": [at]}, **mixed) == [75, 75]
+    assert place.run_two(out, **mixed) == [0, 0], log(out)
+    assert_same_run(out, whole)
+    assert {"eval_pages_loss", "eval_few_loss"} <= history(out)[-2].keys()
+
+
+def test_process_leaves_at_a_signal_before_training(place: Place) -> None:
+    out = place.root / "early"
+    assert place.run(out, signal="SIGTERM", at=[0]) == 75
+    line = "SIGTERM: stopped where nothing had to be saved; the same command starts again\n"
+    assert log(out) == line
+    assert not out.exists()
+
+
+def test_run_is_finished_despite_a_late_signal(whole: Path, place: Place) -> None:
+    out = place.root / "late"
+    assert place.run(out, signal="SIGTERM", at=[len(events(whole)) - 1]) == 0
+    assert "SIGTERM: the last step is done; finishing the run" in log(out)
+    assert_same_run(out, whole)
+
+
+def test_run_stops_at_once_when_interrupted_twice(whole: Path, place: Place) -> None:
+    out = place.root / "interrupted"
+    first = steps_at(events(whole))[4]
+    assert place.run(out, signal="SIGINT", at=[first, first + 1]) == 130
+    assert "SIGINT: the run stops when this step is done and saved; once more" in log(out)
+    assert find_checkpoint(out) == str(out / "checkpoint-3")
+    assert place.run(out) == 0
+    assert_same_run(out, whole)
+
+
+# Processes that are lost
+
+
+@pytest.mark.stress("training, two processes: one is killed or stopped", "status 4 and one line")
+@pytest.mark.slow
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
+def test_job_explains_when_a_process_dies_or_hangs(
+    number: str, whole_two: Path, place: Place
+) -> None:
+    out = place.root / f"lost-{number}"
+    at = steps_at(events(whole_two.with_name("whole_two-1")))[4]
+    request = {"signal": number, "at": [at]}
+    log_file = out.with_suffix(".log")
+    argv = place.argv(out, ddp_timeout=5)
+    began = time.monotonic()
+    processes = place.runs.start_two(argv, log_file, {}, request)
+    assert place.runs.wait(processes[0]) == 4
+    assert time.monotonic() - began < 60
+    if number == "SIGSTOP":
+        os.kill(processes[1], signal.SIGKILL)
+    assert place.runs.wait(processes[1]) == -signal.SIGKILL
+    text = out.with_name(f"{out.name}-0.log").read_text()
+    assert text.splitlines()[-1].startswith(
+        "train.py: error: another process ended or did not answer in time (--ddp_timeout) while "
+        "this one waited for it in the "
+    )
+    assert "(4 steps done)" in text
+    assert "Traceback" not in text
+    if number == "SIGKILL":  # and it can go on
+        assert place.run_two(out) == [0, 0], log(out)
+        assert_same_run(out, whole_two)
+
+
+@pytest.mark.slow
+def test_processes_wait_beyond_their_timeout_for_alignment(
+    place: Place,
+) -> None:
+    out = place.root / "patient"
+    slow = {"break": [["slow", 4]]}
+    assert place.run_two(out, slow, slow, ddp_timeout=2, max_steps=1) == [0, 0], log(out)
+
+
+# Another number of processes
+
+
+def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Place) -> None:
+    out = place.root / "alone"
+    at = steps_at(events(whole_two.with_name("whole_two-0")))[4]
+    assert place.run_two(out, {"signal": "SIGTERM", "at": [at]}, {}) == [75, 75]
+    assert place.run(out, {"per_device_train_batch_size": 1}) == 0, log(out)
+    assert (
+        f"{out}/checkpoint-5 was saved by 2 processes and goes on in 1: the global batch and the "
+        "order of the data stay" in log(out)
+    )
+    ours, theirs = history(out), history(whole_two)
+    assert [entry["step"] for entry in ours] == [entry["step"] for entry in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.get("loss", 0) == pytest.approx(other.get("loss", 0), rel=0.05)  # dropout
+    # The step before the checkpoint, of which no log told, has not been forgotten.
+    mine, other = (next(e for e in run if e["step"] == 6) for run in (ours, theirs))
+    assert mine["selected_fraction"] == other["selected_fraction"]
+    assert mine["teacher_loss_nats"] == pytest.approx(other["teacher_loss_nats"], rel=1e-6)
+
+
+# Numbers that go bad
+
+
+@pytest.mark.slow
+def test_nan_losses_in_one_process_skip_the_step(whole_two: Path, place: Place) -> None:
+    out = place.root / "skipped"
+    broken = {"break": [["nan", 4, "1"], ["nan", 5, "1"]]}
+    changes = {"max_bad_steps": 2}
+    assert place.run_two(out, broken, broken, **changes) == [0, 0], log(out)
+    text = log(out)
+    files = re.findall(r"--max_bad_steps 2\); the batch is in (\S+)", text)
+    assert files == [f"{out}/bad_steps/step-00000{step}-rank-1.safetensors" for step in (4, 5)]
+    tensors = load_file(files[0])
+    assert tensors["0.teacher_loss"].isnan().sum() == 1
+    told = json.loads(Path(files[0]).with_suffix(".json").read_text())
+    assert (told["step"], told["rank"]) == (4, 1)
+    assert told["teacher_block"] in tensors["1.block"].tolist() + tensors["0.block"].tolist()
+    assert [name for name in os.listdir(out / "bad_steps") if "rank-0" in name] == []
+    ours, theirs = history(out), history(whole_two)
+    assert ours[:2] == theirs[:2]
+    skipped = {entry["step"]: entry.get("skipped_steps") for entry in ours if "loss" in entry}
+    assert skipped == {1: None, 2: None, 4: 1.0, 6: 1.0, 8: None}
+    assert all(np.isfinite(value) for entry in ours for value in entry.values())
+    assert ours[-1]["train_loss"] < ours[0]["loss"]
+
+
+@pytest.mark.slow
+def test_run_without_any_update_saves_no_model(place: Place) -> None:
+    out = place.root / "none"
+    broken = {"break": [["nan", step, "0"] for step in (1, 2)]}
+    for _ in range(2):  # its last checkpoint holds no update either
+        assert place.run(out, {"max_bad_steps": 2, "max_steps": 2}, **broken) == 3, log(out)
+        assert "error: none of 2 steps made an update (--max_bad_steps 2)" in log(out)
+        assert not (out / "README.md").exists()
+
+
+def test_checkpoint_of_other_shapes_gives_way_to_older(whole: Path, place: Place) -> None:
+    out = place.root / "shapes"
+    shutil.copytree(whole, out)
+    for name in ("README.md", "manifest.json"):
+        (out / name).unlink(missing_ok=True)
+    newest = Path(str(find_checkpoint(out)))
+    weights = load_file(newest / "model.safetensors")
+    weights["model.norm.weight"] = torch.zeros(3)
+    save_file(weights, newest / "model.safetensors", {"format": "pt"})
+    found = read_manifest(newest)
+    write_manifest(newest, {key: found[key] for key in ("step", "world_size", "run")})
+    assert place.run(out) == 0, log(out)
+    assert f"not resuming from {newest}: model.norm.weight has the shape [3] there" in log(out)
+    assert_same_run(out, whole)
+
+
+@pytest.mark.slow
+def test_run_stops_after_too_many_bad_steps(whole: Path, place: Place) -> None:
+    out = place.root / "bad"
+    broken = {"break": [["nan", 4, "0"], ["nan", 5, "0"]]}
+    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3
+    assert re.search(
+        rf"step 5: the teacher's losses are NaN or infinite in block \d+; no update was made, the "
+        rf"state before it is in {out}/checkpoint-4; .*; the batch is in {out}/bad_steps/"
+        r"step-000005-rank-0.safetensors\n",
+        log(out),
+    )
+    assert place.run(out, {"max_bad_steps": 1}, **broken) == 3  # it remembers the first
+    assert place.run(out, {"max_bad_steps": 2}, **broken) == 0, log(out)
+    entries = [entry for entry in history(out) if "loss" in entry]
+    assert [entry.get("skipped_steps") for entry in entries] == [None, None, 1.0, 1.0, None]
+
+
+def test_log_counts_a_skipped_step_when_stopped_first(whole: Path, place: Place) -> None:
+    out = place.root / "between"
+    request = {"break": [["nan", 3, "0"]], "signal": "SIGUSR1"}
+    at = steps_at(events(whole))[2]
+    assert place.run(out, {"max_bad_steps": 1}, at=[at], **request) == 75
+    assert find_checkpoint(out) == str(out / "checkpoint-3")
+    assert place.run(out, {"max_bad_steps": 1}) == 0, log(out)
+    skipped = [entry.get("skipped_steps") for entry in history(out) if "loss" in entry]
+    assert skipped == [None, None, 1.0, None, None]
+
+
+@pytest.mark.stress(
+    "training: memory or disk is full",
+    "one line; then the model and log of an undisturbed run, bit for bit",
+)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("break_", "told"),
+    [
+        (
+            ["memory", 4, "0"],
+            "out of memory in the student's forward (3 steps done): try, in order of what it "
+            "costs, --per_device_train_batch_size (the global batch stays the same), "
+            "--activation_checkpointing, --teacher_losses",
+        ),
+        (
+            ["disk", 2],
+            "a file could not be read or written in the saving of a checkpoint (6 steps done): "
+            "look at the disk and its quota, and start again, which resumes from the newest "
+            "checkpoint ([Errno 28] No space left on device",
+        ),
+    ],
+)
+def test_run_advises_when_memory_or_disk_is_full(
+    break_: list[Any], told: str, whole: Path, place: Place
+) -> None:
+    out = place.root / f"full-{break_[0]}"
+    assert place.run(out, **{"break": [break_]}) == 4
+    *_, last = log(out).splitlines()
+    assert last.startswith(f"train.py: error: {told}")
+    assert place.run(out) == 0
+    assert_same_run(out, whole)
+
+
+@pytest.mark.slow
+def test_error_is_told_once_by_whoever_has_it(place: Place) -> None:
+    one, all_ = place.root / "one", place.root / "all"
+    broken = {"break": [["file", "1"]]}
+    assert place.run_two(one, broken, broken)[1] == 2
+    assert "train.py (process 1): error: [Errno 5] Input/output error" in log(one)
+    all_.write_text("a file")
+    assert place.run_two(all_) == [2, 2]
+    told = [line for line in log(all_).splitlines() if "error:" in line]
+    assert len(told) == 1, told
+    assert told[0].endswith(f"{all_} is a file, not a directory")

@@ -1,0 +1,344 @@
+"""One shell for all commands: the parser, an error in one line, exit statuses, shared options."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import difflib
+import hashlib
+import importlib
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from functools import partial, wraps
+from importlib.metadata import version
+from io import TextIOWrapper
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from vocagnolm.conventions import NonFiniteLoss, SharedError
+from vocagnolm.host.options import listed, raise_first, wrong_values
+from vocagnolm.host.progress import tell_datasets_progress
+
+if TYPE_CHECKING:
+    import torch
+
+# What a command does with a command line, and the same with all its ends as exit statuses.
+_Work = Callable[[Sequence[str] | None], int | None]
+_Main = Callable[[Sequence[str] | None], int]
+# Arguments of `load_corpus` and the options that they come from.
+_CORPUS_OPTIONS = {
+    "split": "dataset_split",
+    "text_column": "text_column",
+    "config_name": "dataset_config",
+    "format": "format",
+}
+# Of an int64.
+_LARGEST = 2**63 - 1
+# Head start of the first process in telling an error that all have met.
+_MAIN_FIRST_S = 1
+
+# name: (the module with `main(argv)`, one line of help)
+COMMANDS = {
+    "audit": ("vocagnolm.report.audit_main", "How well a teacher's tokens map to a student's"),
+    "compare": ("vocagnolm.report.compare_main", "Tables and figures over finished runs"),
+    "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
+    "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
+    "export": (
+        "vocagnolm.run.export_main",
+        "The whole student of a checkpoint, for from_pretrained",
+    ),
+    "inspect": (
+        "vocagnolm.report.inspect_main",
+        "A text with its tokens kept, dropped and unmapped",
+    ),
+    "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
+    "reselect": ("vocagnolm.store.reselect_main", "Selections under other settings, from stores"),
+    "score": ("vocagnolm.store.score", "Write, verify or repair a teacher-loss store"),
+    "train": ("vocagnolm.run.start", "Continually pretrain a student"),
+}
+
+
+class Exit(IntEnum):
+    """Exit statuses. STOPPED is EX_TEMPFAIL of sysexits.h: a scheduler may start the job again."""
+
+    DONE = 0
+    FAULTS = 1
+    WRONG = 2
+    BAD_NUMBERS = 3
+    LOST = 4
+    STOPPED = 75
+    INTERRUPTED = 130
+
+
+class OneLineErrors(argparse.ArgumentParser):
+    """Parser whose errors are ValueErrors; for an unknown name or choice it offers a known one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and exiting."""
+        _, _, unknown = message.partition("unrecognized arguments: --")
+        known = [known for known in self._option_string_actions if "-" not in known[2:]]
+        name = f"--{re.split('[ =]', unknown)[0]}"
+        if choice := re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message):
+            name, known = choice[1], re.findall(r"[\w.-]+", choice[2])
+        if (unknown or choice) and (near := difflib.get_close_matches(name, known, 1)):
+            message += f" (did you mean {near[0]}?)"
+        raise ValueError(message)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Read a value; refuse integers that no tensor takes, and no path, which would mean "."."""
+        value = super()._get_value(action, arg_string)
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            self.error(f"--{action.dest} must be at most {_LARGEST} either way, got {value}")
+        if action.type is Path and not arg_string:
+            raise argparse.ArgumentError(action, "expected a path, found none: this directory is .")
+        return value
+
+
+class Parser(OneLineErrors):
+    """Parser of a command; names are never abbreviated."""
+
+    def __init__(self, prog: str, description: str | None) -> None:
+        layout = argparse.RawDescriptionHelpFormatter
+        super().__init__(prog, None, description, allow_abbrev=False, formatter_class=layout)
+
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None
+    ) -> argparse.Namespace:
+        """Read a command line, and only then import what the work needs: a page of help does not.
+
+        A command imports its own work behind this, too.
+        """
+        arguments = super().parse_args(args)
+        raise_first(wrong_values(vars(arguments)))
+        quiet_logs()
+        return arguments
+
+    def given(self, arguments: argparse.Namespace) -> set[str]:
+        """Return the names of the options that differ from their defaults."""
+        return {name for name, value in vars(arguments).items() if value != self.get_default(name)}
+
+    def add_dataset(
+        self, *, required: bool = False, source: bool = True, several: bool = False
+    ) -> None:
+        """Add the options of a corpus, or of several; without `source`, all but `--dataset`."""
+        add = partial(self.add_argument, nargs="+" if several else None)
+        if source:
+            shown = "As for train.py: files, a directory, or a hub name."
+            add("--dataset", required=required, help=shown)
+        add("--dataset_config", help="Configuration of a hub dataset.")
+        add("--dataset_split", default="train", help="Split of a hub dataset.")
+        add("--text_column", default="text", help="Column that holds the text.")
+        choices = ("text", "messages", "prompt_completion")
+        add("--format", choices=choices, help="Default: what the columns say.")
+
+    def add_dtype(self, whose: str = "") -> None:
+        """Add `--dtype`, which `resolve_dtype` reads."""
+        choices = ("auto", "bfloat16", "float16", "float32")
+        shown = f"Precision{whose}; auto: bfloat16 on a GPU, float32 on a CPU."
+        self.add_argument("--dtype", choices=choices, default="auto", help=shown)
+
+
+def corpora_of(arguments: object) -> list[tuple[str, dict[str, Any]]]:
+    """Return each corpus of `Parser.add_dataset` and its options, as `load_corpus` takes them.
+
+    An option has one value for all corpora, or one for each.
+    """
+    found = vars(arguments)
+    names = listed(found["dataset"])
+    options = {
+        keyword: one_for_each(option_name, found[option_name], len(names), "corpora")
+        for keyword, option_name in _CORPUS_OPTIONS.items()
+    }
+    return [
+        (name, {keyword: values[number] for keyword, values in options.items()})
+        for number, name in enumerate(names)
+    ]
+
+
+def one_or_all(values: list[str]) -> str | list[str]:
+    """Return a single value itself, as what is older than several of them says it."""
+    return values if len(values) > 1 else values[0]
+
+
+def one_for_each(option_name: str, given: Any, count: int, of: str) -> list[Any]:
+    """Return so many values of an option that has one for all, or one for each."""
+    values = listed(given)
+    if len(values) not in (1, count):
+        raise ValueError(
+            f"--{option_name} needs one value, or one for each of {count} {of}, got {len(values)}"
+        )
+    return values if len(values) > 1 else values * count
+
+
+def resolve_dtype(choice: str, device: torch.device) -> str:
+    """Return the dtype that `auto` stands for: bfloat16 on a GPU, float32 on a CPU."""
+    best = "float32" if device.type == "cpu" else "bfloat16"
+    return best if choice == "auto" else choice
+
+
+def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, object]:
+    """Read an option that is a JSON object of settings, perhaps of none, or raise a ValueError."""
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {text} is not JSON: {error}") from error
+    if not isinstance(content, dict) or not (content or empty):
+        raise ValueError(f"{option}: {text} is not a JSON object of settings")
+    return content
+
+
+def is_main() -> bool:
+    """Return True in the first process of a job, before and after the processes are connected."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str | None, file: TextIO | None = None) -> None:
+    """Print a result, once per job; nothing for None and the empty text."""
+    if text and is_main():
+        print(text, file=file, flush=True)
+
+
+def note(text: str | None) -> None:
+    """Print on stderr anything that is no result, once per job."""
+    say(text, sys.stderr)
+
+
+def shell(
+    name: str, *, out_of_memory: str = "", resumable: bool = False
+) -> Callable[[_Work], _Main]:
+    """Turn the expected errors of a command into one line each, and return its exit status.
+
+    The command parses a command line and does the rest; it returns a status, or None for DONE. With
+    advice, `out_of_memory`, that error is a line too. The same command continues one that is
+    `resumable` after an interrupt.
+    """
+
+    def begin(work: _Work) -> _Main:
+        @wraps(work)
+        def main(argv: Sequence[str] | None = None) -> int:
+            try:
+                return work(argv) or Exit.DONE
+            except NonFiniteLoss as error:
+                return stop(name, error, Exit.BAD_NUMBERS)
+            except (ValueError, ImportError, OSError, MemoryError) as error:
+                return stop(name, error, Exit.WRONG)
+            except RuntimeError as error:
+                # By its name, as a command that loads no model does not load torch either.
+                if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
+                    raise
+                return stop(name, f"out of memory: {out_of_memory}", Exit.WRONG)
+            except KeyboardInterrupt:
+                again = ": give the same command again to continue" if resumable else ""
+                note(f"{name}: interrupted{again}")
+                return Exit.INTERRUPTED
+
+        return main
+
+    return begin
+
+
+def quiet_logs() -> None:
+    """Show warnings as plain lines, and progress bars on a terminal only, not in a log file."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    # A corpus has characters that not every locale has.
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if not sys.stderr.isatty():
+        from transformers.utils import logging as transformers_logging
+
+        tell_datasets_progress(note)
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def stop(name: str, error: BaseException | str, status: int) -> int:
+    """Tell in one line, once for several processes, what ended the command; return the status."""
+    text = " ".join(str(error).split())
+    rank = os.environ.get("RANK", "0")
+    if rank != "0":
+        time.sleep(_MAIN_FIRST_S)
+    if not _is_first_to_tell(text):
+        return status
+    if rank != "0" and not isinstance(error, SharedError):
+        name = f"{name} (process {rank})"
+    sys.stderr.write(f"{name}: error: {text}\n")
+    sys.stderr.flush()
+    if rank == "0" and _is_connected():
+        # This process may host the store in which the others look whether it was told already.
+        time.sleep(2 * _MAIN_FIRST_S)
+    return status
+
+
+def _is_first_to_tell(text: str) -> bool:
+    # Wrong arguments come before any connection, and all processes were given them.
+    if not _is_connected():
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+    from torch.distributed import distributed_c10d
+
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    key = f"vocagnolm told {os.environ.get('GROUP_RANK', '0')} {digest}"
+    try:
+        return int(distributed_c10d._get_default_store().add(key, 1)) == 1
+    except (RuntimeError, ValueError):  # the process that hosts the store is gone
+        return True
+
+
+def _is_connected() -> bool:
+    """Return True if this process is one of several; without torch it is alone."""
+    return "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized()
+
+
+def run_script(main: Callable[[], int]) -> NoReturn:
+    """Run `main` as a process of its own, and leave without waiting for processes that are gone."""
+    status, is_alone = int(Exit.LOST), True
+    try:
+        status = main()
+        is_alone = status in (Exit.LOST, Exit.INTERRUPTED)
+    except KeyboardInterrupt:
+        status = Exit.INTERRUPTED
+    except SystemExit as left:  # --help, or a signal
+        status = int(left.code or 0)
+    if not _is_connected():
+        sys.exit(status)
+    if not is_alone:
+        sys.modules["torch"].distributed.destroy_process_group()
+        atexit._run_exitfuncs()  # such as those of trackers
+    sys.stdout.flush()
+    # Python's own end meets threads of gloo, which now and then abort it.
+    os._exit(status)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command, which reads the rest of the command line itself."""
+    argv = sys.argv[1:] if argv is None else argv
+    lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
+    parser = OneLineErrors(
+        "vocagnolm",
+        description="\n".join(("Teacher-guided continual pretraining:", *lines)),
+        epilog="vocagnolm COMMAND --help says more.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    try:
+        command = parser.parse_args(argv[:1]).command
+    except ValueError as error:
+        return stop("vocagnolm", error, Exit.WRONG)
+    # Only now, because importing the rest takes seconds.
+    try:
+        loaded = importlib.import_module(COMMANDS[command][0])
+    except ImportError as error:
+        return stop(f"vocagnolm {command}", error, Exit.WRONG)
+    return int(loaded.main(argv[1:]))
+
+
+# Start a command in several processes: `accelerate launch -m vocagnolm.cli score ...`.
+if __name__ == "__main__":
+    from vocagnolm.cli import main as the_one_main
+
+    run_script(the_one_main)

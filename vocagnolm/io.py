@@ -1,0 +1,200 @@
+"""Files that are complete or absent; versions; numbers and tables as people read them."""
+
+import gzip
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+from packaging.requirements import Requirement
+
+JsonObject = dict[str, Any]
+# Data of the package: tables, templates, the demo's models.
+ASSETS = Path(__file__).parent / "assets"
+# Ends the name of an incomplete file, which begins with a dot.
+ASIDE = ".tmp"
+_CHUNK_BYTES = 1 << 22
+
+
+def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
+    """Write a file completely or not at all; without `replace`, keep one that exists."""
+    # Two processes may write the same file: each has its own file aside.
+    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{ASIDE}")
+    try:
+        with aside.open("wb") as file:
+            write(file)
+            file.flush()
+            # The bytes must reach the disk before the name does, or a crash leaves an empty file.
+            os.fsync(file.fileno())
+        # From here on a reader sees the old file or the new one, never a part.
+        if not replace:
+            try:
+                # Unlike a rename, a hard link fails where the name is taken.
+                os.link(aside, path)
+            except OSError:
+                # It is taken, or this file system has no hard links.
+                replace = not path.exists()
+        if replace:
+            aside.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+    # After an error too: a part of a file would keep a full disk full.
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, in a directory made for it, compressed if its name ends in .gz."""
+    content = text.encode()
+    if path.suffix == ".gz":
+        # Without a time in it, equal texts are equal files.
+        content = gzip.compress(content, mtime=0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, lambda file: file.write(content))
+
+
+def write_json(path: Path, content: Mapping[str, object], *, replace: bool = True) -> None:
+    """Write a JSON object completely or not at all."""
+    write_file(path, lambda file: file.write(json_bytes(content)), replace=replace)
+
+
+def json_bytes(content: Mapping[str, object]) -> bytes:
+    """Serialize a JSON object as `write_json` does."""
+    return (json.dumps(content, indent=1) + "\n").encode()
+
+
+def read_json(path: Path) -> JsonObject:
+    """Read a JSON object; a ValueError says that the file is damaged."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: it is no JSON ({error}); get it again") from error
+    if not isinstance(content, dict):
+        found = type(content).__name__
+        raise ValueError(f"{path} is damaged: expected an object, found {found}; get it again")
+    return content
+
+
+def read_asset(name: str) -> JsonObject:
+    """Read a table of the package, in YAML."""
+    content: JsonObject = yaml.safe_load((ASSETS / name).read_text(encoding="utf-8"))
+    return content
+
+
+def json_or_empty(path: Path) -> JsonObject:
+    """Read a JSON object; empty if the file is missing or holds anything else."""
+    try:
+        return read_json(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def file_sha256(path: Path, *, flush: bool = False) -> str:
+    """Hash a file, after it is flushed to the disk if `flush`."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        if flush:
+            os.fsync(file.fileno())
+        # Piece by piece: weights may be larger than the memory.
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
+    """Reject a directory for results, before any work is done, if nothing can be written there."""
+    # A directory that does not exist yet will be made in its nearest parent that does.
+    place = next(place for place in (output_dir, *output_dir.parents) if place.exists())
+    if not place.is_dir():
+        raise ValueError(f"{option} {output_dir}: {place} is a file, not a directory")
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = f"{place} cannot be written to ({error.strerror})"
+        raise ValueError(f"{option} {output_dir}: {reason}") from error
+
+
+_PREFIXES = " KMBT"
+# Seconds of each unit, and the unit below it, in which the rest is told.
+_UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
+
+
+def in_short(count: float) -> str:
+    """Write a count in three digits.
+
+    >>> in_short(7), in_short(10_240), in_short(999_999), in_short(15e9)
+    ('7', '10.2K', '1M', '15B')
+    """
+    # Rounded first, so that 999,999 is a million.
+    count, power = float(f"{count:.3g}"), 0
+    while count >= 1000 and power < len(_PREFIXES) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.3g}{_PREFIXES[power].strip()}"
+
+
+def duration(seconds: float) -> str:
+    """Write seconds in the largest unit and the next.
+
+    >>> duration(52.4), duration(725), duration(11_220), duration(540_000)
+    ('52 s', '12 m 05 s', '3 h 07 m', '6 d 06 h')
+    """
+    seconds = round(seconds)
+    for unit, size, below, part in _UNITS:
+        if seconds >= size:
+            whole, rest = divmod(seconds, size)
+            return f"{whole:,} {unit} {rest // part:02} {below}"
+    return f"{seconds} s"
+
+
+def versions(packages: str) -> dict[str, str]:
+    """Look up installed packages, given as names with spaces between; leaves out absent ones.
+
+    >>> list(versions("python numpy no-such-package"))
+    ['python', 'numpy']
+    """
+    found = {}
+    for package in packages.split():
+        with suppress(metadata.PackageNotFoundError):
+            is_python = package == "python"
+            found[package] = platform.python_version() if is_python else metadata.version(package)
+    return found
+
+
+def check_extra(extra: str) -> None:
+    """Raise an ImportError where a package of one of our extras is missing, or another version."""
+    for line in metadata.requires("vocagnolm") or ():
+        wanted = Requirement(line)
+        if not wanted.marker or wanted.marker.evaluate({"extra": ""}):
+            continue
+        if wanted.marker.evaluate({"extra": extra}):
+            found = versions(wanted.name).get(wanted.name, "none")
+            if found not in wanted.specifier:
+                remedy = f"pip install 'vocagnolm[{extra}]'"
+                raise ImportError(
+                    f"expected {wanted.name} {wanted.specifier}, found {found}: {remedy}"
+                )
+
+
+def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str:
+    r"""Lay out rows, the first of which is the header; `padded` columns suit a terminal, too.
+
+    >>> print(markdown_table([["method", "loss"], ["a|b", "1.25"]]))
+    | method | loss |
+    |--------|------|
+    | a\|b   | 1.25 |
+    """
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) if padded else 0 for column in zip(*cells, strict=True)]
+    lines = ["| " + " | ".join(map(str.ljust, row, widths)) + " |" for row in cells]
+    rule = "|".join("-" * (width + 2) if padded else "---" for width in widths)
+    return "\n".join([lines[0], f"|{rule}|", *lines[1:]])

@@ -1,0 +1,90 @@
+"""Measure the losses of a text's tokens, and which of them are kept, without a training step."""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import datasets
+import torch
+from accelerate.utils import send_to_device
+from torch import nn
+
+from vocagnolm.chat.reading import TrainOn
+from vocagnolm.collator import Batch, PackedCollator, student_segments
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.data import align_corpus
+from vocagnolm.guidance import TokenGuidance
+from vocagnolm.objective import Method, Objective
+from vocagnolm.packing import as_block
+from vocagnolm.readers import Reader
+from vocagnolm.report.view import TextView, read_segment, view_rows
+from vocagnolm.teacher import ResidentTeacher
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """Both models, ready to score, and how they read."""
+
+    student: nn.Module
+    student_reader: Reader
+    teacher: ResidentTeacher
+    teacher_reader: Reader
+    device: torch.device
+
+
+def view_documents(
+    corpus: datasets.Dataset,
+    pair: LoadedPair,
+    method: Method,
+    first: int = 0,
+    train_on: TrainOn = "completions",
+) -> list[TextView]:
+    """Show all segments of some documents, numbered from `first`; each is a sequence of its own.
+
+    Raises:
+        ValueError: no document can be shown.
+        NonFiniteLoss: losses are NaN or infinite.
+    """
+    readers = pair.student_reader, pair.teacher_reader
+    segments = align_corpus(corpus, *readers, train_on=train_on)
+    for number, reason in segments.skipped:
+        message = f"document {first + number} cannot be shown: {reason}"
+        if not len(segments.rows):
+            raise ValueError(f"{message}; give another text")
+        logging.getLogger(__name__).warning(message)
+    arrays = segments.rows.with_format("numpy")
+    views: list[TextView] = []
+    for number, row in enumerate(segments.rows):
+        collate = PackedCollator(
+            row["student_tokens"], teacher_max_length=pair.teacher_reader.limit
+        )
+        block = as_block(number, arrays[number : number + 1])
+        batch = cast(Batch, send_to_device(collate([block]), pair.device))
+        segment = read_segment(row, corpus, pair.student_reader)
+        segment = replace(segment, document=first + segment.document)
+        views += view_rows(batch, measure(batch, pair, method), [[segment]])
+    return views
+
+
+@torch.no_grad()
+def measure(batch: Batch, pair: LoadedPair, method: Method) -> TokenGuidance:
+    """Decide over the tokens of a batch, as in training but without a step.
+
+    Raises:
+        NonFiniteLoss: losses are NaN or infinite.
+    """
+    student: Any = pair.student
+    objective = Objective(method, pair.teacher)
+    teacher = objective.teacher_losses(batch)
+    assert teacher is not None, f"{method.as_typed} asks no teacher"
+    loss_BS = student(
+        input_ids=batch["input_ids"],
+        position_ids=batch["position_ids"],
+        labels=batch["labels"],
+        segments=student_segments(batch),
+        token_losses=True,
+    )
+    for role, losses in (("student", loss_BS), ("teacher", teacher.loss_BT)):
+        if not losses.isfinite().all():
+            raise NonFiniteLoss(f"the {role}'s losses are NaN or infinite on this text")
+    return objective.select(loss_BS, batch, teacher)

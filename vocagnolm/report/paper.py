@@ -1,0 +1,59 @@
+"""The paper's numbers as printed, by table and row, and its names of models."""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+
+from vocagnolm.io import ASSETS, JsonObject, read_json
+
+REPORTED_FILE = ASSETS / "reported.json"
+
+
+@cache
+def _paper() -> JsonObject:
+    return read_json(REPORTED_FILE)
+
+
+def read_reported(names: Sequence[str]) -> tuple[str, pd.DataFrame]:
+    """Read the source of the paper's numbers, and rows of its tables; "Table 2" names all of one.
+
+    The frame has a line for each number as printed: row, table, column, reported (percent).
+
+    Raises:
+        ValueError: there is no row or table of that name; the message lists those there are.
+    """
+    of_row = {row: table for table in _paper()["tables"] for row in table["rows"]}
+    whole = {table["table"]: list(table["rows"]) for table in _paper()["tables"]}
+    for name in names:
+        if name not in whole and name not in of_row:
+            known = ", ".join(map(repr, [*whole, *of_row]))
+            expected = "expected --reported to name a row or a table of the paper"
+            raise ValueError(f"{expected}, found {name!r}: give one of {known}")
+    lines = [
+        (row, table["table"], column, value)
+        for row in dict.fromkeys(row for name in names for row in whole.get(name, [name]))
+        for table in [of_row[row]]
+        for column, value in zip(table["columns"], table["rows"][row], strict=True)
+        if value is not None
+    ]
+    return _paper()["source"], pd.DataFrame(lines, columns=["row", "table", "column", "reported"])
+
+
+def paper_models() -> dict[str, list[str]]:
+    """Return the paper's teachers, each with the last parts of its names on the hub."""
+    return dict(_paper()["models"])
+
+
+def teacher_name(reference: str) -> str:
+    """Return the paper's name of a model, or else the last part of its own.
+
+    >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
+    ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
+    """
+    own = Path(reference).name
+    for name, others in paper_models().items():
+        if own.casefold() in (name.casefold(), *map(str.casefold, others)):
+            return name
+    return own

@@ -1,1 +1,0 @@
-"""The survival and the watching of any Trainer; knows no method."""
