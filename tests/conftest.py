@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import tempfile
 from collections import Counter
@@ -35,15 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files that take long first: `make` gives each to one of several processes.
-
-    Leave in the report what `make stress` adds up; a test of more than one adds `times`.
-    """
+    """Run the files that take long first: `make` gives each to one of several processes."""
     long = Counter(item.path for item in items if {"slow", "processes"} & set(item.keywords))
     items.sort(key=lambda item: -long[item.path])
-    for item in items:
-        if marked := item.get_closest_marker("stress"):
-            item.user_properties.append(("stress", json.dumps(marked.args)))
 
 
 def pytest_collection_finish() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import doctest
 import importlib
+from pathlib import Path
 
 import pytest
-from shape import PACKAGE, ROOT
 
+ROOT = Path(__file__).resolve().parents[2]
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in sorted(PACKAGE.rglob("*.py"))
+    for path in sorted((ROOT / "vocagnolm").rglob("*.py"))
     if ">>> " in path.read_text(encoding="utf-8")
 ]
 
