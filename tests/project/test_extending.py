@@ -26,7 +26,6 @@ from vocagnolm.readers import student_reader
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `([\w./]+)` \| (.*) \|$", PAGE, flags=re.MULTILINE)
 
 
 def blocks_of(section: str, language: str) -> list[str]:
@@ -39,13 +38,6 @@ def run(section: str, **names: Any) -> dict[str, Any]:
     for block in blocks_of(section, "python"):
         exec(compile(block, "extending.md", "exec"), names)
     return names
-
-
-@pytest.mark.parametrize(("file", "what"), ROWS, ids=[file for file, _ in ROWS])
-def test_places_of_the_page_exist(file: str, what: str) -> None:
-    source = (ROOT / file).read_text(encoding="utf-8")
-    names = [name.partition(":")[0] for name in re.findall(r"`([^`]+)`", what)]
-    assert [name for name in names if name not in source] == []
 
 
 def test_fifth_aggregation_guides_a_run(
