@@ -10,6 +10,8 @@ from collections import Counter
 # No test may reach for the hub; set before transformers reads it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# Bars of less than a minute are no output; tqdm reads it when it is imported.
+os.environ["TQDM_DELAY"] = "60"
 
 import pytest
 from hypothesis import settings

@@ -1,11 +1,13 @@
-"""One shell for all commands: the parser, an error in one line, exit statuses, shared options."""
+"""The table of commands, the parser of their options, and how each of them ends.
+
+A command prints one line for an error that is not its own fault, and returns an `Exit` status.
+"""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import difflib
-import hashlib
 import importlib
 import json
 import logging
@@ -13,22 +15,18 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from vocagnolm.conventions import NonFiniteLoss, SharedError
-from vocagnolm.host.options import listed, raise_first, wrong_values
-from vocagnolm.host.progress import tell_datasets_progress
 
 if TYPE_CHECKING:
     import torch
 
-# What a command does with a command line, and the same with all its ends as exit statuses.
 _Work = Callable[[Sequence[str] | None], int | None]
 _Main = Callable[[Sequence[str] | None], int]
 # Arguments of `load_corpus` and the options that they come from.
@@ -38,10 +36,8 @@ _CORPUS_OPTIONS = {
     "config_name": "dataset_config",
     "format": "format",
 }
-# Of an int64.
-_LARGEST = 2**63 - 1
-# Head start of the first process in telling an error that all have met.
-_MAIN_FIRST_S = 1
+# By then a launcher has ended the other processes, if rank 0 has failed too.
+_RANK_0_FIRST_S = 2
 
 # name: (the module with `main(argv)`, one line of help)
 COMMANDS = {
@@ -71,33 +67,33 @@ class Exit(IntEnum):
     FAULTS = 1
     WRONG = 2
     BAD_NUMBERS = 3
-    LOST = 4
+    OUT_OF_MEMORY = 4
     STOPPED = 75
     INTERRUPTED = 130
 
 
+def near(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean X?)" for the known name that is most like one, or nothing.
+
+    >>> near("--teachr", ["--teacher", "--student"])
+    ' (did you mean --teacher?)'
+    """
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f" (did you mean {found[0]}?)" if found else ""
+
+
 class OneLineErrors(argparse.ArgumentParser):
-    """Parser whose errors are ValueErrors; for an unknown name or choice it offers a known one."""
+    """Parser whose errors are ValueErrors, and offer the nearest known option or choice."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the usage and exiting."""
-        _, _, unknown = message.partition("unrecognized arguments: --")
-        known = [known for known in self._option_string_actions if "-" not in known[2:]]
-        name = f"--{re.split('[ =]', unknown)[0]}"
+        _, _, unknown = message.partition("unrecognized arguments: ")
+        if unknown:
+            known = (name for name in self._option_string_actions if "-" not in name[2:])
+            message += near(re.split("[ =]", unknown)[0], known)
         if choice := re.search(r"invalid choice: '([^']+)' \(choose from (.+)\)", message):
-            name, known = choice[1], re.findall(r"[\w.-]+", choice[2])
-        if (unknown or choice) and (near := difflib.get_close_matches(name, known, 1)):
-            message += f" (did you mean {near[0]}?)"
+            message += near(choice[1], re.findall(r"[\w.-]+", choice[2]))
         raise ValueError(message)
-
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Read a value; refuse integers that no tensor takes, and no path, which would mean "."."""
-        value = super()._get_value(action, arg_string)
-        if isinstance(value, int) and abs(value) > _LARGEST:
-            self.error(f"--{action.dest} must be at most {_LARGEST} either way, got {value}")
-        if action.type is Path and not arg_string:
-            raise argparse.ArgumentError(action, "expected a path, found none: this directory is .")
-        return value
 
 
 class Parser(OneLineErrors):
@@ -110,13 +106,11 @@ class Parser(OneLineErrors):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None
     ) -> argparse.Namespace:
-        """Read a command line, and only then import what the work needs: a page of help does not.
-
-        A command imports its own work behind this, too.
-        """
+        """Read a command line; a command imports its own work behind this, as --help needs none."""
         arguments = super().parse_args(args)
-        raise_first(wrong_values(vars(arguments)))
-        quiet_logs()
+        for name, value in vars(arguments).items():
+            if isinstance(value, int) and value < 0:
+                raise ValueError(f"--{name} must not be negative, got {value}")
         return arguments
 
     def given(self, arguments: argparse.Namespace) -> set[str]:
@@ -144,34 +138,39 @@ class Parser(OneLineErrors):
         self.add_argument("--dtype", choices=choices, default="auto", help=shown)
 
 
-def corpora_of(arguments: object) -> list[tuple[str, dict[str, Any]]]:
+def listed(value: Any) -> list[Any]:
+    """Return a list of what a list or a tuple holds, and of anything else a list of one."""
+    return [*value] if isinstance(value, list | tuple) else [value]
+
+
+def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
     """Return each corpus of `Parser.add_dataset` and its options, as `load_corpus` takes them.
 
     An option has one value for all corpora, or one for each.
     """
-    found = vars(arguments)
+    found = vars(options)
     names = listed(found["dataset"])
-    options = {
-        keyword: one_for_each(option_name, found[option_name], len(names), "corpora")
-        for keyword, option_name in _CORPUS_OPTIONS.items()
+    values = {
+        argument: one_for_each(option, found[option], len(names), "corpora")
+        for argument, option in _CORPUS_OPTIONS.items()
     }
     return [
-        (name, {keyword: values[number] for keyword, values in options.items()})
-        for number, name in enumerate(names)
+        (name, {argument: given[index] for argument, given in values.items()})
+        for index, name in enumerate(names)
     ]
 
 
 def one_or_all(values: list[str]) -> str | list[str]:
-    """Return a single value itself, as what is older than several of them says it."""
+    """Return a single value itself, and several as a list."""
     return values if len(values) > 1 else values[0]
 
 
-def one_for_each(option_name: str, given: Any, count: int, of: str) -> list[Any]:
+def one_for_each(option: str, given: Any, count: int, of: str) -> list[Any]:
     """Return so many values of an option that has one for all, or one for each."""
     values = listed(given)
     if len(values) not in (1, count):
         raise ValueError(
-            f"--{option_name} needs one value, or one for each of {count} {of}, got {len(values)}"
+            f"--{option} needs one value, or one for each of {count} {of}, got {len(values)}"
         )
     return values if len(values) > 1 else values * count
 
@@ -214,14 +213,14 @@ def shell(
 ) -> Callable[[_Work], _Main]:
     """Turn the expected errors of a command into one line each, and return its exit status.
 
-    The command parses a command line and does the rest; it returns a status, or None for DONE. With
-    advice, `out_of_memory`, that error is a line too. The same command continues one that is
-    `resumable` after an interrupt.
+    The command returns a status, or None for DONE. With advice, `out_of_memory`, that error is a
+    line too. The same command continues one that is `resumable` after an interrupt.
     """
 
     def begin(work: _Work) -> _Main:
         @wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
+            quiet_logs()
             try:
                 return work(argv) or Exit.DONE
             except NonFiniteLoss as error:
@@ -232,7 +231,7 @@ def shell(
                 # By its name, as a command that loads no model does not load torch either.
                 if not (out_of_memory and type(error).__name__ == "OutOfMemoryError"):
                     raise
-                return stop(name, f"out of memory: {out_of_memory}", Exit.WRONG)
+                return stop(name, f"out of memory: {out_of_memory}", Exit.OUT_OF_MEMORY)
             except KeyboardInterrupt:
                 again = ": give the same command again to continue" if resumable else ""
                 note(f"{name}: interrupted{again}")
@@ -244,48 +243,33 @@ def shell(
 
 
 def quiet_logs() -> None:
-    """Show warnings as plain lines, and progress bars on a terminal only, not in a log file."""
+    """Show warnings as plain lines; in a log file, progress bars only of what takes long."""
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     # A corpus has characters that not every locale has.
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     if not sys.stderr.isatty():
-        from transformers.utils import logging as transformers_logging
-
-        tell_datasets_progress(note)
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        # tqdm reads them when it is imported.
+        os.environ.setdefault("TQDM_DELAY", "5")
+        os.environ.setdefault("TQDM_MININTERVAL", "30")
 
 
 def stop(name: str, error: BaseException | str, status: int) -> int:
-    """Tell in one line, once for several processes, what ended the command; return the status."""
-    text = " ".join(str(error).split())
+    """Print in one line what ended the command; return the status.
+
+    An error that all processes share is printed once per machine, and one of a single process with
+    its rank.
+    """
     rank = os.environ.get("RANK", "0")
-    if rank != "0":
-        time.sleep(_MAIN_FIRST_S)
-    if not _is_first_to_tell(text):
-        return status
-    if rank != "0" and not isinstance(error, SharedError):
-        name = f"{name} (process {rank})"
-    sys.stderr.write(f"{name}: error: {text}\n")
-    sys.stderr.flush()
-    if rank == "0" and _is_connected():
-        # This process may host the store in which the others look whether it was told already.
-        time.sleep(2 * _MAIN_FIRST_S)
+    is_shared = isinstance(error, SharedError) or not _is_connected()
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(_RANK_0_FIRST_S)
+        if is_shared:
+            return status
+    if rank != "0" and not is_shared:
+        name = f"{name} (rank {rank})"
+    print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     return status
-
-
-def _is_first_to_tell(text: str) -> bool:
-    # Wrong arguments come before any connection, and all processes were given them.
-    if not _is_connected():
-        return os.environ.get("LOCAL_RANK", "0") == "0"
-    from torch.distributed import distributed_c10d
-
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    key = f"vocagnolm told {os.environ.get('GROUP_RANK', '0')} {digest}"
-    try:
-        return int(distributed_c10d._get_default_store().add(key, 1)) == 1
-    except (RuntimeError, ValueError):  # the process that hosts the store is gone
-        return True
 
 
 def _is_connected() -> bool:
@@ -295,17 +279,15 @@ def _is_connected() -> bool:
 
 def run_script(main: Callable[[], int]) -> NoReturn:
     """Run `main` as a process of its own, and leave without waiting for processes that are gone."""
-    status, is_alone = int(Exit.LOST), True
     try:
         status = main()
-        is_alone = status in (Exit.LOST, Exit.INTERRUPTED)
     except KeyboardInterrupt:
         status = Exit.INTERRUPTED
-    except SystemExit as left:  # --help, or a signal
+    except SystemExit as left:  # --help
         status = int(left.code or 0)
     if not _is_connected():
         sys.exit(status)
-    if not is_alone:
+    if status in (Exit.DONE, Exit.STOPPED):
         sys.modules["torch"].distributed.destroy_process_group()
         atexit._run_exitfuncs()  # such as those of trackers
     sys.stdout.flush()
@@ -325,16 +307,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
+    quiet_logs()
     try:
         command = parser.parse_args(argv[:1]).command
-    except ValueError as error:
+        # Only now, because importing the rest takes seconds.
+        module = importlib.import_module(COMMANDS[command][0])
+    except (ValueError, ImportError) as error:
         return stop("vocagnolm", error, Exit.WRONG)
-    # Only now, because importing the rest takes seconds.
-    try:
-        loaded = importlib.import_module(COMMANDS[command][0])
-    except ImportError as error:
-        return stop(f"vocagnolm {command}", error, Exit.WRONG)
-    return int(loaded.main(argv[1:]))
+    return int(module.main(argv[1:]))
 
 
 # Start a command in several processes: `accelerate launch -m vocagnolm.cli score ...`.

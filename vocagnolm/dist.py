@@ -1,4 +1,4 @@
-"""Agreement between the processes of one job, and waiting for one another."""
+"""The processes of one job: what rank 0 decides, what one process of a machine does first."""
 
 import os
 import time
@@ -6,72 +6,64 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast_object_list, gather_object, parse_flag_from_env
+from accelerate.utils import gather_object, parse_flag_from_env
 from torch import distributed
 
 from vocagnolm.conventions import SharedError
 
 LONGEST_WAIT = timedelta(days=7)
-# Between two looks of a process that waits.
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _T = TypeVar("_T")
 
 
-@contextmanager
-def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
-    """Raise the error of one process in all of them; `takes_long` lifts the others' time-out."""
-    # All processes come to the exchange below, whether they failed or not; one that raised at once
-    # would leave the others waiting there until their time-out.
-    why, wait = None, _patience() if takes_long else None
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        why = str(error)
-    if wait:
-        wait()
-    if reasons := list(filter(None, gather_object([why]))):
-        raise SharedError(reasons[0])
-
-
-def decided_by_one(decide: Callable[[], _T]) -> _T:
-    """Decide in the first process, and return its answer or raise its error in all of them."""
-    answer: list[_T | None] = [None]
-    with in_agreement(takes_long=True):
-        if PartialState().is_main_process:
-            answer = [decide()]
-    decided: _T = broadcast_object_list(answer)[0]
-    return decided
+def rank0(decide: Callable[[], _T]) -> _T:
+    """Call a function on rank 0; return its answer, or raise its error, on every process."""
+    state = PartialState()
+    if state.num_processes == 1:
+        return decide()
+    answer: list[Any] = [None, None]
+    if state.is_main_process:
+        try:
+            answer[0] = decide()
+        except (ValueError, ImportError, OSError) as error:
+            answer[1] = str(error)
+    group = _patient_group(distributed.group.WORLD)
+    distributed.broadcast_object_list(answer, src=0, group=group)
+    decided, why = answer
+    if why is not None:
+        raise SharedError(why)
+    return decided  # type: ignore[no-any-return]
 
 
 @contextmanager
-def first_of_machine_first() -> Iterator[None]:
-    """Let one process of each machine do the work, and the others find it done; no time-out."""
-    wait, is_first = _patience(), PartialState().is_local_main_process
+def machine_first() -> Iterator[None]:
+    """Let one process of each machine do the work, however long, and the others find it done."""
+    wait, is_first = _barrier(), PartialState().is_local_main_process
     if not is_first:
         wait()
     try:
         yield
     finally:
+        # After an error too, or the others would wait for good.
         if is_first:
             wait()
 
 
-def _patience() -> Callable[[], None]:
-    """Return a barrier without time-out; all processes have to ask for it at once."""
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
+def _barrier() -> Callable[[], None]:
+    """Return a barrier without a time-out; all processes have to ask for it at once."""
+    if PartialState().num_processes == 1:
         return lambda: None
-    # NCCL would count the wait as a hang, and keep a core busy with it.
     group = _patient_group(distributed.group.WORLD)
 
     def wait() -> None:
         work = distributed.barrier(group, async_op=True)
-        # Awake, so that signals reach it, and it notices at once when another one has ended.
+        # A blocking wait would hear no signals.
         while not work.is_completed():
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         work.wait()
 
     return wait
@@ -79,7 +71,8 @@ def _patience() -> Callable[[], None]:
 
 @lru_cache(maxsize=1)
 def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
-    """Make a group of all processes once per world: another one would wait for those that left."""
+    """Make a gloo group: NCCL takes a long wait for a hang, and keeps a core busy."""
+    # One for each world, as all processes have to be there to make one.
     group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
     return group
 
@@ -93,7 +86,7 @@ def connect() -> PartialState:
 
 
 def connection_fault(connected: int) -> str | None:
-    """Say that processes were started as one job but would run as many, in one directory."""
+    """Describe processes that were started as one job but would run as many, in one directory."""
     if (started := launched_processes()) == connected:
         return None
     return (
@@ -103,7 +96,7 @@ def connection_fault(connected: int) -> str | None:
 
 
 def launched_processes() -> int:
-    """Return the processes of this job, as the launcher says."""
+    """Return the number of processes of this job, as its launcher gives it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -114,8 +107,29 @@ def is_on_cpu() -> bool:
 
 
 def cores() -> int:
-    """Return the cores that this process may use, which on a shared machine are not all."""
+    """Return the number of cores that this process may use, which on a shared machine are few."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux has it
         return os.cpu_count() or 1
+
+
+# -- Until evaluation and store call `rank0` -----------------------------------------------------
+
+
+@contextmanager
+def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
+    """Raise the error of one process in all of them."""
+    why, wait = None, _barrier() if takes_long else None
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        why = str(error)
+    if wait:
+        wait()
+    if reasons := list(filter(None, gather_object([why]))):
+        raise SharedError(reasons[0])
+
+
+decided_by_one = rank0
+first_of_machine_first = machine_first

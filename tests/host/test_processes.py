@@ -1,26 +1,48 @@
-"""What one process decides for all."""
+"""What rank 0 decides for all processes, and what one of a machine does first."""
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch import distributed
 
-from vocagnolm import dist as processes
+from vocagnolm import dist
+from vocagnolm.conventions import SharedError
+
+pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("is_main", [True, False])
-def test_only_the_first_process_decides(is_main: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    decisions: list[str] = []
-    state = SimpleNamespace(is_main_process=is_main)
-    monkeypatch.setattr(processes, "PartialState", lambda: state)
-    monkeypatch.setattr(processes, "gather_object", lambda found: found)
-    sent = {True: lambda answer: answer, False: lambda answer: ["the first one's"]}
-    monkeypatch.setattr(processes, "broadcast_object_list", sent[is_main])
+def fail() -> None:
+    raise OSError(28, "No space left on device")
 
-    def decide() -> str:
-        decisions.append("one")
-        return "mine"
 
-    assert processes.decided_by_one(decide) == ("mine" if is_main else "the first one's")
-    assert len(decisions) == is_main
+def worker(rank: int, place: str) -> None:
+    distributed.init_process_group("gloo", f"file://{place}/store", rank=rank, world_size=2)
+    first = rank == 0
+    state = SimpleNamespace(num_processes=2, is_main_process=first, is_local_main_process=first)
+    dist.PartialState = lambda: state  # type: ignore[assignment, misc, return-value]
+    assert dist.rank0(lambda: rank) == 0
+    with pytest.raises(SharedError, match="No space left on device"):
+        dist.rank0(fail)
+    done = Path(place, "done")
+    with suppress(ValueError), dist.machine_first():
+        if first:
+            time.sleep(0.3)
+            done.touch()
+        assert done.exists()
+        raise ValueError
+    distributed.barrier()
+
+
+def test_rank_0_decides_and_works_first(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(worker, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+
+
+def test_one_process_decides_by_itself() -> None:
+    with pytest.raises(OSError, match="No space"):
+        dist.rank0(fail)

@@ -9,14 +9,13 @@ from pathlib import Path
 from huggingface_hub import HfApi
 from huggingface_hub.errors import LocalTokenNotFoundError
 
-from vocagnolm.cli import Exit, is_main, note, quiet_logs, say, stop
+from vocagnolm.cli import Exit, is_main, note, say, stop
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import decided_by_one, in_agreement
 from vocagnolm.host import lock
 from vocagnolm.host.cards import push
 from vocagnolm.host.options import raise_first
-from vocagnolm.host.progress import telling
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings
 from vocagnolm.host.trackers import offline_reason
 from vocagnolm.io import JsonObject, check_writable, json_or_empty, write_text
@@ -53,7 +52,6 @@ _NAME = "train.py"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one training job and return its exit status."""
-    quiet_logs()
     trainer: VocAgnoTrainer | None = None
     # While this process tells an error, a launcher may end it for another's: line and status stay.
     with preemption.handling(preemption.SCHEDULERS, lambda name: None):
@@ -81,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 doing = f"{trainer.phases.doing} ({trainer.state.global_step} steps done)"
             # Something that this process alone has met, or a fault of the program.
             if explanation := failures.explain(error, doing):
-                return stop(_NAME, explanation, Exit.LOST)
+                return stop(_NAME, explanation, Exit.OUT_OF_MEMORY)
             raise
 
 
@@ -136,8 +134,7 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
             )
         )
         say(f"resuming from {checkpoint}" if checkpoint else "beginning anew")
-    with telling("checking that the models keep documents apart", note):
-        _check_and_compile(trainer, job, documents)
+    _check_and_compile(trainer, job, documents)
     # Taken last, so that a wrong command leaves no trace in the directory.
     with in_agreement(takes_long=True):
         if is_main():
@@ -217,8 +214,7 @@ def _make_trainer(
     """Load the models, and make the trainer with all that watches the run."""
     data, method, run = job.data, job.method, job.run
     recorder = load_recorder(job, documents, store)
-    with telling("loading the models", note):
-        student, teacher = load_models(pair, seed=run.seed)
+    student, teacher = load_models(pair, seed=run.seed)
     chunks = method.chunks if method.method == "chunk" else None
     crosses = data.attend_across_documents
     trainer = VocAgnoTrainer(

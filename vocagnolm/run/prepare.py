@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from vocagnolm.cli import Exit, quiet_logs, say, shell
+from vocagnolm.cli import Exit, say, shell
 from vocagnolm.io import duration
 
 _HELP = """\
@@ -30,7 +30,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vocagnolm.run.plan import describe_documents, fitted
     from vocagnolm.run.recipe import named_in_errors
 
-    quiet_logs()
     job = parse(argv)
     with named_in_errors(argv):
         pair = load_pair(job.model, job.method, job.run.device, job.data.max_length)
