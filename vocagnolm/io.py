@@ -110,6 +110,17 @@ def file_sha256(path: Path, *, flush: bool = False) -> str:
     return digest.hexdigest()
 
 
+def sizes(directory: Path) -> dict[str, int]:
+    """Return the bytes of all files below a directory by their names, once they are on the disk."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            found[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return found
+
+
 def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
     """Reject a directory for results, before any work is done, if nothing can be written there."""
     # A directory that does not exist yet will be made in its nearest parent that does.
