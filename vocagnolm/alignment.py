@@ -1,6 +1,6 @@
 """Token-level lexical alignment: which teacher tokens cover each student token."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy.typing as npt
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.texts.offsets import find_disorder
 from vocagnolm.texts.tokens import Spans
+
+IntArray = npt.NDArray[np.int64]
 
 
 def align_spans(student_spans: Spans, teacher_spans: Spans) -> Spans:
@@ -46,7 +48,10 @@ def find_ranges(student_spans: Spans, teacher_spans: Spans) -> Spans:
     ranges = np.empty((len(student_spans), 2), dtype=np.int64)
     ranges[:, 0] = teacher_spans[:, 1].searchsorted(student_spans[:, 0], side="right")
     ranges[:, 1] = teacher_spans[:, 0].searchsorted(student_spans[:, 1], side="left")
-    ranges[ranges[:, 0] >= ranges[:, 1]] = UNMAPPED
+    is_unmapped = ranges[:, 0] >= ranges[:, 1]
+    # As a rule there is none, and the assignment would cost as much as a search.
+    if np.count_nonzero(is_unmapped):
+        ranges[is_unmapped] = UNMAPPED
     return ranges
 
 
@@ -139,43 +144,61 @@ def narrow_spans(
     return steps, jumps.ravel().astype(np.int32), 3 * ends
 
 
-def widen_spans(steps: npt.ArrayLike, jumps: npt.ArrayLike) -> Spans:
+def widen_spans(steps: Sequence[int] | IntArray, jumps: Sequence[int] | IntArray) -> Spans:
     """Read what `narrow_spans` wrote.
 
     >>> widen_spans([2, 1, 0, 0], [2, -1, 0, 3, 0, 996]).tolist()
     [[0, 2], [2, 3], [2, 3], [3, 999]]
     """
     step = np.array(steps, dtype=np.int64)
-    odd, begin, wide = np.asarray(jumps, dtype=np.int64).reshape(-1, 3).T
-    step[odd] = wide
-    ends = step.cumsum()
-    starts = ends - step
-    starts[odd] += begin
-    return np.stack((starts, ends), axis=1)
+    spans = np.empty((len(step), 2), np.int64)
+    if len(jumps):
+        token, begin, end = np.asarray(jumps, dtype=np.int64).reshape(-1, 3).T
+        step[token] = end
+    step.cumsum(out=spans[:, 1])
+    np.subtract(spans[:, 1], step, out=spans[:, 0])
+    if len(jumps):
+        spans[token, 0] += begin
+    return spans
 
 
-def align_segment(row: Mapping[str, Any]) -> tuple[Spans, npt.NDArray[np.float32]]:
+def align_segment(row: Mapping[str, Any]) -> Spans:
     """Map every student token of a segment, a row of `data.Segments`, to each teacher's tokens.
 
-    Returns the ranges int64 [K, S, 2] in a teacher's tokens of this segment, of which its start
-    token is number 0, and the shares float32 [K, S, 3] of `covered_shares`. The student's own
-    special tokens are unmapped.
+    Returns ranges int64 [K, S, 2] in a teacher's tokens of this segment, of which its start token
+    is number 0. The student's own special tokens are unmapped.
     """
-    spans = widen_spans(row["student_steps"], row["student_jumps"])
-    theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
-    counts = np.asarray(row["teacher_counts"], dtype=np.int64)
-    ranges = np.full((len(counts), len(row["student_ids"]), 2), UNMAPPED, dtype=np.int64)
-    shares = np.ones((*ranges.shape[:2], 3), np.float32)
     # ids      <s> t e x t </s>        tokens of the text have spans, those around it have none
     # spans        0 1 2 3
-    text = slice(1, 1 + len(spans))
-    parts = np.split(theirs, np.cumsum(counts - 1)[:-1])
-    for mine, share, count, part in zip(ranges, shares, counts.tolist(), parts, strict=False):
+    ours = widen_spans(row["student_steps"], row["student_jumps"])
+    theirs = _by_teacher(row)
+    ranges = np.full((len(theirs), len(row["student_ids"]), 2), UNMAPPED, dtype=np.int64)
+    for mine, spans, tokens in zip(ranges, theirs, row["teacher_counts"], strict=True):
         # Kept without spans: mapped by number.
-        if not len(theirs):
-            found = align_positions(len(spans), count - 1)
-        else:
-            found = find_ranges(spans, part)
-            share[text] = covered_shares(spans, part, found)
-        mine[text] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
-    return ranges, shares
+        found = find_ranges(ours, spans) if len(spans) else align_positions(len(ours), tokens - 1)
+        # Behind the start token.
+        mine[1 : 1 + len(ours)] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
+    return ranges
+
+
+def segment_shares(row: Mapping[str, Any], ranges: Spans) -> npt.NDArray[np.float32]:
+    """Measure `covered_shares` of every student token of a segment, float32 [K, S, 3]."""
+    ours = widen_spans(row["student_steps"], row["student_jumps"])
+    shares = np.ones((*ranges.shape[:2], 3), np.float32)
+    text = slice(1, 1 + len(ours))
+    for mine, found, spans in zip(shares, ranges, _by_teacher(row), strict=True):
+        without_start = np.where(found[text] == UNMAPPED, UNMAPPED, found[text] - 1)
+        mine[text] = covered_shares(ours, spans, without_start)
+    return shares
+
+
+def _by_teacher(row: Mapping[str, Any]) -> list[Spans]:
+    """Return the spans of each teacher's tokens in the text of a segment."""
+    spans = widen_spans(row["teacher_steps"], row["teacher_jumps"])
+    parts, first = [], 0
+    for tokens in row["teacher_counts"]:
+        # Without its start token.
+        last = first + int(tokens) - 1
+        parts.append(spans[first:last])
+        first = last
+    return parts

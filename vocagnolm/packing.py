@@ -1,7 +1,7 @@
-"""Pack segments into blocks of `max_length` student tokens.
+"""Pack segments into sequences of `max_length` student tokens.
 
-Enters: aligned segments (`vocagnolm.data`). Leaves: a map-style dataset of blocks, so that resuming
-is an index. Knows neither tokenizers nor models.
+Input: aligned segments (`vocagnolm.data`). Output: a map-style dataset of packed sequences, so that
+resuming is an index. Knows neither tokenizers nor models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,36 +20,43 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 
-class Block(TypedDict):
-    """One item of `Blocks`: its number, and one array for each of its segments.
-
-    Columns are those of `vocagnolm.data.Segments`; ranges and shares of `align_segment`.
-    """
-
+class _Student(TypedDict):
     block: int
     student_ids: Sequence[IntArray]
+    student_labelled: Sequence[IntArray]
+
+
+class Block(_Student, total=False):
+    """One packed sequence: its index, and one array for each of its segments.
+
+    Columns are those of `vocagnolm.data.Segments`, the teachers' only where there are any; ranges
+    those of `align_segment`.
+    """
+
     teacher_ids: Sequence[IntArray]
     teacher_losses: Sequence[FloatArray]
     teacher_counts: Sequence[IntArray]
-    student_labelled: Sequence[IntArray]
     teacher_labelled: Sequence[IntArray]
     ranges: Sequence[IntArray]
-    shares: Sequence[FloatArray]
+    # Read again for the shares of characters only.
+    student_steps: Sequence[IntArray]
+    student_jumps: Sequence[IntArray]
+    teacher_steps: Sequence[IntArray]
+    teacher_jumps: Sequence[IntArray]
 
 
-_COLUMNS = [
-    *("student_ids", "teacher_ids", "teacher_losses", "teacher_counts"),
-    *("student_labelled", "teacher_labelled"),
-]
-_SPANS = ["student_steps", "student_jumps", "teacher_steps", "teacher_jumps"]
+def segment_rows(block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Turn the columns of a packed sequence into a row for each of its segments."""
+    columns = {name: column for name, column in block.items() if name != "block"}
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def as_block(number: int, columns: Mapping[str, Sequence[Any]]) -> Block:
-    """Make a block of some segments, given the columns of `data.Segments.rows`; align them."""
-    rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
-    ranges, shares = zip(*map(align_segment, rows), strict=True)
-    kept = {name: columns[name] for name in _COLUMNS}
-    return cast(Block, {"block": number, **kept, "ranges": ranges, "shares": shares})
+def as_block(index: int, columns: Mapping[str, Sequence[Any]]) -> Block:
+    """Make a packed sequence of segments, columns of `data.Segments.rows`, and align them."""
+    block = {name: columns[name] for name in columns if name in Block.__annotations__}
+    if "teacher_counts" in block:
+        block["ranges"] = [align_segment(row) for row in segment_rows(block)]
+    return cast(Block, {**block, "block": index})
 
 
 def pack(
@@ -58,13 +65,13 @@ def pack(
     max_length: int,
     teacher_max_length: int | Sequence[int],
 ) -> list[list[int]]:
-    """Fill blocks with whole segments: longest first, each into the fullest block that has room.
+    """Fill sequences with whole segments: longest first, each into the fullest one with room.
 
-    One number stands for all limits, so that the first block found has room for all models: a
-    segment needs, and a block has left, what the tightest of its limits says, in student tokens.
+    One number stands for all limits, so that the first sequence found has room for all models: a
+    segment needs, and a sequence has left, what the tightest limit says, in student tokens.
 
     Takes the tokens of N segments, [N] and [N] (or [N, K] for K teachers), none beyond its limit;
-    gives the segment numbers of each block, in order. O(N log N), and N operations on a bit set.
+    gives the segments of each sequence, in order. O(N log N), and N operations on a bit set.
 
     >>> pack([5, 3, 2, 4], [5, 3, 2, 4], max_length=7, teacher_max_length=99)
     [[0, 2], [1, 3]]
@@ -78,7 +85,7 @@ def pack(
     by_model = zip(sizes.T, limits, strict=True)
     needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)
     blocks: list[list[int]] = []
-    left: list[list[int]] = []  # the room of each block in each model's row
+    left: list[list[int]] = []  # tokens that each block has left in each model's row
     # For each room, the blocks that have it; bit r of `rooms` is set where there are any.
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
     rooms = 0
@@ -130,11 +137,11 @@ def chunk_edges(tokens: int, chunks: int) -> IntArray:
 
 
 class Blocks(Dataset[Block]):
-    """Blocks of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads only its own rows.
+    """Packed sequences of the rows of `vocagnolm.data.Segments`; `blocks[i]` reads its own only.
 
-    A block holds `max_length` student tokens, and `teacher_max_length` of the, or each, teacher.
-    Rows of several corpora, one behind the other, are packed apart: `parts` are those of each by
-    its name, and the attribute `parts` the blocks of each.
+    A sequence holds `max_length` student tokens, and `teacher_max_length` of the, or each, teacher.
+    Rows of several corpora, concatenated, are packed apart: `parts` are those of each by its name,
+    and the attribute `parts` the sequences of each.
     """
 
     def __init__(
@@ -144,13 +151,14 @@ class Blocks(Dataset[Block]):
         teacher_max_length: int | Sequence[int],
         parts: Mapping[str, int] | None = None,
     ):
-        # Comes with `datasets`, without which a trainer can be given blocks of another kind.
+        # Comes with `datasets`, without which a trainer can be given sequences of another kind.
         import pyarrow.compute as pc
 
         tokens = np.asarray(segments.with_format("numpy")["student_tokens"][:], np.int64)
-        counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
-        teachers = len(counts) // max(len(segments), 1)
-        by_teacher = np.asarray(counts, np.int64).reshape(len(segments), teachers)
+        by_teacher = np.empty((len(tokens), 0), np.int64)
+        if len(tokens) and "teacher_counts" in segments.column_names:
+            counts = pc.list_flatten(segments.with_format("arrow")["teacher_counts"][:])
+            by_teacher = np.asarray(counts, np.int64).reshape(len(tokens), -1)
         packed: list[list[int]] = []
         self.parts, first = {}, 0
         for name, size in (parts or {"": len(segments)}).items():
@@ -160,16 +168,17 @@ class Blocks(Dataset[Block]):
             self.parts[name], first = len(found), first + size
         self.max_length, self.teacher_max_length = max_length, teacher_max_length
         self.student_tokens = int(tokens.sum())
-        # Block b holds the segments order[edges[b] : edges[b + 1]].
+        # Sequence b holds the segments order[edges[b] : edges[b + 1]].
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)
         self._edges = np.cumsum([0, *map(len, packed)])
-        # Tokens of the longest segment, and of the blocks, for the student and each teacher.
+        # Tokens of the longest segment, and of the sequences, for the student and each teacher.
         sizes = np.column_stack([tokens, by_teacher])
         rows = np.add.reduceat(sizes[self._order], self._edges[:-1]) if packed else sizes
         self._longest: list[int] = sizes.max(0, initial=0).tolist()
         self._widest: list[int] = rows.max(0, initial=0).tolist()
         self.teacher_tokens: IntArray = rows[:, 1:].sum(1)
-        self._rows = segments.select_columns([*_COLUMNS, *_SPANS]).with_format("numpy")
+        columns = [name for name in segments.column_names if name in Block.__annotations__]
+        self._rows = segments.select_columns(columns).with_format("numpy")
 
     def __len__(self) -> int:
         return len(self._edges) - 1
@@ -178,9 +187,9 @@ class Blocks(Dataset[Block]):
         return as_block(block, self._rows[self.segments(block)])
 
     def segments(self, block: int) -> IntArray:
-        """Return the numbers of a block's segments."""
-        numbers: IntArray = self._order[self._edges[block] : self._edges[block + 1]]
-        return numbers
+        """Return the segments of a sequence, as rows of `data.Segments`."""
+        rows: IntArray = self._order[self._edges[block] : self._edges[block + 1]]
+        return rows
 
     def longest_segments(self, attend_across_documents: bool = False) -> list[int]:
         """Return the tokens of the longest segment that the student, and each teacher, reads."""

@@ -8,14 +8,13 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vocagnolm.texts.offsets import encode_raw, tokenizer_name, utf8_of
-from vocagnolm.texts.pieces import encode_in_pieces
 from vocagnolm.texts.token_bytes import SPELLINGS, TokenBytes
 from vocagnolm.texts.tokens import Encoding, Spans, Tokens
 
@@ -50,10 +49,6 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
     """
     for index, text in enumerate(texts):
         utf8_of(text, f"texts[{index}]")
-    return encode_in_pieces(partial(_encode, tokenizer), texts)
-
-
-def _encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Tokens:
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
     if table is None:

@@ -288,4 +288,9 @@ def _collator_of(data: object, method: Method) -> PackedCollator | None:
     if not isinstance(blocks, Blocks):
         return None
     chunks = method.chunks if method.method == "chunk" else None
-    return PackedCollator(blocks.max_length, False, blocks.teacher_max_length, chunks=chunks)
+    return PackedCollator(
+        blocks.max_length,
+        teacher_max_length=blocks.teacher_max_length,
+        chunks=chunks,
+        shares=method.aggregation == "share",
+    )

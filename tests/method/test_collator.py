@@ -12,15 +12,16 @@ import torch
 from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 
+from vocagnolm.alignment import narrow_spans, widen_spans
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks, pack
+from vocagnolm.packing import Blocks, pack, segment_rows
 from vocagnolm.readers import Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 
 
-FROM_A_STORE = {"teacher_losses", "teacher_ranges", "teacher_shares", "teacher_widths"}
+FROM_A_STORE = {"teacher_losses", "teacher_ranges", "teacher_widths"}
 
 
 def slow_row(segments: list[Any], size: int, attend_across_documents: bool) -> list[list[int]]:
@@ -60,37 +61,28 @@ def slow_ranges(block: dict[str, Any], length: int) -> tuple[list[list[int]], in
     mapped = unmapped = at = teacher_at = 0
     for number, segment in enumerate(block["student_ids"]):
         for position in range(len(segment)):
-            first, last = (*(tuple(mine[position]) for mine in block["ranges"][number]), (-1, -1))[
-                0
-            ]
+            first, last = block["ranges"][number][0][position] if "ranges" in block else (-1, -1)
             if first >= 0:
                 ranges[at] = [int(first) + teacher_at, int(last) + teacher_at]
             if position > 0:
                 mapped += int(first >= 0)
                 unmapped += int(first < 0)
             at += 1
-        teacher_at += len(block["teacher_ids"][number])
+        teacher_at += len(block["teacher_ids"][number]) if "ranges" in block else 0
     return ranges, mapped, unmapped
-
-
-def slow_shares(block: dict[str, Any], length: int) -> list[list[float]]:
-    shares, at = [[1.0] * 3 for _ in range(length)], 0
-    for segment in block["shares"]:
-        for rows in segment.tolist():  # of one teacher, or none
-            shares[at : at + len(rows)] = rows
-            at += len(rows)
-    return shares
 
 
 def slow_batch(
     blocks: list[dict[str, Any]], length: int, attend_across_documents: bool
 ) -> dict[str, Any]:
-    width = 0
-    while width < max(sum(len(ids) for ids in block["teacher_ids"]) for block in blocks):
-        width += 64
     batch: dict[str, Any] = {"block": [block["block"] for block in blocks]}
-    batch["teacher_widths"] = [width]
-    for prefix, column, size in (("", "student_ids", length), ("teacher_", "teacher_ids", width)):
+    sides = [("", "student_ids", length)]
+    if is_guided := "teacher_ids" in blocks[0]:
+        longest = max(sum(len(ids) for ids in block["teacher_ids"]) for block in blocks)
+        width = next(width for width in itertools.count(0, 64) if width >= longest)
+        batch["teacher_widths"] = [width]
+        sides.append(("teacher_", "teacher_ids", width))
+    for prefix, column, size in sides:
         rows = [slow_row(block[column], size, attend_across_documents) for block in blocks]
         for index, name in enumerate(("input_ids", "labels", "position_ids")):
             batch[prefix + name] = [row[index] for row in rows]
@@ -98,14 +90,15 @@ def slow_batch(
         longest = max([b - a for a, b in itertools.pairwise(edges)], default=0)
         batch[prefix + "segment_edges"] = [edges] if prefix else edges
         batch[prefix + "longest_segment"] = [longest] if prefix else longest
-    batch["teacher_shares"] = [slow_shares(block, length) for block in blocks]
-    ids = [batch[name] for name in ("input_ids", "teacher_input_ids")]
-    batch["largest_ids"] = [max(map(max, rows)) for rows in ids if rows[0]]
+    batch["largest_ids"] = [max(map(max, batch[f"{prefix}input_ids"])) for prefix, *_ in sides]
     found = [slow_ranges(block, length) for block in blocks]
     for index, name in enumerate(("teacher_ranges", "mapped_tokens", "unmapped_tokens")):
         batch[name] = [row[index] for row in found]
-    labels = [label for row in batch["teacher_labels"] for label in row if label != -100]
-    batch["teacher_label_tokens"] = [len(labels)]
+    if is_guided:
+        labels = [label for row in batch["teacher_labels"] for label in row if label != -100]
+        batch["teacher_label_tokens"] = [len(labels)]
+    else:
+        del batch["teacher_ranges"]
     return batch
 
 
@@ -132,9 +125,8 @@ def test_collator_equals_the_slow_reference(
         batch = collator(chosen)
         assert as_lists(batch) == slow_batch(chosen, 48, attend_across_documents)
         tensors = [value for value in batch.values() if isinstance(value, torch.Tensor)]
-        assert batch["teacher_shares"].dtype == torch.float32
-        assert {tensor.dtype for tensor in tensors} == {torch.int64, torch.int32, torch.float32}
-        edges = (batch["segment_edges"], *batch["teacher_segment_edges"])
+        assert {tensor.dtype for tensor in tensors} == {torch.int64, torch.int32}
+        edges = (batch["segment_edges"], *batch.get("teacher_segment_edges", ()))
         assert {tensor.dtype for tensor in edges} == {torch.int32}
         counts = (batch["mapped_tokens"][0], batch["longest_segment"])
         assert {type(count) for count in counts} == {int}
@@ -148,22 +140,25 @@ def test_longest_segments_are_those_of_the_batches(
         blocks = Blocks(segments.rows, 48, width)
         collator = PackedCollator(48, attend_across_documents, width)
         batches = [collator([blocks[number]]) for number in range(len(blocks))]
-        found = [[batch["longest_segment"], *batch["teacher_longest_segment"]] for batch in batches]
-        longest = blocks.longest_segments(attend_across_documents)
-        expected = [max(column) for column in zip(*found, strict=True)]
-        assert longest == (expected if segments is aligned else expected[:1])
+        names = ("longest_segment", "teacher_longest_segment")
+        found = [np.hstack([batch[name] for name in names if name in batch]) for batch in batches]
+        expected = np.max(found, axis=0).tolist()
+        assert blocks.longest_segments(attend_across_documents) == expected
 
 
 def test_worked_example_of_two_segments() -> None:
-    whole = [1.0, 1.0, 1.0]
     block = {
         "block": 7,
         "student_ids": [[1, 10, 11], [1, 12, 2]],
-        "teacher_ids": [[90, 20, 21, 22], [90, 23]],
+        "teacher_ids": [[90, 20, 21], [90, 23]],
         "teacher_losses": [[], []],
-        "ranges": [[[[-1, -1], [1, 2], [2, 4]]], [[[-1, -1], [1, 2], [-1, -1]]]],
-        "shares": [[[whole, [1, 1, 0.75], [1, 1, 0.25]]], [[whole, [0.5, 1, 1], whole]]],
-        "teacher_counts": [[4], [2]],
+        # "abcd" and "e" beside "abc" and "de"; "x" beside "xy".
+        "student_steps": [[4, 1], [1]],
+        "teacher_steps": [[3, 2], [2]],
+        "student_jumps": [[], []],
+        "teacher_jumps": [[], []],
+        "ranges": [[[[-1, -1], [1, 3], [2, 3]]], [[[-1, -1], [1, 2], [-1, -1]]]],
+        "teacher_counts": [[3], [2]],
         "student_labelled": [[], []],
         "teacher_labelled": [[], []],
     }
@@ -171,23 +166,23 @@ def test_worked_example_of_two_segments() -> None:
         name: value if name == "block" else [np.array(segment) for segment in value]  # type: ignore[attr-defined]
         for name, value in block.items()
     }
-    batch = as_lists(PackedCollator(8)([arrays]))
+    batch = as_lists(PackedCollator(8, shares=True)([arrays]))
     assert batch["input_ids"] == [[1, 10, 11, 1, 12, 2, 0, 0]]
     assert batch["labels"] == [[-100, 10, 11, -100, 12, 2, -100, -100]]
     assert batch["position_ids"] == [[0, 1, 2, 0, 1, 2, 0, 0]]
     assert (batch["segment_edges"], batch["longest_segment"]) == ([0, 3, 6, 8], 3)
-    assert batch["teacher_segment_edges"] == [[0, 4, *range(6, 64, 4), 64]]
-    assert batch["teacher_longest_segment"] == [4]
-    assert batch["teacher_input_ids"] == [[90, 20, 21, 22, 90, 23] + [0] * 58]
-    assert batch["teacher_labels"] == [[-100, 20, 21, 22, -100, 23] + [-100] * 58]
-    assert batch["teacher_label_tokens"] == [4]
-    assert batch["teacher_ranges"] == [
-        [[-1, -1], [1, 2], [2, 4], [-1, -1], [5, 6], [-1, -1], [-1, -1], [-1, -1]]
-    ]
+    assert batch["teacher_segment_edges"] == [[0, 3, *range(5, 64, 3), 64]]
+    assert batch["teacher_longest_segment"] == [3]
+    assert batch["teacher_input_ids"] == [[90, 20, 21, 90, 23] + [0] * 59]
+    assert batch["teacher_labels"] == [[-100, 20, 21, -100, 23] + [-100] * 59]
+    assert batch["teacher_label_tokens"] == [3]
+    none, whole = [-1, -1], [1.0, 1.0, 1.0]
+    assert batch["teacher_ranges"] == [[none, [1, 3], [2, 3], none, [4, 5], none, none, none]]
     assert batch["teacher_shares"] == [
-        [whole, [1.0, 1.0, 0.75], [1.0, 1.0, 0.25], whole, [0.5, 1.0, 1.0], *[whole] * 3]
+        [whole, [1.0, 1.0, 0.5], [0.5, 1.0, 1.0], whole, [0.5, 1.0, 1.0], *[whole] * 3]
     ]
     assert (batch["block"], batch["mapped_tokens"], batch["unmapped_tokens"]) == ([7], [3], [1])
+    assert "teacher_shares" not in PackedCollator(8)([arrays])
 
 
 def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
@@ -197,7 +192,6 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
         "teacher_ids": [[90, 20, 21, 80, 30], [90, 22, 80, 31]],
         "teacher_losses": [[none, 0.5, 1.5, none, 2.5], [none, 3.5, none, 4.5]],
         "ranges": [[[no, [1, 2], [2, 3]], [no, [1, 2], [1, 2]]], [[no, [1, 2], no]] * 2],
-        "shares": [[[[1, 1, 1]] * 3, [[0.5, 1, 1], [0.4, 1, 1], [1, 1, 0.6]]], [[[1] * 3] * 3] * 2],
         "teacher_counts": [[3, 2], [2, 2]],
         "student_labelled": [[], []],
         "teacher_labelled": [[], []],
@@ -205,8 +199,7 @@ def two_teachers(names: tuple[str, ...]) -> dict[str, Any]:
     for name in {"teacher_ids", "teacher_losses"} - set(names):
         segments[name] = [[], []]
     arrays = {name: [np.array(row) for row in rows] for name, rows in segments.items()}
-    for name in ("teacher_losses", "shares"):
-        arrays[name] = [row.astype(np.float32) for row in arrays[name]]
+    arrays["teacher_losses"] = [row.astype(np.float32) for row in arrays["teacher_losses"]]
     return {"block": 7, **arrays}
 
 
@@ -270,11 +263,11 @@ def test_every_teacher_has_the_rows_it_has_alone(
     limits = Teachers(readers).limits()
     blocks = Blocks(together.rows, 48, limits)
     chosen = [blocks[number] for number in range(min(len(blocks), 9))]
-    batch = PackedCollator(48, teacher_attends, teacher_max_length=limits)(chosen)
+    batch = PackedCollator(48, teacher_attends, limits, shares=True)(chosen)
     at = 0
     for teacher, (width, limit) in enumerate(zip(batch["teacher_widths"], limits, strict=True)):
         alone = [one_teacher(block, teacher) for block in chosen]
-        expected = PackedCollator(48, teacher_attends, teacher_max_length=limit)(alone)
+        expected = PackedCollator(48, teacher_attends, limit, shares=True)(alone)
         assert expected["teacher_widths"] == [width]
         for name in ("teacher_input_ids", "teacher_labels", "teacher_position_ids"):
             assert torch.equal(batch[name][:, at : at + width], expected[name])
@@ -294,15 +287,20 @@ def test_every_teacher_has_the_rows_it_has_alone(
 
 def one_teacher(block: dict[str, Any], teacher: int) -> dict[str, Any]:
     """A block as it is without the other teachers."""
-    names = ("ranges", "shares", "teacher_ids", "teacher_counts")
-    alone: dict[str, Any] = {name: [] for name in names}
-    for number, counts in enumerate(block["teacher_counts"]):
-        before = int(sum(counts[:teacher]))
-        for name in ("ranges", "shares"):
-            alone[name].append(block[name][number][teacher : teacher + 1])
-        ids = block["teacher_ids"][number][before : before + counts[teacher]]
-        alone["teacher_ids"].append(ids)
-        alone["teacher_counts"].append(counts[teacher : teacher + 1])
+    alone: dict[str, Any] = {
+        "ranges": [ranges[teacher : teacher + 1] for ranges in block["ranges"]]
+    }
+    names = ("teacher_ids", "teacher_counts", "teacher_steps", "teacher_jumps")
+    alone |= {name: [] for name in names}
+    for row in segment_rows(block):
+        counts = row["teacher_counts"]
+        ids = slice(sum(counts[:teacher]), sum(counts[: teacher + 1]))
+        text = slice(ids.start - teacher, ids.stop - teacher - 1)
+        spans = widen_spans(row["teacher_steps"], row["teacher_jumps"])[text]
+        steps, jumps, _ = narrow_spans(spans)
+        columns = (row["teacher_ids"][ids], counts[teacher : teacher + 1], steps, jumps)
+        for name, column in zip(names, columns, strict=True):
+            alone[name].append(column)
     return {**block, **alone}
 
 
@@ -332,7 +330,7 @@ def test_collator_maps_chunks_to_chunks_when_asked(
             expected = [first, last] if has_loss and position < tokens else [-1, -1]
             assert batch["teacher_ranges"][0][position] == expected
     unguided = PackedCollator(48, chunks=chunks)([bare[0]])
-    assert (unguided["teacher_ranges"] == -1).all()
+    assert unguided["chunk"].max() == chunks - 1
     assert sum(unguided["mapped_tokens"]) == 0
 
 
@@ -366,8 +364,7 @@ def test_ranges_point_at_the_students_text(
 
 def test_collator_gives_the_teacher_no_columns(plain: Segments) -> None:
     batch = PackedCollator(48)([Blocks(plain.rows, 48, 60)[0]])
-    assert batch["teacher_input_ids"].shape == (1, 0)
-    assert (batch["teacher_ranges"] == -1).all()
+    assert not [name for name in batch if name.startswith("teacher_")]
     assert sum(batch["mapped_tokens"]) == 0
     assert batch["unmapped_tokens"] == (batch["labels"] != -100).sum(-1).tolist()
 
@@ -376,9 +373,8 @@ def block_of(tokens: int) -> Any:
     """A block whose teacher has so many tokens, none of which guides any."""
     ids, none = np.arange(tokens), np.full((1, 3, 2), -1)
     block = {"block": 0, "student_ids": [ids[:3]], "teacher_ids": [ids], "teacher_losses": [[]]}
-    shares = np.ones((1, 3, 3), np.float32)
     block |= {"student_labelled": [[]], "teacher_labelled": [[]]}
-    return block | {"ranges": [none], "shares": [shares], "teacher_counts": [[tokens]]}
+    return block | {"ranges": [none], "teacher_counts": [[tokens]]}
 
 
 @pytest.mark.parametrize("attend_across_documents", [False, True])

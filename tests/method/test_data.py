@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import cProfile
-import hashlib
 import json
-import shutil
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -26,16 +24,15 @@ from tokenizers.pre_tokenizers import Whitespace
 from transformers import PreTrainedTokenizerFast
 
 import vocagnolm.data
-import vocagnolm.host.cache
 import vocagnolm.readers
-from vocagnolm.alignment import align_segment
+from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.corpus import load_corpus
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.documents import write_reasons
 from vocagnolm.spans import encode, encode_texts
-from vocagnolm.texts import layout, pieces
+from vocagnolm.texts.layout import TEACHER_ARRAYS
 
 PAIRS = [
     ("metaspace", "nfc_digits"),
@@ -128,11 +125,11 @@ NO_CONVERSATION = {
 
 def mapped(row: Row) -> Row:
     """A row with what its spans say, instead of the spans."""
-    ranges, shares = (found.tolist() for found in align_segment(row))
+    ranges = align_segment(row)
     spans = ("student_steps", "student_jumps", "teacher_steps", "teacher_jumps")
     return {name: row[name] for name in row if name not in spans} | {
-        "ranges": ranges,
-        "shares": shares,
+        "ranges": ranges.tolist(),
+        "shares": segment_shares(row, ranges).tolist(),
     }
 
 
@@ -190,7 +187,7 @@ def test_ranges_of_a_worked_example(
     count = len(pieces)
     assert row["student_ids"] == [1, *ours.ids, 2]
     assert row["teacher_ids"][0] == teacher.tokenizer.get_vocab()["<|endoftext|>"]
-    ranges = align_segment(row)[0].tolist()[0]
+    ranges = align_segment(row).tolist()[0]
     assert ranges[-2] == [count - 2, count + 1]
     assert ranges[0] == ranges[-1] == [-1, -1]
 
@@ -203,11 +200,9 @@ def test_tokens_are_mapped_by_number_without_spans(tokenizers_by_family: Tokeniz
     count, fewer, same = (len(encode(r.tokenizer, text).ids) for r in (student, one, other))
     assert fewer < same == count
     assert (row["teacher_steps"], row["teacher_counts"]) == ([], [1 + fewer, 1 + same])
-    ranges, shares = align_segment(row)
-    for found, tokens in zip(ranges.tolist(), (fewer, same), strict=True):
+    for found, tokens in zip(align_segment(row).tolist(), (fewer, same), strict=True):
         pairs = [[n, n + 1] if 1 <= n <= tokens else [-1, -1] for n in range(count + 2)]
         assert found == pairs
-    assert (shares == 1).all()
     assert row["unmapped_text_tokens"] == count - fewer
 
 
@@ -359,54 +354,6 @@ def test_align_corpus_skips_only_the_culprit(
     assert segments.rows["document"][:] == [0, 2]
 
 
-def test_documents_are_read_a_few_at_a_time(
-    tokenizers_by_family: Tokenizers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    documents = [*PAGES, "", *PAGES]
-    expected = align_corpus(in_memory(documents), *readers(tokenizers_by_family))
-    read: list[int] = []
-
-    def counted(tokenizer: Any, texts: list[str]) -> Any:
-        read.append(sum(map(len, texts)))
-        return encode_texts(tokenizer, texts)
-
-    monkeypatch.setattr(vocagnolm.readers, "encode_texts", counted)
-    longest = max(map(len, documents))
-    monkeypatch.setattr(pieces, "AT_ONCE", longest)
-    found = align_corpus(in_memory(documents), *readers(tokenizers_by_family))
-    assert found.rows[:] == expected.rows[:]
-    assert found.skipped == expected.skipped == [(len(PAGES), "empty")]
-    # Once by each model.
-    assert sum(read) == 2 * sum(map(len, documents))
-    assert max(read) <= longest < sum(read) / 4
-
-
-@pytest.mark.parametrize("by_position", [False, True])
-@pytest.mark.parametrize("at_once", [1, 30, 10_000])
-def test_rows_of_a_long_text_are_made_in_parts(
-    tokenizers_by_family: Tokenizers,
-    monkeypatch: pytest.MonkeyPatch,
-    at_once: int,
-    by_position: bool,
-) -> None:
-    student, teacher = readers(tokenizers_by_family)
-    guide = Teachers((teacher, teacher), by_position)
-    text = "😀".join([*PAGES, *PAGES])
-    expected = align_corpus(in_memory([text]), student, guide)
-    parts: list[int] = []
-
-    def counted(segments: Any, *rest: Any) -> Any:
-        parts.append(len(segments))
-        return layout.lay_out(segments, *rest)
-
-    monkeypatch.setattr(vocagnolm.data, "lay_out", counted)
-    monkeypatch.setattr(layout, "_AT_ONCE", at_once)
-    found = align_corpus(in_memory([text]), student, guide)
-    assert found.rows[:] == expected.rows[:]
-    assert sum(parts) == len(expected.rows)
-    assert (len(parts) > 2) is (at_once < 100)
-
-
 @pytest.mark.parametrize("texts", [[], ["", " "]])
 def test_unusable_documents_give_no_rows(
     tokenizers_by_family: Tokenizers, texts: list[str]
@@ -415,14 +362,6 @@ def test_unusable_documents_give_no_rows(
     assert len(segments.rows) == 0
     assert len(segments.skipped) == len(texts)
     assert segments.total("student_tokens") == 0
-
-
-def test_no_file_without_skipped_documents(
-    tokenizers_by_family: Tokenizers, tmp_path: Path
-) -> None:
-    segments = align_corpus(in_memory(PAGES), *readers(tokenizers_by_family))
-    write_reasons(segments.reasons, tmp_path / "skipped.jsonl")
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_digest_tells_missing_or_reordered_documents(
@@ -524,98 +463,6 @@ def test_cache_is_missed_after_a_reader_changed(
     assert encoded
 
 
-def flip(files: list[Path], seal: Path) -> None:
-    content = bytearray(files[0].read_bytes())
-    content[len(content) // 2] ^= 1
-    files[0].write_bytes(content)
-
-
-def swap(files: list[Path], seal: Path) -> None:
-    contents = [file.read_bytes() for file in files]
-    for file, content in zip(files, reversed(contents), strict=True):
-        file.write_bytes(content)
-
-
-def zero(files: list[Path], seal: Path) -> None:
-    content = files[1].read_bytes()
-    files[1].write_bytes(content[:-600] + bytes(600))
-
-
-def forget(files: list[Path], seal: Path) -> None:
-    entries = json.loads(seal.read_bytes())
-    del entries[files[0].name]
-    seal.write_text(json.dumps(entries))
-
-
-DAMAGES: dict[str, Callable[[list[Path], Path], object]] = {
-    "a flipped bit": flip,
-    "zeros": zero,
-    "cut off": lambda files, seal: files[0].write_bytes(files[0].read_bytes()[:-900]),
-    "emptied": lambda files, seal: files[1].write_bytes(b""),
-    "longer": lambda files, seal: files[0].write_bytes(files[0].read_bytes() + b"\0"),
-    "deleted": lambda files, seal: files[1].unlink(),
-    "swapped": swap,
-    "one in place of the other": lambda files, seal: shutil.copyfile(files[0], files[1]),
-    "no checksums": lambda files, seal: seal.unlink(),
-    "checksums cut off": lambda files, seal: seal.write_bytes(seal.read_bytes()[:30]),
-    "a checksum too few": forget,
-    "a checksum of another": lambda files, seal: seal.write_text(json.dumps({"a": "b"})),
-}
-
-
-@pytest.mark.stress("the cache of aligned data: damaged", "said, and made again, bit for bit")
-@pytest.mark.processes
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damaged_cache_is_made_again_and_told(
-    tokenizers_by_family: Tokenizers,
-    pages: datasets.Dataset,
-    caplog: pytest.LogCaptureFixture,
-    damage: Callable[[list[Path], Path], object],
-) -> None:
-    pair = readers(tokenizers_by_family)
-    segments = align_corpus(pages, *pair, num_proc=2)
-    expected = list(segments.rows), segments.skipped
-    files = sorted(Path(one["filename"]) for one in segments.rows.cache_files)
-    cache = files[0].parent / files[0].name.partition("_")[0]
-    seal = cache.with_suffix(".json")
-    assert len(files) == 2
-    assert caplog.text == ""
-    # Other files than those that are mapped here.
-    for file in files:
-        shutil.copyfile(file, file.with_name("copy"))
-        file.with_name("copy").replace(file)
-    contents = [file.read_bytes() for file in (*files, seal)]
-    damage(files, seal)
-    again = align_corpus(pages, *pair, num_proc=2)
-    assert (list(again.rows), again.skipped) == expected
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{cache}*.arrow were damaged, or not finished: they are made again"
-    ]
-    assert [file.read_bytes() for file in (*files, seal)] == contents
-    align_corpus(pages, *pair, num_proc=2)
-    assert len(caplog.records) == 1
-
-
-def test_cache_of_a_killed_run_is_made_again(
-    tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pair = readers(tokenizers_by_family)
-
-    def killed(*args: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(vocagnolm.host.cache, "write_json", killed)
-        with pytest.raises(KeyboardInterrupt):
-            align_corpus(pages, *pair)
-    encoded = count_encoded(monkeypatch)
-    align_corpus(pages, *pair)
-    assert encoded
-    encoded.clear()
-    align_corpus(pages, *pair)
-    assert not encoded
-
-
 @pytest.mark.processes
 @pytest.mark.parametrize("num_proc", [None, 2])
 @pytest.mark.parametrize("step", [1, -1])
@@ -636,28 +483,6 @@ def test_parts_make_the_whole(
     assert len(found.rows.cache_files) > len(expected.rows.cache_files) == 1
     assert (list(found.rows), found.skipped) == (list(expected.rows), expected.skipped)
     assert found.digest() == expected.digest()
-
-
-def test_parts_of_several_files_are_verified(
-    tokenizers_by_family: Tokenizers,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The library caches each file of a corpus in a directory of its own."""
-    for number in range(3):
-        write_corpus(tmp_path / f"{number}.jsonl", [f"Page {number}.", *PAGES])
-    pages, pair = load_corpus(str(tmp_path)), readers(tokenizers_by_family)
-    monkeypatch.setattr(vocagnolm.data, "_PART", 5)
-    first = align_corpus(pages, *pair).rows
-    expected = list(first)
-    files = [Path(one["filename"]) for one in first.cache_files]
-    assert len({file.parent for file in files}) == 1
-    assert len(files) == 3
-    files[2].unlink()
-    shutil.copyfile(files[1], files[2])
-    assert list(align_corpus(pages, *pair).rows) == expected
-    assert f"{files[2].with_suffix('')}*.arrow were damaged" in caplog.text
 
 
 def test_finished_parts_survive_a_kill(
@@ -681,30 +506,23 @@ def test_finished_parts_survive_a_kill(
     assert len(set(rows["document"])) == len(pages) - 2
 
 
-def test_machines_share_the_parts(
+def test_part_of_another_process_is_waited_for(
     tokenizers_by_family: Tokenizers, pages: datasets.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What another one works on is left to it, read when it is done, and not made twice."""
     pair = readers(tokenizers_by_family)
     monkeypatch.setattr(vocagnolm.data, "_PART", 9)
-    expected = list(align_corpus(pages, *pair).rows)
-    files = [Path(one["filename"]) for one in align_corpus(pages, *pair).rows.cache_files]
-    taken, *others = [file.read_bytes() for file in files]
-    for file in files:
+    expected = align_corpus(pages, *pair).rows
+    first, *others = [Path(one["filename"]) for one in expected.cache_files]
+    made = first.read_bytes()
+    for file in (first, *others):
         file.unlink()
-        file.with_suffix(".json").unlink()
-    seal = {files[0].name: hashlib.sha256(taken).hexdigest()}
 
     def work_elsewhere() -> None:
-        with FileLock(files[0].with_suffix(".lock")):
+        with FileLock(f"{first}.lock"):
             begun.set()
-            finish_part_when_others_are_made()
-
-    def finish_part_when_others_are_made() -> None:
-        while not all(file.with_suffix(".json").exists() for file in files[1:]):
-            time.sleep(0.01)
-        files[0].write_bytes(taken)
-        files[0].with_suffix(".json").write_text(json.dumps(seal))
+            while not all(file.exists() for file in others):
+                time.sleep(0.01)
+            first.write_bytes(made)
 
     begun, elsewhere = Event(), Thread(target=work_elsewhere)
     encoded = count_encoded(monkeypatch)
@@ -712,9 +530,8 @@ def test_machines_share_the_parts(
     begun.wait()
     rows = align_corpus(pages, *pair).rows
     elsewhere.join()
-    assert list(rows) == expected
+    assert list(rows) == list(expected)
     assert sum(encoded) == sum(bool(x) for x in pages["text"][9:])
-    assert [file.read_bytes() for file in files] == [taken, *others]
 
 
 def test_skipped_documents_are_read_in_columns(
@@ -776,8 +593,8 @@ def test_nothing_is_mapped_without_a_teacher(
     plain = align_corpus(in_memory(PAGES), student, None)
     assert plain.rows["student_ids"][:] == guided.rows["student_ids"][:]
     assert plain.rows["end"][:] == guided.rows["end"][:]
-    assert plain.rows["teacher_ids"][:] == [[]] * len(plain.rows)
+    absent = {*guided.rows.column_names} - {*plain.rows.column_names}
+    assert absent == {name for name in guided.rows.column_names if name in TEACHER_ARRAYS}
     assert plain.total("teacher_tokens") == 0
-    assert all(align_segment(row)[0].size == 0 for row in plain.rows)
     assert plain.mapped_text_fraction == 0.0
     assert guided.mapped_text_fraction == 1.0

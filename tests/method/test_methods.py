@@ -294,7 +294,7 @@ def test_ranges_are_the_identity_for_equal_tokenizers(world: World) -> None:
     (segments,) = (s for key, s in world.segments.items() if key == (id(world.ours), False))
     split = total = 0
     for row in segments.rows:
-        for t, (first, last) in enumerate(align_segment(row)[0][0].tolist()):
+        for t, (first, last) in enumerate(align_segment(row)[0].tolist()):
             if first >= 0:
                 assert first <= t < last
                 assert row["student_ids"][t] == row["teacher_ids"][t]

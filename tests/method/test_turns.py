@@ -104,7 +104,7 @@ def test_every_labelled_token_of_an_answer_is_guided(tokenizers_by_family: Token
     student, teacher = pair(tokenizers_by_family)
     segments = align_corpus(corpus_of(talk(*TALK)), student, teacher)
     (row,) = segments.rows
-    ((ranges,), _) = align_segment(row)
+    (ranges,) = align_segment(row)
     answers = np.reshape(row["student_labelled"], (-1, 2))
     guiding = {n for a, b in np.reshape(row["teacher_labelled"], (-1, 2)) for n in range(a, b)}
     for first, last in answers:

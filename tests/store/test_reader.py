@@ -118,7 +118,7 @@ def assert_equals_slow(texts: list[str], rows: list[Row], student: Reader, store
     for row in rows:
         assert row["unmapped_text_tokens"] == 0
         assert np.isnan(row["teacher_losses"][0])
-        (ranges,) = align_segment(row)[0].tolist()
+        (ranges,) = align_segment(row).tolist()
         found = {**row, "losses": row["teacher_losses"][1:], "ranges": ranges}
         expected = slow_stored_row(texts[row["document"]], row, student, store)
         assert {name: found[name] for name in expected} == expected
@@ -156,7 +156,7 @@ def test_token_that_is_cut_belongs_to_both_sides(
     for row, after in pairwise(rows):
         if row["end"] in cuts:
             assert row["teacher_losses"][-1] == after["teacher_losses"][1] == row["end"] // 40
-            assert align_segment(after)[0][0, 1, 0] == 1  # of the student's first text token
+            assert align_segment(after)[0, 1, 0] == 1  # of the student's first text token
 
 
 def test_no_segment_exceeds_the_teachers_context(
@@ -210,7 +210,7 @@ def test_rows_hold_the_teachers_of_all_stores(
     reader = StoredReader(stores)
     assert reader.limits() == [30, 31, 32]
     for row in rows_of(PAGES, student, reader):
-        at, ranges = 0, align_segment(row)[0].tolist()
+        at, ranges = 0, align_segment(row).tolist()
         for n, store in enumerate(stores):
             expected = slow_stored_row(PAGES[row["document"]], row, student, store)
             own = row["teacher_losses"][at : at + expected["teacher_tokens"]]

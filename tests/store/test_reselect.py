@@ -94,7 +94,7 @@ def chosen(world: dict[str, Any], store: int, setting: Candidate) -> set[tuple[i
         for part in alone:
             picked = Blocks.__new__(Blocks)
             picked.__dict__ |= blocks.__dict__ | {"_rows": part.with_format("numpy")}
-            batch = PackedCollator(LENGTH)([picked[block]])
+            batch = PackedCollator(LENGTH, shares=True)([picked[block]])
             loss = batch["teacher_losses"]
             losses.append(
                 aggregate_teacher_losses(
@@ -226,7 +226,7 @@ def test_own_losses_are_right_when_tokens_share_characters(
     store = Store(make_store(tmp_path / "own", student, [text], 5))
     corpus = datasets.Dataset.from_dict({"text": [text]})
     rows = align_corpus(corpus, student_reader(student, LENGTH), StoredReader([store])).rows
-    batch = PackedCollator(LENGTH)([Blocks(rows, LENGTH, CONTEXT)[0]])
+    batch = PackedCollator(LENGTH, shares=True)([Blocks(rows, LENGTH, CONTEXT)[0]])
     losses = batch["teacher_losses"].nan_to_num()
     (segment,) = store.segments(text) or ()
     shared = (segment.spans[1:, 0] < segment.spans[:-1, 1]).sum()

@@ -128,6 +128,7 @@ class World:
         elif method in ("turns", "stored turns", "mixture"):
             teacher, blocks = self.guided(out, method)
             settings = {"aggregation": "share"}
+            options["data_collator"] = PackedCollator(MAX_LENGTH, shares=True)
         elif method == "cpt":
             teacher, blocks = None, self.blocks()
         options["method"] = Method(**settings)

@@ -56,7 +56,9 @@ def view_documents(
     views: list[TextView] = []
     for number, row in enumerate(segments.rows):
         collate = PackedCollator(
-            row["student_tokens"], teacher_max_length=pair.teacher_reader.limit
+            row["student_tokens"],
+            teacher_max_length=pair.teacher_reader.limit,
+            shares=method.aggregation == "share",
         )
         block = as_block(number, arrays[number : number + 1])
         batch = cast(Batch, send_to_device(collate([block]), pair.device))

@@ -197,7 +197,7 @@ def read_segment(row: JsonObject, corpus: datasets.Dataset, student: Reader) -> 
     # The first teacher's. Ranges count its start token, which has no span.
     theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
     theirs = theirs[: row["teacher_counts"][0] - 1]
-    both = align_segment(row)[0][0]
+    both = align_segment(row)[0]
     ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
     of_template = 1 + np.flatnonzero(ours[:, 0] == ours[:, 1])
     special = (0, *of_template.tolist(), *range(last, len(ids)))

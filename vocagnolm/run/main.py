@@ -228,7 +228,13 @@ def _make_trainer(
         overlap_teacher=job.model.overlap_teacher,
         train_dataset=documents.mixture or documents.blocks,
         eval_dataset=documents.eval_blocks,
-        data_collator=PackedCollator(data.max_length, crosses, pair.teacher_rows, chunks=chunks),
+        data_collator=PackedCollator(
+            data.max_length,
+            attend_across_documents=crosses,
+            teacher_max_length=pair.teacher_rows,
+            chunks=chunks,
+            shares=method.aggregation == "share",
+        ),
         processing_class=pair.student_reader.tokenizer,
     )
     if run.report_to and is_main():

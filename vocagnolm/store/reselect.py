@@ -101,7 +101,7 @@ def align_stores(
         raise ValueError("--dataset has no document that all stores have")
     limits = stored.limits()
     blocks = Blocks(segments.rows, max_length, limits)
-    return blocks, PackedCollator(max_length, teacher_max_length=limits)
+    return blocks, PackedCollator(max_length, teacher_max_length=limits, shares=True)
 
 
 def reselect(

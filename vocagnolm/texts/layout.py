@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -15,8 +15,6 @@ import pyarrow as pa
 from vocagnolm.texts.tokens import Spans, Tokens
 
 IntArray = npt.NDArray[np.int64]
-# Tokens whose columns are made at once: each takes some 150 bytes meanwhile.
-_AT_ONCE = 1 << 18
 # Types of the arrays of a row; ids are narrower where a vocabulary allows it.
 _ARRAYS = {
     **dict.fromkeys(("student_ids", "teacher_ids", "teacher_counts"), "int32"),
@@ -25,6 +23,7 @@ _ARRAYS = {
     **dict.fromkeys(("student_jumps", "teacher_jumps"), "int32"),
     **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
 }
+TEACHER_ARRAYS = tuple(name for name in _ARRAYS if name.startswith("teacher_"))
 _NUMBERS = (
     *("document", "start", "end"),
     *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
@@ -47,14 +46,6 @@ def unnumbered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
     """Tell the student's tokens of whose number a teacher has none."""
     number = np.arange(len(ours.rows)) - (np.cumsum(ours.counts) - ours.counts)[ours.rows]
     return number >= theirs.counts[ours.rows]
-
-
-def in_parts(segments: IntArray, *models: Tokens) -> Iterator[tuple[Any, ...]]:
-    """Yield segments with their tokens: those of a long text, which is alone, some at a time."""
-    is_one = len(models[0].edges) == 2
-    for few in np.array_split(segments, is_one * len(models[0].values) // _AT_ONCE + 1):
-        held = (one.within(few[0, 1], few[-1, 2]) if is_one and len(few) else one for one in models)
-        yield few, *held
 
 
 def lay_out(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,22 +44,6 @@ class Tokens:
         flat = np.concatenate([[], *values], dtype=dtype, casting="unsafe")
         none = np.empty((0, 2), np.int64)
         return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
-
-    @classmethod
-    def concatenate(cls, parts: Sequence[Tokens]) -> Tokens:
-        """Lay texts out behind others."""
-        sizes = np.concatenate([np.diff(part.edges) for part in parts])
-        flat, spans = ([vars(p)[name] for p in parts] for name in ("values", "spans"))
-        return cls(np.concatenate(flat), np.concatenate(spans), np.cumsum([0, *sizes]))
-
-    def within(self, start: int, end: int) -> Tokens:
-        """Keep what the only text has from one character to another, and what goes through them."""
-        first = self.spans[:, 1].searchsorted(start or -1, side="right")
-        last = self.spans[:, 0].searchsorted(end, side="right")
-        edges = np.array([0, last - first])
-        return replace(
-            self, values=self.values[first:last], spans=self.spans[first:last], edges=edges
-        )
 
     def encoding(self, text: int) -> Encoding:
         """Return the tokens of one text."""
