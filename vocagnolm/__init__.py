@@ -27,7 +27,7 @@ from typing import Any
 
 _MODULES = {
     "Blocks": "packing",
-    "Method": "objective",
+    "Method": "method",
     "PackedCollator": "collator",
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",

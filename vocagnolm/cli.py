@@ -151,7 +151,7 @@ def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
     found = vars(options)
     names = listed(found["dataset"])
     values = {
-        argument: one_for_each(option, found[option], len(names), "corpora")
+        argument: one_for_each(option, found.get(option), len(names), "corpora")
         for argument, option in _CORPUS_OPTIONS.items()
     }
     return [

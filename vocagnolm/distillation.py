@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from vocagnolm.conventions import IGNORED_LABEL
+from vocagnolm.method import Distance
 from vocagnolm.output_head import Head, HeadGradients, log_softmax_, rows_per_tile
 from vocagnolm.token_loss import by_predicted_token, first_tokens
 
-# KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the words that student and teacher share; L1 of
-# the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), whatever the words.
-Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
 # Gradients are as many times too large until backward: float16 would round small ones to zero
 # before its loss scaling, which comes later, could help. Exact in every dtype.
 _SPREAD = 1024.0

@@ -7,19 +7,13 @@ token that is predicted.
 """
 
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Aggregation = Literal["max", "mean", "sum", "share"]
-Unmapped = Literal["include", "exclude", "mean"]
-Scope = Literal["sequence", "batch"]
-Score = Literal["loss", "loss_and_entropy"]
-Reduction = Literal["min", "mean", "max", "weighted"]
-
-_UNITS = 10**6  # top_k is counted in millionths: integers round alike on a host and on any device
+from vocagnolm.method import UNITS, Aggregation, Reduction, Scope, Unmapped
 
 CountT = TypeVar("CountT", int, Tensor)
 
@@ -33,11 +27,6 @@ class TokenGuidance(NamedTuple):
     mapped_BS: Tensor  # bool, tokens with a teacher loss
     weight_BS: Tensor  # W of Eq. (4), 1.0 or 0.0
     teacher_loss_BT: Tensor  # of the teacher's own tokens
-
-
-def is_in_millionths(top_k: float) -> bool:
-    """Test that a share is counted as it was typed."""
-    return abs(top_k - round(top_k * _UNITS) / _UNITS) <= 1e-12
 
 
 def _require(option: str, value: str, choices: object) -> None:
@@ -153,7 +142,7 @@ def selected_count(
 
 def _share(count: CountT, top_k: float) -> CountT:
     """Return ceil(top_k * count), the same of Python integers and int64 tensors."""
-    return -(-count * round(top_k * _UNITS) // _UNITS)
+    return -(-count * round(top_k * UNITS) // UNITS)
 
 
 def select_top(score_BS: Tensor, candidates_BS: Tensor, top_k: float, scope: Scope) -> Tensor:

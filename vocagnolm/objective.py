@@ -1,223 +1,28 @@
-"""Settings of a method, and its decisions over a batch: the tokens that are trained, Eq. 2 to 6.
+"""Decisions of a method over a batch: the tokens that are trained, Eq. 2 to 6.
 
 Tensors only. The counts are known on the host before any forward pass, so nothing waits for them.
 """
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vocagnolm.collator import Batch, label_tokens, student_segments, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
-from vocagnolm.distillation import Distance, Pairs
+from vocagnolm.distillation import Pairs
 from vocagnolm.guidance import (
-    Aggregation,
-    Reduction,
-    Scope,
-    Score,
     TokenGuidance,
-    Unmapped,
     aggregate_teacher_losses,
-    is_in_millionths,
     random_scores,
     reduce_teachers,
     select_tokens,
     select_top,
     selected_count,
 )
-from vocagnolm.host.options import faults_of, option, raise_first, refuse_idle
+from vocagnolm.method import Method, Unmapped
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import first_tokens
-
-MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
-Divisor = Literal["all", "selected"]
-Choice = Literal["all", "random", "guided"]  # how the tokens that are trained on are chosen
-
-_SHARE = ("top_k", "top_k_warmup_steps", "unmapped", "unselected_weight")
-_SELECTION = (*_SHARE, "selection_scope", "loss_divisor")
-_OF_CHUNKS = ("chunks", "chunk_guidance", "chunk_selection")
-_OF_SEVERAL = ("teacher_reduction", "teacher_weights")
-_LOOKED_AT: dict[MethodName, tuple[str, ...]] = {  # options that a method reads
-    "vocagnolm": (*_SELECTION, "aggregation", *_OF_SEVERAL),
-    "cpt": (),
-    "random": _SELECTION,
-    "kld": ("kld_direction",),
-    "uld": ("uld_weight", "uld_pairing"),
-    "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
-    "chunk": (*_SELECTION, "aggregation", *_OF_CHUNKS, *_OF_SEVERAL),
-}
-_OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
-
-
-@dataclass(frozen=True)
-class Method:
-    """All settings of a method: one record for parser, trainer, views and stores.
-
-    Named as the options of `train.py` and described by their help texts. The defaults are the
-    paper's. A value that is out of range, or has no effect with the method, is a ValueError.
-    """
-
-    method: MethodName = option(
-        "vocagnolm",
-        "vocagnolm; cpt: plain pretraining; random: a random top_k; or a baseline (Section 4.2).",
-    )
-    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.")
-    aggregation: Aggregation = option(
-        "max",
-        "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
-        "the share of its token's characters.",
-    )
-    unmapped: Unmapped = option("include", "Tokens without a teacher token, Section 6.2.")
-    # The paper does not say; a sequence's share does not depend on the batch (decision 1).
-    selection_scope: Scope = option("sequence", "What the share is taken of.")
-    loss_divisor: Divisor = option("all", "Divide by all label tokens (Eq. 3), or all weights.")
-    unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
-    kld_direction: Literal["reverse", "forward"] = option(
-        "reverse", "KL(student || teacher), Eq. 5, or the other way."
-    )
-    top_k_warmup_steps: float = option(
-        0.0,
-        "Steps, or below 1 a share of the run, in which --top_k falls from 1 (beyond the paper).",
-    )
-    uld_weight: float = option(0.5, "Lambda of Eq. 6.")
-    uld_pairing: Literal["position", "last"] = option(
-        "position",
-        "The teacher token that a student token is compared with: the one of the same number in "
-        "its document (Boizard et al. 2025), or the last one that covers it.",
-    )
-    rho1_score: Score = option(
-        "loss",
-        "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
-        "entropy of the reference (Lin et al. 2024, Appendix H).",
-    )
-    chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
-    chunk_guidance: Literal["teacher", "random"] = option(
-        "teacher", "Guide by the teacher's chunks, or pick whole chunks at random."
-    )
-    chunk_selection: Literal["tokens", "chunks"] = option(
-        "chunks",
-        "Select whole chunks by the teacher's, the losses of both aggregated alike, or tokens.",
-    )
-    teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
-    teacher_weights: list[float] | None = option(None, "For --teacher_reduction weighted.")
-
-    def __post_init__(self) -> None:
-        raise_first(self._wrong_values())
-        given = [each.name for each in fields(self) if vars(self)[each.name] != each.default]
-        refuse_idle(given, vars(self).keys() - {*self._looked_at()}, f"with {self.as_typed}")
-
-    def _wrong_values(self) -> Iterator[str]:
-        yield from faults_of(self)
-        if not is_in_millionths(self.top_k):
-            yield f"--top_k must have at most six decimals, got {self.top_k}"
-        if self.top_k == 1 and self.top_k_warmup_steps:
-            yield "--top_k_warmup_steps has no effect with --top_k 1: leave it out"
-        if self.method == "chunk" and self.aggregation == "share":
-            guides = "--method chunk guides by whole tokens"
-            yield f"--aggregation share is by characters, and {guides}: take sum"
-        entropy = "--rho1_score loss_and_entropy"
-        if self.with_entropies and self.unmapped == "mean":
-            unranked = "cannot rank unmapped tokens, which have no entropy"
-            yield f"{entropy} {unranked}: use --unmapped include or exclude"
-        if self.with_entropies and self.loss_divisor == "selected":
-            late = "selects a number of tokens that is known too late for --loss_divisor selected"
-            yield f"{entropy} {late}: use all"
-
-    def _looked_at(self) -> tuple[str, ...]:
-        idle = () if self.choice == "guided" else _OF_A_TEACHER
-        return tuple(name for name in ("method", *_LOOKED_AT[self.method]) if name not in idle)
-
-    def at_step(self, step: int, max_steps: int) -> "Method":
-        """Return the method with the share of tokens of a step of the run."""
-        warmup = self.top_k_warmup_steps
-        steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
-        if step >= steps:
-            return self
-        top_k = round(1 - (1 - self.top_k) * step / steps, 6)
-        return replace(self, top_k=top_k, top_k_warmup_steps=0)
-
-    def in_effect(self) -> dict[str, object]:
-        """Return the settings that the method reads; a reduction only where one was asked for."""
-        values, defaults = vars(self), {setting.name: setting.default for setting in fields(self)}
-        idle = {name for name in _OF_SEVERAL if values[name] == defaults[name]}
-        return {name: values[name] for name in self._looked_at() if name not in idle}
-
-    @property
-    def as_typed(self) -> str:
-        """The method on the command line."""
-        if self.method == "chunk" and self.chunk_guidance == "random":
-            return "--method chunk --chunk_guidance random"
-        return f"--method {self.method}"
-
-    @property
-    def choice(self) -> Choice:
-        """Choice of the tokens that get weight 1."""
-        if self.method in ("cpt", "kld", "uld"):
-            return "all"
-        random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
-        return "random" if self.method == "random" or random_chunks else "guided"
-
-    @property
-    def splits_alike(self) -> bool:
-        """True where an update is the same for every split of a global batch."""
-        return self.selection_scope == "sequence" and self.unmapped != "mean"
-
-    @property
-    def needs_teacher(self) -> bool:
-        """True but for plain pretraining and random choices."""
-        return self.choice == "guided" or self.distance is not None
-
-    @property
-    def distance(self) -> Distance | None:
-        """The distance that is added to the cross-entropy of every token, Eq. (5) and (6)."""
-        if self.method == "kld":
-            return "reverse_kl" if self.kld_direction == "reverse" else "forward_kl"
-        return "sorted_l1" if self.method == "uld" else None
-
-    @property
-    def distance_weight(self) -> float:
-        """Lambda of Eq. (6); 1 in Eq. (5)."""
-        return self.uld_weight if self.method == "uld" else 1.0
-
-    @property
-    def with_entropies(self) -> bool:
-        """True where the entropies of the teacher's distributions are asked for."""
-        return self.rho1_score == "loss_and_entropy"
-
-    def check_chunks(self, max_length: int) -> None:
-        """Reject more chunks than a block has tokens."""
-        if self.method == "chunk" and self.chunks > max_length:
-            tokens = f"{max_length} tokens of a block (--max_length)"
-            raise ValueError(f"--chunks {self.chunks} exceeds the {tokens}: lower it")
-
-    def check_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> None:
-        """Reject a teacher of the wrong kind or number, the lack of one, and weights of others."""
-        raise_first(self._wrong_teacher(teacher))
-
-    def _wrong_teacher(self, teacher: Sequence[object] | StoredTeacher | None) -> Iterator[str]:
-        if bool(teacher) != self.needs_teacher:
-            needs = "needs a teacher" if not teacher else "has no use for a teacher"
-            yield f"{self.as_typed} {needs}"
-        count = teacher.teachers if isinstance(teacher, StoredTeacher) else len(teacher or [0])
-        compares = self.distance is not None or self.with_entropies
-        if compares and isinstance(teacher, StoredTeacher):
-            yield (
-                f"{self.as_typed} compares distributions over words, which a store of losses does "
-                "not hold: give the model itself with --teacher"
-            )
-        if compares and count > 1:
-            yield f"{self.as_typed} takes one teacher, got {count}: name one with --teacher"
-        expected = count if self.teacher_reduction == "weighted" else 0
-        if (found := len(self.teacher_weights or ())) != expected:
-            advice = "give one for each teacher" if expected else "leave them out"
-            yield (
-                f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
-                f"--teacher_weights, found {found}: {advice}"
-            )
 
 
 @dataclass(frozen=True)

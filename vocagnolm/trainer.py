@@ -19,7 +19,8 @@ from vocagnolm.collator import Batch, PackedCollator, label_tokens, student_segm
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.host.options import checked
-from vocagnolm.objective import Method, MethodName, Objective
+from vocagnolm.method import Method, MethodName
+from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.run.guard import Recorder, StepBatches, StepGuard
 from vocagnolm.run.log import tell_in_lines
@@ -73,7 +74,9 @@ class VocAgnoTrainer(ResumableTrainer):
         given = named_arguments(args, kwargs)
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = method if isinstance(method, Method) else Method(method)
-        method.check_teacher(models)
+        is_stored = isinstance(models, StoredTeacher)
+        count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
+        method.check_teacher(count, is_stored=is_stored)
         if given.get("data_collator") is None:
             given["data_collator"] = _collator_of(given.get("train_dataset"), method)
         super().__init__(**given | {"compute_metrics": self._mean_token_losses})

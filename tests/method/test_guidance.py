@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from vocagnolm import guidance
 from vocagnolm.guidance import (
     aggregate_teacher_losses,
-    is_in_millionths,
     random_scores,
     reduce_teachers,
     select_tokens,
     select_top,
     selected_count,
 )
+from vocagnolm.method import is_in_millionths
 
 AGGREGATE = {"max": max, "sum": sum, "mean": lambda losses: sum(losses) / len(losses)}
 # Few distinct values: many ties.

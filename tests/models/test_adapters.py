@@ -12,21 +12,20 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from vocagnolm.models.adapters import (
-    AdapterArguments,
     add_adapters,
     merge_adapters,
     read_adapter_config,
 )
 from vocagnolm.models.probes import check_packing
-from vocagnolm.run.parse import parse
+from vocagnolm.run.options import ModelOptions
 from vocagnolm.token_loss import add_token_losses
 
 peft = pytest.importorskip("peft")
 VOCABULARY = 300
 
 
-def arguments(**changes: Any) -> AdapterArguments:
-    return AdapterArguments(use_peft=True, lora_r=4, lora_alpha=16, **changes)
+def arguments(**changes: Any) -> ModelOptions:
+    return ModelOptions(use_peft=True, lora_r=4, lora_alpha=16, **changes)
 
 
 def set_random(adapted: Any) -> None:
@@ -222,41 +221,3 @@ def test_layer_that_cannot_be_adapted_is_rejected(
         add_adapters(model, arguments(**changes), seed=0)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("--lora_r", "8"), "--lora_r has no effect without --use_peft"),
-        (("--lora_target_modules", "q_proj"), "--lora_target_modules has no effect without"),
-        (("--use_peft", "--lora_r", "0"), "--lora_r must be at least 1, got 0"),
-        (("--use_peft", "--lora_alpha", "0"), "--lora_alpha must be at least 1, got 0"),
-        (("--use_peft", "--lora_dropout", "1"), "--lora_dropout must be in [0, 1), got 1.0"),
-        (
-            ("--use_peft",),
-            "fsdp_activation_checkpointing does not go with --use_peft, because PEFT would save no "
-            "adapters: set it to false and use --gradient_checkpointing",
-        ),
-        (
-            (
-                *("--use_peft", "--gradient_checkpointing", "True"),
-                *("--gradient_checkpointing_kwargs", '{"use_reentrant": true}'),
-            ),
-            "--gradient_checkpointing_kwargs: use_reentrant does not go with --use_peft",
-        ),
-    ],
-)
-def test_parse_refuses_adapter_options_when_they_are_wrong(
-    argv: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")  # as accelerate launch does
-    with pytest.raises(ValueError, match="--") as caught:
-        parse(["--teacher", "some/teacher", "--use_cpu", "True", *argv])
-    assert str(caught.value).startswith(message)
-
-
-def test_arguments_are_refused_when_peft_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vocagnolm.models.adapters.is_peft_available", lambda: False)
-    AdapterArguments()
-    with pytest.raises(ValueError, match="--use_peft needs the package peft: pip install"):
-        AdapterArguments(use_peft=True)

@@ -12,13 +12,13 @@ from fake_results import write_json, write_results
 
 from vocagnolm import cli
 from vocagnolm.evaluation.tasks.benchmarks import PAPER_BENCHMARKS
+from vocagnolm.method import Method
 from vocagnolm.report import panels, plots
 from vocagnolm.report.figures import NUMBERS, make
 from vocagnolm.report.frame import METHOD_LABELS, read_frame
 from vocagnolm.report.paper import REPORTED_FILE, paper_models, teacher_name
 from vocagnolm.report.view import read_views
 from vocagnolm.run import parse as config
-from vocagnolm.run.arguments import GuidanceArguments
 
 MISTRAL, QWEN = "gair-prox/Mistral-7B-ProXMath", "Qwen/Qwen2.5-Math-7B-Instruct"
 NAMES = ["Mistral-ProXMath", "Qwen2.5-Math-Instruct"]
@@ -504,7 +504,7 @@ def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
 
 
 def test_methods_are_those_of_train_py() -> None:
-    method = get_type_hints(GuidanceArguments)["method"]
+    method = get_type_hints(Method)["method"]
     assert set(get_args(method)) == set(METHOD_LABELS)
 
 

@@ -176,7 +176,7 @@ def test_resumed_run_equals_the_uninterrupted_one(world: World) -> None:
 
 def test_trained_parameters_are_counted_when_nothing_is_loaded(world: World) -> None:
     job = config.parse(world.argv("counted", use_cpu="True", **LORA))
-    sizes = load_pair(job.model, job.method, job.run.device, 64).student_sizes
+    sizes = load_pair(job.model, job.load, job.pack, job.method, job.run.device).student_sizes
     base: Any = ModelSource(str(world.student), "student").load(torch.float32)
     adapters = adapters_of(world.root / "adapted")
     assert sizes.trained == sum(weight.numel() for weight in adapters.values())

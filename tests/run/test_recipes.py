@@ -17,9 +17,9 @@ from vocagnolm.report.figures import NUMBERS
 from vocagnolm.report.frame import METHOD_LABELS
 from vocagnolm.report.paper import REPORTED_FILE, teacher_name
 from vocagnolm.run import parse as config
+from vocagnolm.run.config import RunArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.recipe import recipe_files, recipe_of
-from vocagnolm.run.training_arguments import RunArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"
@@ -92,12 +92,12 @@ def test_recipe_makes_the_papers_batch_and_tokens(
     monkeypatch.setattr(RunArguments, "world_size", world_size)
     monkeypatch.setattr(processes, "launched_processes", lambda: WORLD_SIZE)
     job = parse(path)
-    data, run = job.data, job.run
+    pack, run = job.pack, job.run
     assert run.per_device_train_batch_size is not None
     assert run.gradient_accumulation_steps is not None
     sequences = WORLD_SIZE * run.per_device_train_batch_size * run.gradient_accumulation_steps
     assert sequences == 1024
-    assert sequences * data.max_length == run.global_batch_tokens == 2**21
+    assert sequences * pack.max_length == run.global_batch_tokens == 2**21
     assert 0 <= run.max_steps * run.global_batch_tokens - tokens_of(path) * 10**9 < 2**21
 
 

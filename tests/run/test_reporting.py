@@ -224,7 +224,7 @@ def test_resumed_run_is_one_with_what_was_cut_off(
 def test_name_that_wandb_refuses_is_one_line(
     offline: Path, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
-    said = r"^--report_to wandb: Invalid project name 'a#b'.*: change --wandb_project or --run_name"
+    said = r"^--report_to wandb: Invalid project name 'a#b'.*: change --project or --run_name"
     trainer = make_trainer(tmp_path, blocks, *pair, report_to=["wandb"], project="a#b")
     with pytest.raises(ValueError, match=said):
         trainer.train()

@@ -47,7 +47,7 @@ def options(
 
 def described(argv: list[str]) -> Tracking:
     job = parse(argv)
-    pair = load_pair(job.model, job.method, job.run.device, job.data.max_length)
+    pair = load_pair(job.model, job.load, job.pack, job.method, job.run.device)
     return describe_tracking(job, pair, load_documents(job, pair))
 
 
@@ -63,10 +63,9 @@ def described(argv: list[str]) -> Tracking:
         ),
         ("mine/a.yaml", [], {}, {"group": "mine", "name": "mine/a"}),
         ("recipes/old/recipes/t/a.yaml", [], {}, {"group": "t", "name": "t/a"}),
-        ("", ["--run_name=n", "--wandb_group=g"], {}, {"group": "g", "name": "n"}),
+        ("", ["--run_name=n"], {}, {"name": "n"}),
         ("", ["--project=p"], {}, {"project": "p"}),
-        ("", ["--project=p", "--wandb_project=e/w"], {}, {"project": "e/w"}),
-        ("", ["--wandb_tags", "x", "y"], {"WANDB_TAGS": "z"}, {"tags": ["x", "y"]}),
+        ("", ["--project=e/w"], {}, {"project": "e/w"}),
         ("", [], {"WANDB_TAGS": "x,y"}, {"tags": ["x", "y"]}),
         ("", [], {}, {"tags": ["vocagnolm", "student", "teacher"]}),
         (
@@ -143,7 +142,7 @@ def test_run_is_told_apart_by_its_config(
 ) -> None:
     out = tmp_path / "run"
     more = ["--report_to=wandb", "--guidance_table_steps=1", f"--output_dir={out}"]
-    assert train.main([*options, *more, "--top_k=0.5", "--wandb_project=lab/p"]) == 0
+    assert train.main([*options, *more, "--top_k=0.5", "--project=lab/p"]) == 0
     (run,) = offline.glob("offline-run-*")
     found = stored(run)
     assert (found["run"]["entity"], found["run"]["project"]) == ("lab", "p")

@@ -55,7 +55,7 @@ def measure_runs() -> None:
     def measured(trainer: Any, checkpoint: Any, job: Job) -> int:
         run = job.run
         planned = device_memory(
-            job, load_pair(job.model, job.method, run.device, job.data.max_length)
+            job, load_pair(job.model, job.load, job.pack, job.method, run.device)
         )
         path = Path(run.output_dir) / f"held-{run.process_index}.json"
         trainer.add_callback(Held(trainer, path, planned))

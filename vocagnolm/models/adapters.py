@@ -8,48 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils.import_utils import is_peft_available
-
-from vocagnolm.host.options import faults_of, option, raise_first, refuse_idle
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
+    from vocagnolm.run.options import ModelOptions
+
 _ALL_LINEAR = "all-linear"
 
 
-@dataclass
-class AdapterArguments:
-    """Options of LoRA adapters (arXiv 2106.09685), with which the student is not trained whole."""
-
-    use_peft: bool = option(False, "Train LoRA adapters instead of the student's weights.")
-    lora_r: int = option(16, "Rank of the adapters.")
-    lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
-    lora_dropout: float = option(0.0, "Share of an adapter's inputs that training drops, [0, 1).")
-    lora_target_modules: list[str] | None = option(
-        None, "Layers that get an adapter; by default all-linear, which spares heads."
-    )
-    lora_modules_to_save: list[str] | None = option(None, "Further layers that are trained whole.")
-
-    def __post_init__(self) -> None:
-        if not self.use_peft:
-            found, known = vars(self), fields(AdapterArguments)
-            idle = [each.name for each in known if found[each.name] != each.default]
-            refuse_idle(idle, idle, "without --use_peft")
-        raise_first(faults_of(self))
-        if self.use_peft and not is_peft_available():
-            raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")
-
-
 def add_adapters(
-    model: PreTrainedModel, arguments: AdapterArguments, seed: int, revision: str | None = None
+    model: PreTrainedModel, options: ModelOptions, seed: int, revision: str | None = None
 ) -> PeftModel:
     """Freeze a model and give its layers trainable adapters, in the model's own dtype.
 
@@ -57,8 +32,8 @@ def add_adapters(
     adapters name the model and its revision on the hub. The model is changed in place, and may be
     on the meta device. A ValueError where a named layer is not there, or may not have an adapter.
     """
-    _check_names(model, arguments)
-    config = lora_config(model, arguments, revision)
+    _check_names(model, options)
+    config = lora_config(model, options, revision)
     # The run draws the same numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -72,20 +47,18 @@ def add_adapters(
             ) from error
 
 
-def lora_config(
-    model: nn.Module, arguments: AdapterArguments, revision: str | None = None
-) -> LoraConfig:
+def lora_config(model: nn.Module, options: ModelOptions, revision: str | None = None) -> LoraConfig:
     """Make the `peft.LoraConfig` of the options."""
     from peft import LoraConfig
 
     # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
-    whole = [n for name in arguments.lora_modules_to_save or () for n in _named(model, name)]
+    whole = [n for name in options.lora_modules_to_save or () for n in _named(model, name)]
     return LoraConfig(
         task_type="CAUSAL_LM",
-        r=arguments.lora_r,
-        lora_alpha=arguments.lora_alpha,
-        lora_dropout=arguments.lora_dropout,
-        target_modules=_targets(arguments),
+        r=options.lora_r,
+        lora_alpha=options.lora_alpha,
+        lora_dropout=options.lora_dropout,
+        target_modules=_targets(options),
         modules_to_save=whole or None,
         revision=revision,
     )
@@ -115,23 +88,23 @@ def _wrap(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
     return wrapped
 
 
-def _targets(arguments: AdapterArguments) -> str | list[str]:
-    names = arguments.lora_target_modules or [_ALL_LINEAR]
+def _targets(options: ModelOptions) -> str | list[str]:
+    names = options.lora_target_modules or [_ALL_LINEAR]
     return _ALL_LINEAR if names == [_ALL_LINEAR] else names
 
 
-def _check_names(model: PreTrainedModel, arguments: AdapterArguments) -> None:
+def _check_names(model: PreTrainedModel, options: ModelOptions) -> None:
     """Reject names that nothing has, which PEFT would pass over, and layers that must stay whole.
 
     A name is that of a layer, or the last parts of it, as in PEFT.
     """
-    targets = () if _targets(arguments) == _ALL_LINEAR else _targets(arguments)
+    targets = () if _targets(options) == _ALL_LINEAR else _targets(options)
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings = model.get_input_embeddings()
     # Tied embeddings are the head's weight under another name.
     is_tied = head.weight is embeddings.weight
     asked = [("lora_target_modules", name) for name in targets]
-    asked += [("lora_modules_to_save", name) for name in arguments.lora_modules_to_save or ()]
+    asked += [("lora_modules_to_save", name) for name in options.lora_modules_to_save or ()]
     for where, name in asked:
         named = _named(model, name)
         if not named:

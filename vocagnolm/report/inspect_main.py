@@ -115,20 +115,26 @@ def _load(arguments: argparse.Namespace, guidance: "Method") -> "LoadedPair":
 
     from vocagnolm.dist import is_on_cpu
     from vocagnolm.report.measure import LoadedPair
-    from vocagnolm.run.arguments import ModelArguments
+    from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
     from vocagnolm.run.pair import load_models, load_pair
     from vocagnolm.teacher import ResidentTeacher
     from vocagnolm.token_loss import add_token_losses
 
     # As a run of train.py would have it, so that the same checks apply.
-    given = vars(arguments) | {"teacher_dtype": arguments.dtype}
+    given = vars(arguments) | {
+        "teacher_dtype": arguments.dtype,
+        "max_length": arguments.max_length or PackOptions.max_length,
+    }
     for name in ("teacher", *(f"teacher_{x}" for x in ("revision", "tokenizer", "chat_template"))):
         given[name] = [given[name]] if given[name] else None
-    names = {field.name for field in fields(ModelArguments)}
-    model = ModelArguments(**{name: given[name] for name in names & given.keys()})
+    model, load, pack = (
+        kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
+        for kind in (ModelOptions, LoadOptions, PackOptions)
+    )
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    pair = load_pair(model, guidance, device, arguments.max_length)
+    shorten = arguments.max_length is None
+    pair = load_pair(model, load, pack, guidance, device, shorten=shorten)
     student, teachers = load_models(pair)
     assert pair.guide
     assert isinstance(teachers, list)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import datasets
 import numpy as np
@@ -16,22 +16,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.chat.columns import is_conversations
-from vocagnolm.chat.formats import Format
 from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.cli import corpora_of
 from vocagnolm.corpus import joined, load_corpus, load_sample
 from vocagnolm.data import MISSING, Segments, align_corpus
-from vocagnolm.dist import first_of_machine_first
+from vocagnolm.dist import cores, first_of_machine_first
 from vocagnolm.host.options import refuse_idle
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Guide
-from vocagnolm.run.arguments import DataArguments
 from vocagnolm.run.job import Job
 from vocagnolm.run.mixture import Mixture
+from vocagnolm.run.options import DataOptions
 from vocagnolm.run.pair import Pair
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
+# Below this, processes take longer to start than they save on 32 cores (docs/running.md).
+_MANY_DOCUMENTS = 10_000
 _OF_CONVERSATIONS = ("train_on", "student_chat_template", "teacher_chat_template")
 
 
@@ -151,7 +152,7 @@ def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
-    data, length, rows = job.data, job.data.max_length, pair.teacher_rows
+    data, length, rows = job.data, job.pack.max_length, pair.teacher_rows
     corpora, evaluated = _align(job, pair, sample=sample)
     if data.eval_fraction:
         corpora = [_hold_out(job, corpus) for corpus in corpora]
@@ -166,15 +167,15 @@ def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
     per_step = job.run.global_batch_tokens // length
     steps = found.steps(per_step)
     if found.is_whole and not steps:
-        raise ValueError(_too_small(data, found, per_step))
+        raise ValueError(_too_small(job, found, per_step))
     if sample and found.total and not found.is_whole and steps < 2:
         return load_documents(job, pair)
     return found
 
 
-def _too_small(data: DataArguments, documents: Documents, per_step: int) -> str:
+def _too_small(job: Job, documents: Documents, per_step: int) -> str:
     """Say why there is no optimizer step."""
-    blocks, length = documents.blocks, data.max_length
+    blocks, length = documents.blocks, job.pack.max_length
     if documents.mixture:
         sizes = ", ".join(f"{count:,} of {name}" for name, count in blocks.parts.items())
         return (
@@ -183,8 +184,8 @@ def _too_small(data: DataArguments, documents: Documents, per_step: int) -> str:
             "--global_batch_tokens"
         )
     return (
-        f"--dataset {' '.join(data.dataset)} makes {len(blocks):,} blocks of {length} tokens, one "
-        f"optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
+        f"--dataset {' '.join(job.data.dataset)} makes {len(blocks):,} blocks of {length} tokens, "
+        f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
         f"{len(blocks) * length}"
     )
 
@@ -194,7 +195,7 @@ def _align(job: Job, pair: Pair, *, sample: bool) -> tuple[list[Corpus], Segment
     data, sources = job.data, corpora_of(job.data)
 
     def align(texts: datasets.Dataset, guide: Guide | None) -> Segments:
-        processes, labelled = data.processes(len(texts)), data.train_on or TRAIN_ON[0]
+        processes, labelled = processes_of(job, len(texts)), job.pack.train_on or TRAIN_ON[0]
         reader = pair.student_reader
         return align_corpus(texts, reader, guide, num_proc=processes, train_on=labelled)
 
@@ -219,7 +220,7 @@ def _align(job: Job, pair: Pair, *, sample: bool) -> tuple[list[Corpus], Segment
     return corpora, held_out
 
 
-def _check_usable(corpus: Corpus, data: DataArguments) -> None:
+def _check_usable(corpus: Corpus, data: DataOptions) -> None:
     """Reject a corpus of which nothing is left, or a store does not know enough."""
     name, read, skipped = corpus.name, len(corpus.texts), corpus.segments.skipped
     missing = sum(reason == MISSING for _, reason in skipped)
@@ -251,10 +252,16 @@ def _read(
     return corpus, total
 
 
+def processes_of(job: Job, documents: int) -> int | None:
+    """Return the number of processes that share the work on a corpus; None: this one alone."""
+    count = job.pack.num_proc or cores()
+    return count if documents >= _MANY_DOCUMENTS and count > 1 else None
+
+
 def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
     """Reject options that have no effect on conversations, or on documents where there are none."""
     if not any(map(is_conversations, corpora)):
-        given = {**vars(job.model), **vars(job.data)}
+        given = vars(job.pack)
         names = {name for name in _OF_CONVERSATIONS if given[name]}
         refuse_idle(names, _OF_CONVERSATIONS, "where --dataset holds documents")
         return
@@ -270,12 +277,11 @@ def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
         )
 
 
-def _read_evaluated(data: DataArguments) -> datasets.Dataset | None:
+def _read_evaluated(data: DataOptions) -> datasets.Dataset | None:
     if not data.eval_dataset:
         return None
-    format = cast(Format, data.format[0]) if data.format else None
     named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
-    return load_corpus(data.eval_dataset, format=format, **named)
+    return load_corpus(data.eval_dataset, **named)
 
 
 def _hold_out(job: Job, corpus: Corpus) -> Corpus:

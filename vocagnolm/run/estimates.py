@@ -15,13 +15,13 @@ from transformers.trainer_utils import SaveStrategy
 from vocagnolm.data import Segments
 from vocagnolm.dist import cores
 from vocagnolm.io import duration
-from vocagnolm.run.documents import Documents
+from vocagnolm.run.config import RunArguments
+from vocagnolm.run.documents import Documents, processes_of
 from vocagnolm.run.flops import model_work
 from vocagnolm.run.job import Job
 from vocagnolm.run.log import LOG_FILE, read_log
 from vocagnolm.run.memory import student_layout
 from vocagnolm.run.pair import Pair
-from vocagnolm.run.training_arguments import RunArguments
 
 _GB = 1e9
 # Student tokens that one core prepares in a second (docs/running.md).
@@ -60,7 +60,7 @@ class DiskUse:
 
 def steps_of(job: Job, documents: Documents) -> int | None:
     """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
-    run, per_step = job.run, job.run.global_batch_tokens // job.data.max_length
+    run, per_step = job.run, job.run.global_batch_tokens // job.pack.max_length
     if run.max_steps > 0:
         return run.max_steps
     if documents.total is None:
@@ -141,7 +141,7 @@ def _preparation_s(job: Job, documents: Documents) -> float:
 
 
 def _workers(job: Job, documents: Documents) -> int:
-    return job.data.processes(documents.total or len(documents.corpora[0].texts)) or 1
+    return processes_of(job, documents.total or len(documents.corpora[0].texts)) or 1
 
 
 def _rate(job: Job, pair: Pair, documents: Documents) -> tuple[float | None, str]:
@@ -163,8 +163,8 @@ def _flops_per_token(job: Job, pair: Pair, segments: Segments) -> float:
     """Count the FLOPs of training on a student token; a ValueError says why nobody can."""
 
     def keys(column: str) -> float:
-        if job.data.attend_across_documents:
-            return job.data.max_length / 2
+        if job.pack.attend_across_documents:
+            return job.pack.max_length / 2
         lengths = np.asarray(segments.rows.with_format("numpy")[column][:], np.float64)
         return float((lengths**2).sum() / (2 * lengths.sum()))
 

@@ -23,13 +23,13 @@ from vocagnolm.host.manifest import write_manifest
 from vocagnolm.host.settings import RUN_FILE, run_of
 from vocagnolm.io import ASIDE, read_json
 from vocagnolm.models.adapters import (
-    AdapterArguments,
     lora_config,
     merge_adapters,
     read_adapter_config,
 )
 from vocagnolm.models.source import ModelSource, is_adapter, revision_of
 from vocagnolm.run import checkpoints, relayout
+from vocagnolm.run.options import ModelOptions
 from vocagnolm.texts.tokenizers import load_tokenizer
 
 # Small, because safetensors holds a file twice while it is written.
@@ -169,9 +169,9 @@ class _Source:
             if is_adapter(self.checkpoint):
                 config = read_adapter_config(self.checkpoint)
             else:
-                names = (option.name for option in fields(AdapterArguments))
-                arguments = AdapterArguments(**{name: self.settings[name] for name in names})
-                config = lora_config(model, arguments)
+                names = [each.name for each in fields(ModelOptions) if "lora" in each.name]
+                options = ModelOptions(**{name: self.settings[name] for name in names})
+                config = lora_config(model, options)
             return merge_adapters(model, config, self._weights())
         if self.is_sharded:
             return self._put_together()

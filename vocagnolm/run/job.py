@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vocagnolm.cli import one_or_all
-from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
-from vocagnolm.run.training_arguments import RunArguments
+from vocagnolm.method import Method
+from vocagnolm.run.config import RunArguments
+from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
 from vocagnolm.store.store import manifest_of
 
 # Names of options, with spaces between.
@@ -19,11 +20,10 @@ _RUN_IDENTITY = """
 """
 _LISTS = """
     teacher teacher_revision teacher_tokenizer teacher_chat_template dataset dataset_config
-    dataset_split text_column format
+    dataset_split text_column
 """
 _WITHOUT_EFFECT_ON_NUMBERS = """
-    num_proc trust_remote_code eval_dataset save_store store_dtype guidance_table_steps
-    compile_layers teacher_sharding overlap_teacher device_peak_tflops
+    num_proc trust_remote_code eval_dataset save_store teacher_sharding
 """
 
 
@@ -31,9 +31,11 @@ _WITHOUT_EFFECT_ON_NUMBERS = """
 class Job:
     """One training job, as the command line, a recipe and the launcher say it."""
 
-    model: ModelArguments
-    data: DataArguments
-    method: GuidanceArguments
+    model: ModelOptions
+    load: LoadOptions
+    data: DataOptions
+    pack: PackOptions
+    method: Method
     run: RunArguments
     # As --config names it.
     recipe: str | None = None
@@ -46,7 +48,8 @@ class Job:
         compete within it.
         """
         model, method = self.model, self.method
-        values = asdict(model) | asdict(self.data) | asdict(method)
+        values = asdict(model) | asdict(self.load) | asdict(self.data)
+        values |= asdict(self.pack) | asdict(method)
         for name in _WITHOUT_EFFECT_ON_NUMBERS.split():
             values.pop(name, None)
         values["student"] = _one_name(values["student"])
@@ -65,7 +68,8 @@ class Job:
 
 def default_settings() -> dict[str, object]:
     """Return the defaults of options, for those that did not exist when a run was started."""
-    values = vars(ModelArguments()) | vars(DataArguments()) | vars(GuidanceArguments())
+    values = vars(ModelOptions()) | vars(LoadOptions()) | vars(DataOptions())
+    values |= vars(PackOptions()) | vars(Method())
     return values | _without_single_lists(values)
 
 

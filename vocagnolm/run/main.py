@@ -19,7 +19,7 @@ from vocagnolm.host.options import raise_first
 from vocagnolm.host.settings import check_settings, origin_fault, write_settings
 from vocagnolm.host.trackers import offline_reason
 from vocagnolm.io import JsonObject, check_writable, json_or_empty, write_text
-from vocagnolm.models.layers import compile_layers, leave_teachers_alone
+from vocagnolm.models.layers import leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.models.source import model_files
 from vocagnolm.run import checkpoints, failures, preemption
@@ -99,7 +99,7 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
     checkpoint = decided_by_one(
         lambda: checkpoints.resolve(run.resume_from_checkpoint, run.output_dir, say, fault)
     )
-    pair = load_pair(job.model, job.method, run.device, job.data.max_length)
+    pair = load_pair(job.model, job.load, job.pack, job.method, run.device)
     if isinstance(run.liger_kernel_config, dict):
         configs = [teacher.config for teacher in pair.teachers]
         run.liger_kernel_config = leave_teachers_alone(
@@ -134,7 +134,7 @@ def build(job: Job) -> tuple[VocAgnoTrainer, str | None] | None:
             )
         )
         say(f"resuming from {checkpoint}" if checkpoint else "beginning anew")
-    _check_and_compile(trainer, job, documents)
+    _check_models(trainer, job, documents)
     # Taken last, so that a wrong command leaves no trace in the directory.
     with in_agreement(takes_long=True):
         if is_main():
@@ -212,11 +212,11 @@ def _make_trainer(
     job: Job, pair: Pair, documents: Documents, store: JsonObject | None
 ) -> VocAgnoTrainer:
     """Load the models, and make the trainer with all that watches the run."""
-    data, method, run = job.data, job.method, job.run
+    pack, method, run = job.pack, job.method, job.run
     recorder = load_recorder(job, documents, store)
     student, teacher = load_models(pair, seed=run.seed)
     chunks = method.chunks if method.method == "chunk" else None
-    crosses = data.attend_across_documents
+    crosses = pack.attend_across_documents
     trainer = VocAgnoTrainer(
         model=student,
         teacher=teacher,
@@ -225,11 +225,10 @@ def _make_trainer(
         recorder=recorder,
         max_bad_steps=run.max_bad_steps,
         device_peak_tflops=run.device_peak_tflops,
-        overlap_teacher=job.model.overlap_teacher,
         train_dataset=documents.mixture or documents.blocks,
         eval_dataset=documents.eval_blocks,
         data_collator=PackedCollator(
-            data.max_length,
+            pack.max_length,
             attend_across_documents=crosses,
             teacher_max_length=pair.teacher_rows,
             chunks=chunks,
@@ -244,9 +243,9 @@ def _make_trainer(
     return trainer
 
 
-def _check_and_compile(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:
-    """Check that all models keep documents apart, before their layers are compiled for speed."""
-    crosses, device = job.data.attend_across_documents, job.run.device
+def _check_models(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:
+    """Check that all models keep documents apart."""
+    crosses, device = job.pack.attend_across_documents, job.run.device
     teachers = trainer.resident
     ours, *theirs = documents.blocks.longest_segments(crosses)
     if documents.eval_blocks is not None:
@@ -258,10 +257,6 @@ def _check_and_compile(trainer: VocAgnoTrainer, job: Job, documents: Documents) 
         check_longest(reader, device, longest=longest)
         if not crosses:
             check_packing(reader, device)
-    # Behind the probes, which would be compiled too.
-    if job.model.compile_layers:
-        for reader, _ in readers:
-            compile_layers(reader)
 
 
 def train_and_save(trainer: VocAgnoTrainer, checkpoint: str | None, job: Job) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from vocagnolm.models.layers import decoder_layers
-from vocagnolm.run.training_arguments import RunArguments
+from vocagnolm.run.config import RunArguments
 
 # "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
 # the forward pass, as under FSDP2 with mixed precision.

@@ -1,151 +1,237 @@
-"""All options of training by subject: the page of `--help`, and one with the rejected options.
+"""Options of training, each with its default, help and check. Torch-free, for a quick answer."""
 
-python -m vocagnolm.run.options     # writes docs/options.md, and the page that --help shows
-"""
+import importlib.util
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import argparse
-import re
-import textwrap
-from collections import ChainMap
-from dataclasses import dataclass, fields
-from pathlib import Path
-
-from transformers import TrainingArguments
-from transformers.hf_argparser import string_to_bool
-
-from vocagnolm.io import markdown_table, read_asset, write_text
-from vocagnolm.models.adapters import AdapterArguments
-from vocagnolm.objective import Method
-from vocagnolm.run import HELP_PAGE
-from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
-from vocagnolm.run.parse import make_parser
-from vocagnolm.run.rejected import REJECTED
-from vocagnolm.run.training_arguments import RunArguments
-
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "options.md"
-# What is said around the tables, and the sections of the fields of `RunArguments`.
-_TEXTS = read_asset("train_options.yaml")
-# Sections of one class each.
-_CLASSES = {
-    "Models": ModelArguments,
-    "Adapters": AdapterArguments,
-    "Data": DataArguments,
-    "Method": GuidanceArguments,
-}
-_OTHERS = "Other fields of transformers.TrainingArguments"
-_WIDTH, _INDENT, _MOST_CHOICES = 80, 26, 8
+from vocagnolm.method import in_range, option
 
 
-@dataclass(frozen=True)
-class _Option:
-    name: str
-    default: str
-    meaning: str
-    # What is typed behind it, "" for a switch.
-    value: str
+@dataclass
+class ModelOptions:
+    """The student, what of it is trained, and its teacher."""
+
+    student: str = option(
+        "TinyLlama/TinyLlama-1.1B-intermediate-step-1431k-3T",
+        "Model to train: a hub name or a directory.",
+        first=True,
+    )
+    teacher: list[str] | None = option(
+        None, "Causal LM that guides it, with any vocabulary, or several.", first=True
+    )
+    student_revision: str | None = option(None, "Hub revision.")
+    teacher_revision: list[str] | None = option(
+        None, "Hub revision, for each teacher ('' for a directory)."
+    )
+    student_tokenizer: str | None = option(
+        None, "Tokenizer of the student, if it is not with its weights."
+    )
+    teacher_tokenizer: list[str] | None = option(
+        None, "Tokenizer of each teacher, if they are not with their weights."
+    )
+    teacher_losses: list[str] | None = option(
+        None, "Stores of teacher losses (vocagnolm score) instead of a teacher.", first=True
+    )
+    save_store: str | None = option(None, "Keep the teacher's losses as a store in this directory.")
+    use_peft: bool = option(
+        False, "Train LoRA adapters instead of the student's weights.", first=True
+    )
+    lora_r: int = option(16, "Rank of the adapters.")
+    lora_alpha: int = option(32, "The adapters' product is scaled by alpha / rank.")
+    lora_dropout: float = option(0.0, "Share of an adapter's inputs that training drops, [0, 1).")
+    lora_target_modules: list[str] | None = option(
+        None, "Layers that get an adapter; by default all-linear, which spares heads."
+    )
+    lora_modules_to_save: list[str] | None = option(None, "Further layers that are trained whole.")
+
+    _argument_group_name = "models"
+
+    def __post_init__(self) -> None:
+        in_range(self, "[1, inf)", "lora_r", "lora_alpha")
+        in_range(self, "[0, 1)", "lora_dropout")
+        if self.use_peft and importlib.util.find_spec("peft") is None:
+            raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")
 
 
-def sections(*, everything: bool = False) -> dict[str, list[str]]:
-    """Return the names of the options by subject; Trainer's other fields only if asked for.
+@dataclass
+class LoadOptions:
+    """How models are loaded."""
 
-    Another version of transformers may lack one.
-    """
-    found = {title: _own(arguments) for title, arguments in _CLASSES.items()}
-    found |= {title: list(meanings) for title, meanings in _TEXTS["sections"].items()}
-    shown = {name for names in found.values() for name in names}
-    rest = [each.name for each in fields(RunArguments) if each.name not in shown | REJECTED.keys()]
-    ours = set(_own(RunArguments))
-    # A new option of ours is shown, even if nobody has chosen a section.
-    found["Hardware"] += [name for name in rest if name in ours]
-    if everything:
-        found[_OTHERS] = sorted(set(rest) - ours)
-    return found
+    teacher_dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Precision of the teacher; auto is bfloat16 on a GPU, float32 on a CPU."
+    )
+    teacher_quantization: str | None = option(
+        None, "fp8, nf4, int8, or a quantization config of transformers as JSON."
+    )
+    teacher_sharding: Literal["none", "node"] = option(
+        "none", "Spread the teacher's weights over the devices of each machine."
+    )
+    attn_implementation: str | None = option(
+        None, "Attention of all models, as in from_pretrained, or torch_varlen.", first=True
+    )
+    trust_remote_code: bool = option(False, "Run model code from the hub.")
 
-
-def help_page(*, everything: bool = False) -> str:
-    """Return the text of `--help`, or of `--help_all`."""
-    options = _options()
-    usage = "usage: train.py [--config RECIPE.yaml] --teacher TEACHER [OPTION ...]"
-    lines = [usage, "", _TEXTS["about"]]
-    for title, names in sections(everything=everything).items():
-        lines += ["", f"{title}:"]
-        lines += [line for name in names if name in options for line in _help_lines(options[name])]
-    if not everything:
-        lines += ["", f"{_OTHERS}: --help_all"]
-    return "\n".join(lines) + "\n"
+    _argument_group_name = "loading of models"
 
 
-def options_page() -> str:
-    """Return the page as Markdown, with a table for each subject."""
-    options, parts = _options(), [_TEXTS["head"]]
-    for title, names in sections().items():
-        rows = [["option", "default", "meaning"]]
-        for option in (options[name] for name in names if name in options):
-            default = f"`{option.default}`" if option.default else "none"
-            rows.append([f"`--{option.name}`", default, option.meaning])
-        parts += [f"## {title}", markdown_table(rows, padded=False)]
-    rows = [["option", "only", "any other value"]]
-    for name, (value, reason) in REJECTED.items():
-        rows.append([f"`--{name}`", f"`{_shown(value)}`", f"{reason[0].upper()}{reason[1:]}."])
-    parts += [_TEXTS["foot"], markdown_table(rows, padded=False)]
-    return "\n\n".join(parts) + "\n"
+@dataclass
+class DataOptions:
+    """The documents that are trained and evaluated on."""
+
+    dataset: list[str] = option(
+        ["open-web-math/open-web-math"],
+        "A file, a directory or a hub name; or several.",
+        first=True,
+    )
+    dataset_weights: list[float] | None = option(
+        None, "Shares of the corpora in every global batch."
+    )
+    dataset_config: list[str] | None = option(
+        None, "Hub configuration, for all or each ('' for files)."
+    )
+    dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
+    text_column: list[str] = option(["text"], "Column of the text, one for all or each.")
+    eval_fraction: float = option(
+        0.0, "Share of the documents held out for evaluation, [0, 1).", first=True
+    )
+    eval_dataset: str | None = option(
+        None, "Evaluate on these documents instead of a held-out share.", first=True
+    )
+    missing_losses: Literal["error", "skip"] = option(
+        "error", "What to do about documents that --teacher_losses does not have."
+    )
+
+    _argument_group_name = "data"
+
+    def __post_init__(self) -> None:
+        in_range(self, "(0, inf)", "dataset_weights")
+        in_range(self, "[0, 1)", "eval_fraction")
+        count = len(self.dataset)
+        if len(set(self.dataset)) < count:
+            raise ValueError("--dataset names one twice: name it once, and give --dataset_weights")
+        if self.dataset_weights and len(self.dataset_weights) != count:
+            raise ValueError(
+                f"--dataset_weights needs one for each of {count} corpora, "
+                f"got {len(self.dataset_weights)}"
+            )
+        for name in ("dataset_config", "dataset_split", "text_column"):
+            given = len(vars(self)[name] or [""])
+            if given not in (1, count):
+                raise ValueError(
+                    f"--{name} needs one value, or one for each of {count} corpora, got {given}"
+                )
+        if self.eval_dataset and len(self.text_column) > 1:
+            raise ValueError(
+                "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
+            )
+        if self.eval_dataset and self.eval_fraction:
+            raise ValueError("--eval_dataset and --eval_fraction exclude each other: give one")
 
 
-def _own(arguments: type) -> list[str]:
-    """Return the options that a class itself declares, in its order."""
-    names = list(vars(arguments)["__annotations__"])
-    # The method's settings belong to training, too.
-    return [*vars(Method)["__annotations__"], *names] if issubclass(arguments, Method) else names
+@dataclass
+class PackOptions:
+    """How documents become packed sequences."""
+
+    max_length: int = option(2048, "Student tokens of a packed sequence.", first=True)
+    train_on: Literal["completions", "all"] | None = option(
+        None, "Tokens of conversations with labels: completions (default; answers), or all."
+    )
+    attend_across_documents: bool = option(
+        False, "Let attention cross the documents of a packed sequence."
+    )
+    num_proc: int | None = option(
+        None, "Processes that tokenize and align; by default one for each core."
+    )
+    student_chat_template: str | None = option(None, "plain, chatml or a file; by default its own.")
+    teacher_chat_template: list[str] | None = option(
+        None, "The same of each teacher, or one for all."
+    )
+
+    _argument_group_name = "packing"
+
+    def __post_init__(self) -> None:
+        in_range(self, "[4, 16777216]", "max_length")
+        in_range(self, "[1, inf)", "num_proc")
 
 
-def _options() -> dict[str, _Option]:
-    theirs = {each.name: each.metadata.get("help", "") for each in fields(TrainingArguments)}
-    sentences = ChainMap(*_TEXTS["sections"].values())
-    options = {}
-    # The first action of a name sets it, a second one takes it back.
-    for action in reversed(make_parser()._actions):
-        name = action.dest
-        text = sentences.get(name) or action.help or ""
-        if text == theirs.get(name):
-            # A sentence of theirs is enough.
-            first = re.split(r"(?<=[.]) (?=[A-Z])", " ".join(text.split()))[0]
-            text = first.replace("%%", "%")
-        choices = list(action.choices or ())
-        if 0 < len(choices) <= _MOST_CHOICES:
-            text += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
-        options[name] = _Option(name, _shown(action.default), text, _typed(action))
-    return options
+@dataclass
+class RunOptions:
+    """The run. Most are fields of `transformers.TrainingArguments`, with the paper's defaults."""
 
+    dry_run: bool = option(False, "Print the plan and exit.", first=True)
+    output_dir: str = option("", "By default runs/STUDENT__TEACHER.", first=True)
+    global_batch_tokens: int | None = option(
+        None,
+        "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
+        "size and the accumulation steps are given: together they decide it.",
+        first=True,
+    )
+    per_device_train_batch_size: int | None = option(
+        None, "Sequences per device; derived from the world size.", first=True
+    )
+    gradient_accumulation_steps: int | None = option(
+        None, "Micro-batches of a step; derived from the world size."
+    )
+    num_train_epochs: float = option(1.0, "Passes over the corpus.")
+    max_steps: int = option(-1, "Optimizer steps; -1: as many as the epochs take.", first=True)
+    learning_rate: float = option(8e-5, "Peak of the schedule.", first=True)
+    lr_scheduler_type: str = option("cosine_with_min_lr", "Schedule of the learning rate.")
+    lr_scheduler_kwargs: dict[str, Any] | str | None = option(
+        None, "JSON; cosine_with_min_lr decays to a tenth by default: 8e-5 to 8e-6."
+    )
+    warmup_steps: float = option(0, "Steps of warm-up, or their share if below 1.")
+    seed: int = option(
+        42, "Seed of the order of packed sequences, of adapters and dropout.", first=True
+    )
+    bf16: bool | None = option(
+        None, "bfloat16 compute; by default on GPUs that have it.", first=True
+    )
+    activation_checkpointing: bool | None = option(
+        None, "Keep the layers' inputs only, and compute them again.", first=True
+    )
+    max_bad_steps: int = option(
+        0, "Steps in a row that may be skipped as a loss or gradient is NaN."
+    )
+    save_steps: float = option(250, "Steps between two checkpoints.", first=True)
+    save_total_limit: int | None = option(2, "Checkpoints that are kept; 0: all.")
+    resume_from_checkpoint: str | None = option(
+        "auto", "auto (the newest good checkpoint of --output_dir) or a path."
+    )
+    eval_steps: float | None = option(
+        None, "Steps between two evaluations; by default as often as checkpoints."
+    )
+    logging_steps: float = option(10, "Steps between two logs.")
+    report_to: list[str] | None = option(
+        None, "Trackers: wandb, tensorboard, trackio, ...; by default none.", first=True
+    )
+    run_name: str | None = option(
+        None, "Name of the run in trackers; by default the path of --config."
+    )
+    project: str = option("vocagnolm", "Project of the run in trackers; PROJECT or ENTITY/PROJECT.")
+    guidance_table_steps: int = option(
+        0, "Show the guidance of a sample every so many steps; 0: never."
+    )
+    device_peak_tflops: float | None = option(
+        None, "Peak of a device for the MFU in the logs; by its name if not given."
+    )
+    push_to_hub: bool = option(False, "Push the model to the hub, with its card.")
+    hub_model_id: str | None = option(
+        None, "Its name there; by default that of the output directory."
+    )
 
-def _typed(action: argparse.Action) -> str:
-    if action.const is True:
-        return ""
-    value = {int: "N", float: "X", string_to_bool: "BOOL"}.get(action.type, "NAME")
-    return f"{value} ..." if action.nargs in ("+", "*") else value
+    _argument_group_name = "run"
 
-
-def _shown(default: object) -> str:
-    """Write a default as it is typed; "" for none."""
-    if default is None or default == "":
-        return ""
-    if isinstance(default, list):
-        return " ".join(map(str, default))
-    return str(default).lower() if isinstance(default, bool) else str(default)
-
-
-def _help_lines(option: _Option) -> list[str]:
-    name = f"  --{option.name} {option.value}".rstrip()
-    text = option.meaning.replace("`", "")
-    if option.default not in ("", "false"):
-        text += f" [{option.default}]"
-    lines = textwrap.wrap(text, _WIDTH - _INDENT, break_on_hyphens=False) or [""]
-    # A long name has a line of its own.
-    if len(name) >= _INDENT:
-        lines.insert(0, "")
-    first, *others = lines
-    return [f"{name:{_INDENT}}{first}".rstrip(), *(" " * _INDENT + line for line in others)]
-
-
-if __name__ == "__main__":
-    write_text(_PAGE, options_page())
-    write_text(HELP_PAGE, help_page())
+    def __post_init__(self) -> None:
+        in_range(
+            self,
+            "[1, inf)",
+            "global_batch_tokens",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+        )
+        in_range(self, "(0, inf)", "num_train_epochs", "device_peak_tflops")
+        in_range(self, "[0, inf)", "learning_rate", "save_steps", "eval_steps", "logging_steps")
+        in_range(self, "[0, inf)", "max_bad_steps", "guidance_table_steps")
+        in_range(self, "[0, 4294967295]", "seed")
+        if self.max_steps == 0:
+            raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")

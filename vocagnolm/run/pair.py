@@ -11,21 +11,18 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm.cli import one_for_each, resolve_dtype
+from vocagnolm.method import Method
 from vocagnolm.models import sharding
 from vocagnolm.models.adapters import add_adapters
 from vocagnolm.models.quantization import quantization
 from vocagnolm.models.source import ModelSource, check_distinct, context_length
-from vocagnolm.objective import Method
 from vocagnolm.readers import Guide, Reader, Teachers, student_reader, teacher_reader
-from vocagnolm.run.arguments import ModelArguments
 from vocagnolm.run.memory import Sizes, sizes_of
+from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
 from vocagnolm.store.reader import StoredReader
 from vocagnolm.store.store import Store
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.texts.tokenizers import Role, check_same_tokens, tokenizer_sha256
-
-# The paper's length of a sequence.
-_DEFAULT_LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,14 @@ class Pair:
     student_reader: Reader
     teachers: tuple[Model, ...]
     guide: Guide | None
-    arguments: ModelArguments
+    options: ModelOptions
+    load: LoadOptions
     device: torch.device
 
     @property
     def is_stored(self) -> bool:
         """True where the teachers' losses come from stores."""
-        return bool(self.arguments.teacher_losses)
+        return bool(self.options.teacher_losses)
 
     @property
     def teacher_rows(self) -> list[int]:
@@ -72,20 +70,20 @@ class Pair:
     @property
     def teacher_dtype(self) -> str:
         """Precision of the teachers, never "auto"."""
-        return resolve_dtype(self.arguments.teacher_dtype, self.device)
+        return resolve_dtype(self.load.teacher_dtype, self.device)
 
     @cached_property
     def teacher_quantization(self) -> dict[str, object] | None:
         """Quantization config of the teachers, if any; a dry run does not need its packages."""
-        name = self.arguments.teacher_quantization
+        name = self.load.teacher_quantization
         return quantization(name, getattr(torch, self.teacher_dtype)) if name else None
 
     @cached_property
     def student_skeleton(self) -> PreTrainedModel:
         """Shapes of the student, with its adapters, which it may be unable to have (ValueError)."""
         skeleton = self.student.source.skeleton(self.student.config)
-        if self.arguments.use_peft:
-            return cast(PreTrainedModel, add_adapters(skeleton, self.arguments, seed=0))
+        if self.options.use_peft:
+            return cast(PreTrainedModel, add_adapters(skeleton, self.options, seed=0))
         return skeleton
 
     @cached_property
@@ -105,45 +103,50 @@ class Pair:
 
 
 def load_pair(
-    model: ModelArguments, method: Method, device: torch.device, max_length: int | None = None
+    model: ModelOptions,
+    load: LoadOptions,
+    pack: PackOptions,
+    method: Method,
+    device: torch.device,
+    *,
+    shorten: bool = False,
 ) -> Pair:
     """Read configurations and tokenizers, which is cheap, and reject what cannot work.
 
-    A segment has `max_length` student tokens; by default the paper's 2048, or the student's context
-    if that is shorter.
+    With `shorten`, a segment has no more student tokens than fit the context.
 
     Raises:
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
     given = [model.student], [model.student_revision], [model.student_tokenizer]
-    (student,) = _models(model, "student", *given)
-    length = max_length or min(_DEFAULT_LENGTH, student.context)
+    (student,) = _models(load, "student", *given)
+    length = min(pack.max_length, student.context) if shorten else pack.max_length
     if length > student.context:
         raise ValueError(
             f"--max_length {length} exceeds the student's context of {student.context}"
         )
-    reader = student_reader(student.tokenizer, length, model.student_chat_template)
+    reader = student_reader(student.tokenizer, length, pack.student_chat_template)
     if model.teacher_losses:
         stores = StoredReader(list(map(Store, model.teacher_losses)))
         if method.method == "rho1":
             _check_scored_by(student.tokenizer, stores)
-        return Pair(student, reader, (), stores, model, device)
+        return Pair(student, reader, (), stores, model, load, device)
     names = model.teacher or []
     unknown: list[str | None] = [None] * len(names)
     revisions, elsewhere = model.teacher_revision or unknown, model.teacher_tokenizer or unknown
-    teachers = _models(model, "teacher", names, revisions, elsewhere)
-    guide = _guide(student, teachers, model.teacher_chat_template, method, length)
-    return Pair(student, reader, tuple(teachers), guide, model, device)
+    teachers = _models(load, "teacher", names, revisions, elsewhere)
+    guide = _guide(student, teachers, pack.teacher_chat_template, method, length)
+    return Pair(student, reader, tuple(teachers), guide, model, load, device)
 
 
 def _models(
-    arguments: ModelArguments,
+    load: LoadOptions,
     role: Role,
     names: list[str],
     revisions: Sequence[str | None],
     elsewhere: Sequence[str | None],
 ) -> list[Model]:
-    attention, trust = arguments.attn_implementation, arguments.trust_remote_code
+    attention, trust = load.attn_implementation, load.trust_remote_code
     sources = [
         ModelSource(name, role, revision or None, attention, trust)
         for name, revision in zip(names, revisions, strict=True)
@@ -198,19 +201,19 @@ def load_models(
     Raises:
         ValueError: a model cannot be loaded, or the student cannot have these adapters.
     """
-    arguments, dtype = pair.arguments, getattr(torch, pair.teacher_dtype)
+    options, dtype = pair.options, getattr(torch, pair.teacher_dtype)
     student = pair.student.source.load(torch.float32)
     teachers = []
     for teacher in pair.teachers:
         model = teacher.source.load(dtype, pair.teacher_quantization, pair.device)
         check_distinct(student, model, pair.student.tokenizer, teacher.tokenizer)
         # Sharded before the next one is loaded.
-        if arguments.teacher_sharding == "node":
+        if pair.load.teacher_sharding == "node":
             model = sharding.shard_inside_machine(model, pair.device)
         teachers.append(model)
-    stored = StoredTeacher(len(arguments.teacher_losses)) if arguments.teacher_losses else None
+    stored = StoredTeacher(len(options.teacher_losses)) if options.teacher_losses else None
     # Behind the comparison, as adapters change the student.
-    if arguments.use_peft:
-        adapted = add_adapters(student, arguments, seed, pair.student.source.revision)
+    if options.use_peft:
+        adapted = add_adapters(student, options, seed, pair.student.source.revision)
         return adapted, stored or teachers or None
     return student, stored or teachers or None

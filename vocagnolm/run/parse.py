@@ -1,8 +1,10 @@
 """The command line and recipes of `train.py`, and which options go together."""
 
+import copy
 import os
+from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +12,25 @@ from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
 from vocagnolm.cli import OneLineErrors, one_for_each
-from vocagnolm.host.options import raise_first, refuse_idle
+from vocagnolm.host.options import raise_first
+from vocagnolm.method import Method
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
-from vocagnolm.run.arguments import DataArguments, GuidanceArguments, ModelArguments
+from vocagnolm.run.config import RunArguments
 from vocagnolm.run.job import Job
-from vocagnolm.run.overlap import overlap_faults
+from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
 from vocagnolm.run.recipe import Options, named_in_errors, recipe_of
-from vocagnolm.run.training_arguments import RunArguments
-from vocagnolm.teacher import StoredTeacher
 
 
 class _Parser(OneLineErrors, HfArgumentParser):
     """Parser of dataclasses; the usage of TrainingArguments would fill screens."""
+
+    @staticmethod
+    def _parse_dataclass_field(parser: ArgumentParser, field: Field[Any]) -> None:
+        field = copy.copy(field)
+        field.metadata = {k: v for k, v in field.metadata.items() if k != "first"}
+        HfArgumentParser._parse_dataclass_field(parser, field)
 
 
 def parse(argv: Sequence[str]) -> Job:
@@ -43,7 +50,7 @@ def parse(argv: Sequence[str]) -> Job:
 
 def make_parser() -> HfArgumentParser:
     """Make the parser of all options, with the fields of `TrainingArguments`."""
-    types: list[Any] = [ModelArguments, DataArguments, GuidanceArguments, RunArguments]
+    types: list[Any] = [ModelOptions, LoadOptions, DataOptions, PackOptions, Method, RunArguments]
     parser = _Parser(types, prog="train.py", allow_abbrev=False, add_help=False)
     parser.add_argument("--config")
     return parser
@@ -56,14 +63,13 @@ def _job(parser: HfArgumentParser, values: Options) -> Job:
         values["output_dir"] = _default_output_dir(values)
     _set_evaluation(values)
     try:
-        model, data, method, run = parser.parse_dict(values)
-        job = Job(model, data, method, run, recipe=config)
+        job = Job(*parser.parse_dict(values), recipe=config)
     # A file or package may be missing, a number too large for the machine.
     except (OSError, ImportError, ValueError, OverflowError) as error:
         raise ValueError(" ".join(str(error).split())) from error
-    _check_idle(job)
+    _check_teachers(job)
     raise_first(_faults(job))
-    job.run.set_batch(job.data.max_length)
+    job.run.set_batch(job.pack.max_length)
     return job
 
 
@@ -86,8 +92,8 @@ def _set_evaluation(values: Options) -> None:
         values["eval_steps"] = values["eval_steps"] or values["save_steps"]
 
 
-def _check_idle(job: Job) -> None:
-    """Reject options that have no effect beside the others."""
+def _check_teachers(job: Job) -> None:
+    """Reject the lack of a teacher, or one of the wrong kind or number."""
     model, method = job.model, job.method
     teachers = model.teacher or model.teacher_losses or []
     if method.needs_teacher and not teachers:
@@ -95,30 +101,8 @@ def _check_idle(job: Job) -> None:
             "--teacher is required: name the causal LM that guides the student, or a store of its "
             "losses with --teacher_losses"
         )
-    of_a_teacher = (
-        "teacher teacher_tokenizer teacher_revision teacher_dtype teacher_quantization "
-        "teacher_sharding teacher_chat_template overlap_teacher"
-    )
-    stored = "with --teacher_losses, which no teacher is loaded for"
-    # From the general to the particular: the first row that holds tells why.
-    parts = [(part, option) for part in (model, job.data, method) for option in fields(part)]
-    given = {option.name for part, option in parts if vars(part)[option.name] != option.default}
-    for is_idle, names, condition in (
-        (not method.needs_teacher, f"{of_a_teacher} teacher_losses", f"with {method.as_typed}"),
-        (model.teacher_losses, of_a_teacher, stored),
-        (len(teachers) < 2, "teacher_reduction teacher_weights", "without several teachers"),
-        (method.method == "kld", "teacher_chat_template", f"with {method.as_typed}"),
-        (method.choice != "guided", "overlap_teacher", f"with {method.as_typed}"),
-        (not model.teacher, "save_store", "without --teacher"),
-        (not model.save_store, "store_dtype", "without --save_store"),
-        (not model.teacher_losses, "missing_losses", "without --teacher_losses"),
-        (len(job.data.dataset) < 2, "dataset_weights", "with one --dataset"),
-    ):
-        if is_idle:
-            refuse_idle(given, names.split(), condition)
-    scored = StoredTeacher(len(teachers)) if model.teacher_losses else None
-    method.check_teacher(scored or teachers or None)
-    method.check_chunks(job.data.max_length)
+    method.check_teacher(len(teachers), is_stored=bool(model.teacher_losses))
+    method.check_chunks(job.pack.max_length)
 
 
 def _faults(job: Job) -> Iterator[str]:
@@ -127,7 +111,7 @@ def _faults(job: Job) -> Iterator[str]:
     teachers = model.teacher or model.teacher_losses or []
     is_distilled = job.method.method in ("kld", "uld")
     # Raises for another number of them.
-    one_for_each("teacher_chat_template", model.teacher_chat_template, len(teachers), "teachers")
+    one_for_each("teacher_chat_template", job.pack.teacher_chat_template, len(teachers), "teachers")
     for name in ("teacher_tokenizer", "teacher_revision"):
         if (given := vars(model)[name]) and len(given) != len(teachers):
             yield f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
@@ -135,12 +119,9 @@ def _faults(job: Job) -> Iterator[str]:
         yield f"--save_store takes one teacher, got {len(teachers)}: name one with --teacher"
     if model.save_store and is_distilled:
         yield f"--save_store keeps token losses, which {guided_by} does not compute: leave it out"
-    if model.save_store and job.data.attend_across_documents:
+    if model.save_store and job.pack.attend_across_documents:
         yield "--save_store keeps losses of documents alone: leave --attend_across_documents out"
     yield from _faults_of_weights(job)
-    if model.overlap_teacher:
-        device = "cuda" if run.dry_run else run.device.type
-        yield from overlap_faults(True, model.teacher_sharding != "none", device)
     if run.fsdp and run.parallel_mode != ParallelMode.DISTRIBUTED and not run.dry_run:
         yield "--fsdp shards over several processes: start them with accelerate launch or torchrun"
     if model.use_peft:
@@ -149,17 +130,16 @@ def _faults(job: Job) -> Iterator[str]:
 
 def _faults_of_weights(job: Job) -> Iterator[str]:
     """Yield a message for ways to hold weights that are not there, or do not go together."""
-    model, run, guided_by = job.model, job.run, f"--method {job.method.method}"
+    load, run, guided_by = job.load, job.run, f"--method {job.method.method}"
     # A plan may be made on a smaller machine than the job will run on.
-    is_planned = run.dry_run and model.teacher_quantization in QUANTIZATIONS
-    if model.teacher_quantization and not is_planned:
+    is_planned = run.dry_run and load.teacher_quantization in QUANTIZATIONS
+    if load.teacher_quantization and not is_planned:
         # Raises for a quantization that cannot be made here.
-        quantization(model.teacher_quantization)
-    if model.teacher_sharding != "none":
-        sharded = f"--teacher_sharding {model.teacher_sharding}"
-        for name in ("teacher_quantization", "compile_layers"):
-            if vars(model)[name]:
-                yield f"--{name} does not go with {sharded}: leave one of them out"
+        quantization(load.teacher_quantization)
+    if load.teacher_sharding != "none":
+        sharded = f"--teacher_sharding {load.teacher_sharding}"
+        if load.teacher_quantization:
+            yield f"--teacher_quantization does not go with {sharded}: leave one of them out"
         if job.method.method in ("kld", "uld"):
             yield (
                 f"{sharded} does not go with {guided_by}, which needs the teacher's whole output "
@@ -168,12 +148,12 @@ def _faults_of_weights(job: Job) -> Iterator[str]:
         if not run.dry_run:
             require_several_devices()
     # 32 bits where the attention has 16 only.
-    if run.device.type == "cuda" and needs_segments(model.attn_implementation):
-        narrow = f"--attn_implementation {model.attn_implementation} computes in 16 bits on a GPU"
+    if run.device.type == "cuda" and needs_segments(load.attn_implementation):
+        narrow = f"--attn_implementation {load.attn_implementation} computes in 16 bits on a GPU"
         instead = "or --attn_implementation sdpa"
         if not run.is_mixed:
             yield f"{narrow}, but the student computes in float32: use --bf16 true, {instead}"
-        if model.teacher_dtype == "float32":
+        if load.teacher_dtype == "float32":
             yield f"{narrow}, but --teacher_dtype is float32: use --teacher_dtype auto, {instead}"
 
 

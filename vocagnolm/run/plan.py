@@ -55,7 +55,7 @@ def describe_run(job: Job, pair: Pair, documents: Documents, done: int = 0) -> s
     lines.append(f"guidance   {settings}")
     lines += describe_documents(documents, pair)
     lines += [
-        f"batch      {run.batch_arithmetic(job.data.max_length)}",
+        f"batch      {run.batch_arithmetic(job.pack.max_length)}",
         f"steps      {_steps(job, documents)}, learning rate {run.learning_rate:g}",
         *describe_mixture(job, documents),
         describe_memory(device_memory(job, pair)),
@@ -103,7 +103,7 @@ def describe_mixture(job: Job, documents: Documents) -> list[str]:
     steps, parts = steps_of(job, documents), documents.blocks.parts
     if len(parts) == 1:
         return []
-    seen = (steps or 0) * (job.run.global_batch_tokens // job.data.max_length)
+    seen = (steps or 0) * (job.run.global_batch_tokens // job.pack.max_length)
     scales = [each.scale for each in documents.corpora]
     sizes = [count * scale for count, scale in zip(parts.values(), scales, strict=True)]
     if mixture := documents.mixture:
@@ -152,12 +152,9 @@ def describe_memory(parts: dict[str, float]) -> str:
 
 def device_memory(job: Job, pair: Pair) -> dict[str, float]:
     """Estimate the bytes of a device by part, at its fullest."""
-    tokens = (job.run.per_device_train_batch_size or 1) * job.data.max_length
+    tokens = (job.run.per_device_train_batch_size or 1) * job.pack.max_length
     parts = memory.student_memory(pair.student_sizes, memory.student_layout(job.run), tokens)
-    is_sharded = job.model.teacher_sharding == "node"
-    if job.model.overlap_teacher:
-        passes = (memory.forward_memory(each, _width(pair), tokens) for each in pair.teacher_sizes)
-        parts["teacher's activations"] = max(passes)
+    is_sharded = job.load.teacher_sharding == "node"
     return parts | _teachers_memory(pair, _devices_per_machine() if is_sharded else 1)
 
 
@@ -165,7 +162,7 @@ def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:
     """Estimate the bytes of a device by part, with the teachers spread over so many devices."""
     width, total = _width(pair), dict[str, float]()
     for sizes in pair.teacher_sizes:
-        parts = memory.teacher_memory(sizes, width, pair.arguments.teacher_quantization, devices)
+        parts = memory.teacher_memory(sizes, width, pair.load.teacher_quantization, devices)
         total = {name: total.get(name, 0.0) + size for name, size in parts.items()}
     return total
 
@@ -183,7 +180,7 @@ def _describe_shardings(pair: Pair) -> str:
     several = _devices_per_machine()
     whole, shard = (sum(_teachers_memory(pair, n).values()) / _GIB for n in (1, several))
     return (
-        f"sharding   --teacher_sharding {pair.arguments.teacher_sharding}; the teacher takes per "
+        f"sharding   --teacher_sharding {pair.load.teacher_sharding}; the teacher takes per "
         f"device {whole:.2f} GiB with none, {shard:.2f} GiB with node ({several} devices a machine)"
     )
 

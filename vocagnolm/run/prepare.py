@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     job = parse(argv)
     with named_in_errors(argv):
-        pair = load_pair(job.model, job.method, job.run.device, job.data.max_length)
+        pair = load_pair(job.model, job.load, job.pack, job.method, job.run.device)
         began = time.perf_counter()
         documents = load_documents(job, pair, sample=True)
         if not documents.is_whole:

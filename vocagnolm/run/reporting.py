@@ -140,7 +140,7 @@ class _Wandb(_WandbLike, WandbCallback):  # type: ignore[misc]
             try:
                 note(begin_run(self._wandb, {**place, **known, "config": place["config"]}))
             except self._wandb.Error as error:
-                remedy = f"change --wandb_project or --run_name, or delete {TRACKER_FILE}"
+                remedy = f"change --project or --run_name, or delete {TRACKER_FILE}"
                 raise ValueError(f"--report_to wandb: {error}: {remedy}") from error
         else:
             self._wandb.config.update(place["config"], allow_val_change=True)

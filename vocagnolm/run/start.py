@@ -11,9 +11,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Show a page of help, or run the job, and return the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     if "--help_all" in argv:
-        from vocagnolm.run.options import help_page
+        from vocagnolm.run.parse import make_parser
 
-        say(help_page(everything=True).rstrip())
+        make_parser().print_help()
         raise SystemExit(Exit.DONE)
     if {"-h", "--help"} & set(argv):
         say(HELP_PAGE.read_text(encoding="utf-8").rstrip())

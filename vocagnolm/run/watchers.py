@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
@@ -23,10 +24,10 @@ from vocagnolm.models.source import revision_of
 from vocagnolm.report.callback import GuidanceTable
 from vocagnolm.report.view import ViewSettings, sample_blocks
 from vocagnolm.run import checkpoints
+from vocagnolm.run.config import RunArguments
 from vocagnolm.run.documents import Documents
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
-from vocagnolm.run.training_arguments import RunArguments
 from vocagnolm.store.job import PACKAGES, check_plan
 from vocagnolm.store.recorder import LossRecorder
 from vocagnolm.store.store import PLAN_FILE, manifest_of
@@ -35,6 +36,8 @@ from vocagnolm.trainer import VocAgnoTrainer
 
 _CODE = "vocagnolm python torch transformers accelerate datasets tokenizers wandb"
 _GIB = 2**30
+# Of the losses in --save_store.
+_STORED_DTYPE: Literal["float16"] = "float16"
 
 
 def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | None:
@@ -55,12 +58,12 @@ def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | N
         "teacher_revision": revision_of(teacher.source.name, teacher.config),
         "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
         "special_tokens": {"before": reader.start, "behind": None},
-        "segmentation": f"segments of a run of {model.student} with {job.data.max_length} tokens",
+        "segmentation": f"segments of a run of {model.student} with {job.pack.max_length} tokens",
         "context": reader.limit,
         "engine": "training",
         "dtype": pair.teacher_dtype,
         "quantization": pair.teacher_quantization,
-        "loss_dtype": model.store_dtype,
+        "loss_dtype": _STORED_DTYPE,
         "dataset": job.settings["dataset"],
         "dataset_documents": documents.total,
     }
@@ -87,7 +90,7 @@ def load_recorder(
         write_json(directory / PLAN_FILE, description)
     read = documents.corpus, documents.segments.rows, documents.blocks
     described = {**description, "versions": versions(PACKAGES)}
-    return LossRecorder(directory, *read, job.model.store_dtype, described)
+    return LossRecorder(directory, *read, _STORED_DTYPE, described)
 
 
 def load_guidance_table(
@@ -95,7 +98,7 @@ def load_guidance_table(
 ) -> GuidanceTable | None:
     """Make the callback that shows the guidance of the first block, if that is asked for."""
     model, method = job.model, job.method
-    if not method.guidance_table_steps:
+    if not job.run.guidance_table_steps:
         return None
     assert isinstance(trainer.data_collator, PackedCollator)
     texts = documents.segments.rows, documents.corpus, pair.student_reader
@@ -103,7 +106,7 @@ def load_guidance_table(
     teacher = " and ".join(model.teacher or model.teacher_losses or ())
     scope = {"sequence": "each block", "batch": "the blocks shown"}[method.selection_scope]
     settings = ViewSettings(model.student, teacher, method, f"the mapped tokens of {scope}")
-    every = method.guidance_table_steps
+    every = job.run.guidance_table_steps
     report = partial(trainer.report_table, GUIDANCE_TABLE)
     guide, place = trainer.token_guidance, job.run.output_dir
     return GuidanceTable(guide, sample, every, place, settings, report)
@@ -117,11 +120,10 @@ def describe_tracking(job: Job, pair: Pair, documents: Documents) -> Tracking:
     """
     run, said, recipe = job.run, os.environ.get, _recipe_parts(job.recipe)
     models = _models(job, pair)
-    tags = run.wandb_tags or [tag for tag in said("WANDB_TAGS", "").split(",") if tag]
-    project = None if run.project == RunArguments.project else run.project
+    tags = [tag for tag in said("WANDB_TAGS", "").split(",") if tag]
     return Tracking(
-        project=run.wandb_project or project,
-        group=run.wandb_group or said("WANDB_RUN_GROUP") or "/".join(recipe[:-1]) or None,
+        project=None if run.project == RunArguments.project else run.project,
+        group=said("WANDB_RUN_GROUP") or "/".join(recipe[:-1]) or None,
         name=run.run_name
         or said("WANDB_NAME")
         or "/".join(recipe)

@@ -19,7 +19,7 @@ from vocagnolm.dist import is_on_cpu, launched_processes
 from vocagnolm.host.options import raise_first
 from vocagnolm.host.trackers import import_wandb
 from vocagnolm.models.layers import liger_settings
-from vocagnolm.run.checkpoints import AUTO
+from vocagnolm.run.options import RunOptions
 from vocagnolm.run.rejected import argument_faults, unsupported_options
 
 _TOKENS_SEEN = ("no", "all", "non_padding")
@@ -31,55 +31,33 @@ _MAX_DERIVED_BATCH = 8
 
 
 @dataclass
-class RunArguments(TrainingArguments):
+class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
     """`transformers.TrainingArguments` with the paper's training set-up (Section 4.3) as defaults.
 
     AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
-    A sentence on each is in `assets/train_options.yaml`.
     """
 
-    # Where a type is ignored, None is derived from other options, or a command line could not set
-    # the parent's: several trackers, non_padding.
-    output_dir: str = ""
-    global_batch_tokens: int = None  # type: ignore[assignment]
-    per_device_train_batch_size: int | None = None  # type: ignore[assignment]
-    per_device_eval_batch_size: int | None = None  # type: ignore[assignment]
-    gradient_accumulation_steps: int | None = None  # type: ignore[assignment]
-    learning_rate: float = 8e-5
-    lr_scheduler_type: str = "cosine_with_min_lr"
-    lr_scheduler_kwargs: dict[str, Any] | str | None = None
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
-    num_train_epochs: float = 1.0
-    bf16: bool | None = None  # type: ignore[assignment]
-    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"choices": [strategy.value for strategy in IntervalStrategy]}
-    )
+    per_device_eval_batch_size: int | None = None  # type: ignore[assignment]
+    # A command line could not set the parent's non_padding.
     include_num_input_tokens_seen: str = field(
         default="no", metadata={"nargs": "?", "const": "all"}
     )
-    save_steps: float = 250
-    save_total_limit: int | None = 2
+    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]
+        default=None, metadata={"choices": [strategy.value for strategy in IntervalStrategy]}
+    )
     # Pushes along the way would show all files of the output directory.
     hub_strategy: str = "end"
-    logging_steps: float = 10
     logging_first_step: bool = True
     # It hides NaNs, at a wait per micro-batch.
     logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
-    max_bad_steps: int = 0
-    resume_from_checkpoint: str | None = AUTO
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
-    device_peak_tflops: float | None = None
-    report_to: list[str] | None = None
-    project: str = "vocagnolm"
-    wandb_project: str | None = None
-    wandb_group: str | None = None
-    wandb_tags: list[str] | None = None
-    dry_run: bool = False
 
     def __post_init__(self) -> None:
+        RunOptions.__post_init__(self)
         # Truth values of options that also have others, and are text on the command line.
         seen, fsdp = (
             str(value).lower() for value in (self.include_num_input_tokens_seen, self.fsdp)
@@ -121,7 +99,7 @@ class RunArguments(TrainingArguments):
         if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
-        super().__post_init__()  # type: ignore[no-untyped-call]
+        TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
         raise_first(argument_faults(self))
         self._check_trackers()
 

@@ -1,0 +1,256 @@
+"""Settings of a method. Torch-free: the command line is checked before torch is imported."""
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
+Aggregation = Literal["max", "mean", "sum", "share"]
+Unmapped = Literal["include", "exclude", "mean"]
+Scope = Literal["sequence", "batch"]
+Divisor = Literal["all", "selected"]
+Score = Literal["loss", "loss_and_entropy"]
+Reduction = Literal["min", "mean", "max", "weighted"]
+# KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and teacher share; L1 of
+# the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), of any vocabularies.
+Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
+# How the tokens that are trained on are chosen.
+Choice = Literal["all", "random", "guided"]
+
+# top_k is counted in millionths: integers round alike on a host and on any device.
+UNITS = 10**6
+
+_SELECTION = (
+    *("top_k", "top_k_warmup_steps", "unmapped", "unselected_weight"),
+    *("selection_scope", "loss_divisor"),
+)
+_OF_CHUNKS = ("chunks", "chunk_guidance", "chunk_selection")
+_OF_SEVERAL = ("teacher_reduction", "teacher_weights")
+_OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
+# Settings that a method reads.
+_READ: dict[MethodName, tuple[str, ...]] = {
+    "vocagnolm": (*_SELECTION, "aggregation", *_OF_SEVERAL),
+    "cpt": (),
+    "random": _SELECTION,
+    "kld": ("kld_direction",),
+    "uld": ("uld_weight", "uld_pairing"),
+    "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
+    "chunk": (*_SELECTION, "aggregation", *_OF_CHUNKS, *_OF_SEVERAL),
+}
+_T = TypeVar("_T")
+
+
+def option(default: _T, help: str = "", *, first: bool = False) -> _T:
+    """Return the field of a dataclass of options: its default, and its line in `--help`.
+
+    Those that are `first` come on top of the page.
+    """
+    metadata: dict[str, Any] = {"help": help, "first": first}
+    if isinstance(default, list):
+        return cast(_T, field(default_factory=default.copy, metadata=metadata))
+    return cast(_T, field(default=default, metadata=metadata))
+
+
+def in_range(options: object, interval: str, *names: str) -> None:
+    """Raise a ValueError for the first option outside of an interval such as "(0, 1]"."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    for name in names:
+        given = vars(options)[name]
+        for value in given if isinstance(given, list | tuple) else [given]:
+            if value is None:
+                continue
+            is_above = value > low if interval[0] == "(" else value >= low
+            is_below = value < high if interval[-1] == ")" else value <= high
+            if not (is_above and is_below):
+                raise ValueError(f"--{name} must be in {interval}, got {value}")
+
+
+def in_choices(options: object) -> None:
+    """Raise a ValueError for the first option that is none of its `Literal`."""
+    for name, kind in get_type_hints(type(options)).items():
+        value = vars(options)[name]
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise ValueError(f"--{name} must be one of {', '.join(get_args(kind))}, got {value}")
+
+
+def is_in_millionths(top_k: float) -> bool:
+    """Test that a share is counted as it was typed."""
+    return abs(top_k - round(top_k * UNITS) / UNITS) <= 1e-12
+
+
+@dataclass
+class Method:
+    """All settings of a method: one record for parser, trainer, views and stores.
+
+    Named as the options of `train.py` and described by their help texts. The defaults are the
+    paper's. A value that is out of range is a ValueError.
+    """
+
+    method: MethodName = option(
+        "vocagnolm",
+        "vocagnolm; cpt: plain pretraining; random: a random top_k; or a baseline (Section 4.2).",
+        first=True,
+    )
+    top_k: float = option(0.4, "Share of the tokens trained, Eq. 4.", first=True)
+    aggregation: Aggregation = option(
+        "max",
+        "How several teacher losses become one, Eq. 2; share (beyond the paper): each counts by "
+        "the share of its token's characters.",
+        first=True,
+    )
+    unmapped: Unmapped = option(
+        "include", "Tokens without a teacher token, Section 6.2.", first=True
+    )
+    # The paper does not say; a sequence's share does not depend on the batch (decision 1).
+    selection_scope: Scope = option("sequence", "What the share is taken of.")
+    loss_divisor: Divisor = option("all", "Divide by all label tokens (Eq. 3), or all weights.")
+    unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
+    kld_direction: Literal["reverse", "forward"] = option(
+        "reverse", "KL(student || teacher), Eq. 5, or the other way."
+    )
+    top_k_warmup_steps: float = option(
+        0.0,
+        "Steps, or below 1 a share of the run, in which --top_k falls from 1 (beyond the paper).",
+    )
+    uld_weight: float = option(0.5, "Lambda of Eq. 6.")
+    uld_pairing: Literal["position", "last"] = option(
+        "position",
+        "The teacher token that a student token is compared with: the one of the same number in "
+        "its document (Boizard et al. 2025), or the last one that covers it.",
+    )
+    rho1_score: Score = option(
+        "loss",
+        "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
+        "entropy of the reference (Lin et al. 2024, Appendix H).",
+    )
+    chunks: int = option(32, "Chunks of a sequence (Section 6.1).")
+    chunk_guidance: Literal["teacher", "random"] = option(
+        "teacher", "Guide by the teacher's chunks, or pick whole chunks at random."
+    )
+    chunk_selection: Literal["tokens", "chunks"] = option(
+        "chunks",
+        "Select whole chunks by the teacher's, the losses of both aggregated alike, or tokens.",
+    )
+    teacher_reduction: Reduction = option("mean", "How the losses of several teachers become one.")
+    teacher_weights: list[float] | None = option(None, "For --teacher_reduction weighted.")
+
+    _argument_group_name = "method"
+
+    def __post_init__(self) -> None:
+        in_choices(self)
+        in_range(self, "(0, 1]", "top_k")
+        in_range(self, "[0, 1)", "unselected_weight")
+        in_range(self, "[0, inf)", "top_k_warmup_steps")
+        in_range(self, "(0, inf)", "uld_weight", "teacher_weights")
+        in_range(self, "[1, inf)", "chunks")
+        if not is_in_millionths(self.top_k):
+            raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
+        if self.method in ("chunk", "rho1") and self.aggregation == "share":
+            raise ValueError(
+                f"--aggregation share counts characters, but --method {self.method} compares whole "
+                "tokens: use --aggregation sum"
+            )
+        if self.with_entropies and self.unmapped == "mean":
+            raise ValueError(
+                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
+                "use --unmapped include or exclude"
+            )
+        if self.with_entropies and self.loss_divisor == "selected":
+            raise ValueError(
+                "--rho1_score loss_and_entropy selects a number of tokens that is known too late "
+                "for --loss_divisor selected: use --loss_divisor all"
+            )
+
+    def reads(self) -> tuple[str, ...]:
+        """Return the names of the settings that have an effect."""
+        unread = () if self.choice == "guided" else _OF_A_TEACHER
+        return tuple(name for name in ("method", *_READ[self.method]) if name not in unread)
+
+    def in_effect(self) -> dict[str, object]:
+        """Return the settings that the method reads; a reduction only where one was asked for."""
+        defaults = {setting.name: setting.default for setting in fields(self)}
+        found = {name: getattr(self, name) for name in self.reads()}
+        for name in _OF_SEVERAL:
+            if name in found and found[name] == defaults[name]:
+                del found[name]
+        return found
+
+    def at_step(self, step: int, max_steps: int) -> "Method":
+        """Return the method with the share of tokens of a step of the run."""
+        warmup = self.top_k_warmup_steps
+        steps = math.ceil(max_steps * warmup) if warmup < 1 else int(warmup)
+        if step >= steps:
+            return self
+        top_k = round(1 - (1 - self.top_k) * step / steps, 6)
+        return replace(self, top_k=top_k, top_k_warmup_steps=0)
+
+    @property
+    def as_typed(self) -> str:
+        """The method on the command line."""
+        if self.method == "chunk" and self.chunk_guidance == "random":
+            return "--method chunk --chunk_guidance random"
+        return f"--method {self.method}"
+
+    @property
+    def choice(self) -> Choice:
+        """Choice of the tokens that get weight 1."""
+        if self.method in ("cpt", "kld", "uld"):
+            return "all"
+        random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
+        return "random" if self.method == "random" or random_chunks else "guided"
+
+    @property
+    def splits_alike(self) -> bool:
+        """True where an update is the same for every split of a global batch."""
+        read = self.reads()
+        by_batch = "selection_scope" in read and self.selection_scope == "batch"
+        by_mean = "unmapped" in read and self.unmapped == "mean"
+        return not (by_batch or by_mean)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """False for plain pretraining and random choices."""
+        return self.choice == "guided" or self.distance is not None
+
+    @property
+    def distance(self) -> Distance | None:
+        """The distance that is added to the cross-entropy of every token, Eq. (5) and (6)."""
+        if self.method == "kld":
+            return "reverse_kl" if self.kld_direction == "reverse" else "forward_kl"
+        return "sorted_l1" if self.method == "uld" else None
+
+    @property
+    def distance_weight(self) -> float:
+        """Lambda of Eq. (6); 1 in Eq. (5)."""
+        return self.uld_weight if self.method == "uld" else 1.0
+
+    @property
+    def with_entropies(self) -> bool:
+        """True where the entropies of the teacher's distributions are asked for."""
+        return self.method == "rho1" and self.rho1_score == "loss_and_entropy"
+
+    def check_chunks(self, max_length: int) -> None:
+        """Raise a ValueError for more chunks than a packed sequence has tokens."""
+        if self.method == "chunk" and self.chunks > max_length:
+            raise ValueError(f"--chunks {self.chunks} exceeds --max_length {max_length}: lower it")
+
+    def check_teacher(self, count: int, *, is_stored: bool = False) -> None:
+        """Raise a ValueError for a teacher of the wrong kind or number, or without one."""
+        if bool(count) != self.needs_teacher:
+            needs = "has no use for a teacher" if count else "needs a teacher"
+            raise ValueError(f"{self.as_typed} {needs}")
+        compares = self.distance is not None or self.with_entropies
+        if compares and is_stored:
+            raise ValueError(
+                f"{self.as_typed} compares distributions, which a store of losses does not hold: "
+                "give the model itself with --teacher"
+            )
+        if compares and count > 1:
+            raise ValueError(f"{self.as_typed} takes one teacher, got {count}")
+        expected = count if self.teacher_reduction == "weighted" else 0
+        found = len(self.teacher_weights or ())
+        if found != expected:
+            raise ValueError(
+                f"--teacher_reduction {self.teacher_reduction} takes {expected or 'no'} "
+                f"--teacher_weights, found {found}"
+            )
