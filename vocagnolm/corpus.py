@@ -1,16 +1,15 @@
 """Read the documents of a corpus: local files, directories of them, or a dataset of the hub.
 
-Enters: a path or a hub name. Leaves: a `datasets.Dataset` with one column, `text`; conversations
+Input: a path or a hub name. Output: a `datasets.Dataset` with one column, `text`; conversations
 have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 """
 
 from collections.abc import Sequence
-from itertools import compress
 
 import datasets
 
 from vocagnolm.chat.columns import as_conversations, is_conversations
-from vocagnolm.chat.formats import Format, check_unmixed, find_format
+from vocagnolm.chat.formats import Format, find_format
 from vocagnolm.texts.column import TEXT
 from vocagnolm.texts.files import local_path, read_files, read_hub
 
@@ -31,23 +30,21 @@ def load_corpus(
     `dataset` is a file (`.jsonl`, `.json`, `.parquet`, `.txt`; each may be compressed), a directory
     that holds such files at any depth, or the name of a dataset on the hub. Every `.txt` file is
     one document. Values are not checked here: a document that is empty or not text is skipped, with
-    its reason, when it is aligned. Whatever cannot be read is a ValueError of one line that says
-    what to do, and names the dataset by `option`.
+    its reason, when it is aligned. What cannot be read is a ValueError that names `option`.
     """
     path = local_path(dataset, option)
     if path is None:
         corpus = read_hub(dataset, option, name=config_name or None, split=split)
         return only_text(corpus, text_column, format, dataset)
+    if config_name or split != "train":
+        raise ValueError(f"{option} {path}: files have no configuration, and one split, train")
     names, corpora = [], []
-    for file, raw in read_files(path, split, config_name, option, text_column):
+    for file, raw in read_files(path, option):
         names.append(file.name)
         corpora.append(only_text(raw, text_column, format, str(file)))
-    is_turns = [*map(is_conversations, corpora)]
-    if len({*is_turns}) > 1:
-        found = ", ".join(compress(names, is_turns))
+    if len({is_conversations(corpus) for corpus in corpora}) > 1:
         raise ValueError(
-            f"{option} {path}: holds conversations ({found}) and documents: give one directory for "
-            "each kind"
+            f"{option} {path}: holds conversations and documents: give one directory for each"
         )
     return joined(corpora, names, f"{option} {path}")
 
@@ -55,19 +52,14 @@ def load_corpus(
 def joined(
     corpora: Sequence[datasets.Dataset], names: Sequence[str], shown: str = "--dataset"
 ) -> datasets.Dataset:
-    """Put corpora one behind the other, if their columns have one type.
-
-    Of documents and conversations only the texts are kept.
-    """
-    if len({*map(is_conversations, corpora)}) > 1:
+    """Concatenate corpora, if their texts have one type; of a mix with conversations, the texts."""
+    if len({is_conversations(corpus) for corpus in corpora}) > 1:
         corpora = [corpus.select_columns([TEXT]) for corpus in corpora]
-    try:
-        return datasets.concatenate_datasets(list(corpora))
-    except ValueError as error:
-        kinds = zip((str(corpus.features[TEXT]) for corpus in corpora), names, strict=True)
-        types = ", ".join(f"{kind} in {name}" for kind, name in dict(kinds).items())
-        say = f"the texts have several types ({types}): make them text"
-        raise ValueError(f"{shown}: {say}") from error
+    types = {str(corpus.features[TEXT]): name for corpus, name in zip(corpora, names, strict=True)}
+    if len(types) > 1:
+        found = ", ".join(f"{kind} in {name}" for kind, name in types.items())
+        raise ValueError(f"{shown}: the texts have several types ({found}): make them text")
+    return datasets.concatenate_datasets(list(corpora))
 
 
 def load_sample(
@@ -100,11 +92,6 @@ def only_text(
     corpus: datasets.Dataset, text_column: str, format: Format | None, shown: str
 ) -> datasets.Dataset:
     """Keep the column of documents, or read those of conversations; `shown` names it in errors."""
-    names = {text_column, "messages", "prompt", "completion"} & {*corpus.column_names}
-    if len(names) > 1:
-        table = corpus.with_format("arrow")
-        held = {name: table[name][:].is_valid().to_pylist() for name in names}
-        check_unmixed(held, text_column, shown)
     format = find_format(corpus.column_names, format, text_column, shown)
     if format != "text":
         return as_conversations(corpus, format)

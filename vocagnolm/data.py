@@ -27,23 +27,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from filelock import FileLock, Timeout
 
-from vocagnolm.alignment import find_ranges, narrow_spans
+from vocagnolm.alignment import narrow_spans
 from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.rows import fit_turns
-from vocagnolm.conventions import UNMAPPED
 from vocagnolm.readers import Guide, Reader, Teachers
 from vocagnolm.texts.column import TEXT, unusable, values
 from vocagnolm.texts.cutting import cut_text
-from vocagnolm.texts.layout import (
-    TEACHER_ARRAYS,
-    Part,
-    as_table,
-    column_types,
-    lay_out,
-    unnumbered,
-)
+from vocagnolm.texts.layout import TEACHER_ARRAYS, as_table, column_types, lay_out
 from vocagnolm.texts.tokens import Tokens
 
 # Raise it when the columns or the segmentation change: old caches must not be read.
@@ -241,8 +233,7 @@ class _Aligner:
         numbers = np.array([*texts], np.int64)
         skipped.update((int(numbers[text]), why) for text, why in reasons.items())
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
-        is_unmapped = unnumbered if self.guide.by_position else _uncovered
-        columns = lay_out(segments, lengths, ours, read.teachers, is_unmapped)
+        columns = lay_out(segments, lengths, ours, read.teachers, self.guide.by_position)
         return self._table(columns | {"document": numbers[segments[:, 0]]})
 
     def _turns(
@@ -258,7 +249,7 @@ class _Aligner:
         lengths = np.array(fitted.ends, np.int64)
         segments = np.stack([np.arange(len(lengths)), 0 * lengths, lengths], axis=1)
         ours, *theirs = map(fitted.tokens, range(len(models)))
-        columns = lay_out(segments, lengths, ours, theirs, _uncovered)
+        columns = lay_out(segments, lengths, ours, theirs)
         return self._table(columns | fitted.columns())
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
@@ -279,11 +270,6 @@ def _check_turns(student: Reader, guide: Guide) -> None:
         raise ValueError(f"{number}: use last for conversations")
     student.check_template()
     guide.check_templates()
-
-
-def _uncovered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
-    """Tell the student's tokens that no token of a teacher covers."""
-    return np.array(find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED)
 
 
 def _segment(

@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import pyarrow as pa
 import pytest
-from datasets.arrow_writer import ArrowWriter
 
 from vocagnolm.chat.columns import is_conversations
 from vocagnolm.corpus import load_corpus, load_sample
-from vocagnolm.texts import json_lines
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -156,53 +153,10 @@ def test_load_corpus_keeps_every_row(
         {"text": 5},
     ],
 )
-def test_later_rows_may_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
+def test_later_rows_may_differ(tmp_path: Path, late: dict[str, Any]) -> None:
     rows = [{"text": "a" * 20, "meta": {"id": 1}}] * 2
     path = write(tmp_path / "a.jsonl", lines_of(*rows, late))
     assert texts_of(path) == ["a" * 20] * 2 + [late.get("text")]
-
-
-def test_long_line_needs_no_other_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "load_dataset", None)
-    rows = [{"text": "a" * (5 << 20), "meta": 1}, {"text": "b", "meta": "other"}]
-    path = write(tmp_path / "a.jsonl", lines_of(*rows))
-    assert texts_of(path) == [row["text"] for row in rows]
-
-
-def test_null_rows_are_read_wherever_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write(tmp_path / "a.jsonl", b'{"text": "a"}\nnull\n \nnull\n{"text": null}\nnull')
-    for batch in range(1, 45, 4):
-        monkeypatch.setattr(json_lines, "_BATCH_BYTES", batch)
-        path.touch()
-        assert texts_of(path) == ["a", *[None] * 4]
-
-
-def test_line_beyond_the_limit_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
-    monkeypatch.setattr(json_lines, "_MOST_BYTES", 40)
-    path = write(tmp_path / "a.jsonl", lines_of({"text": "a"}, {"text": "a" * 30}))
-    told = "cannot be read: after 1 rows one is beyond 2 GiB: cut its text"
-    assert error_of(path) == f"--dataset {path} {told}"
-
-
-def test_single_rows_are_written_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
-    held = []
-    own = ArrowWriter.write_row
-
-    def write_row(self: ArrowWriter, row: pa.Table) -> None:
-        held.append(len(self.current_rows))
-        own(self, row)
-
-    monkeypatch.setattr(ArrowWriter, "write_row", write_row)
-    path = write(tmp_path / "a.jsonl", lines_of(*({"text": "a" * 20} for _ in range(3))))
-    assert texts_of(path) == ["a" * 20] * 3
-    assert held == [0, 0, 0]
 
 
 def test_load_corpus_keeps_nulls_when_parquet(tmp_path: Path) -> None:
@@ -216,159 +170,76 @@ def test_empty_txt_file_is_a_document(tmp_path: Path) -> None:
     assert texts_of(tmp_path) == ["", "b"]
 
 
-# Refusals
+def test_load_corpus_reads_all_files(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
+    write(tmp_path / "b.jsonl", lines_of({"text": "b", "url": "u"}))
+    write(tmp_path / "c.txt", "c")
+    assert load_corpus(str(tmp_path))["text"][:] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("name", ["nope.jsonl", "./nope", "/no/such/directory", "a/b.txt.gz"])
-def test_missing_path_is_rejected(name: str) -> None:
-    assert error_of(name) == f"--dataset {name}: no such file or directory"
-
-
-def test_load_corpus_names_the_option(tmp_path: Path) -> None:
-    message = error_of("nope.jsonl", option="--eval_dataset")
-    assert message == "--eval_dataset nope.jsonl: no such file or directory"
-    broken = write(tmp_path / "a.jsonl", "{oops\n")
-    assert error_of(broken, option="--eval_dataset").startswith(f"--eval_dataset {broken} cannot")
-
-
-def test_unknown_name_is_said_to_mean_the_hub() -> None:
-    assert re.match(
-        r"--dataset someone/pages \(no file or directory here, so a hub dataset\) cannot be read: ",
-        error_of("someone/pages"),
-    )
-
-
-def test_load_corpus_lists_the_columns(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", lines_of({"body": "x", "url": "u", "completion": "c"}))
-    assert error_of(path) == (
-        f"--text_column 'text' is not a column of {path}, and neither are messages, nor prompt and "
-        "completion; its columns are body, url, completion"
-    )
+# What cannot be read
 
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
         ("a.jsonl", b'{"text": "a"}\n{oops\n', "JSON parse error: Missing a name"),
-        ("a.json", b'[{"text": "a"}', "Unexpected character found when decoding array"),
+        ("a.jsonl", b'{"body": "x"}\n', "'text' is not a column of .* its columns are body"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', "surrogate pair in string is invalid. in row 0"),
         ("a.txt", b"abc \xff\xfe", "'utf-8' codec can't decode byte 0xff in position 4"),
         ("a.parquet", b"not parquet", "[Pp]arquet"),
         ("a.jsonl.gz", b"not gzip", "Not a gzipped file"),
-        ("a.jsonl", b'null\n{"text": "a"}\n', "its first row is null: leave it out"),
-        ("a.json", b"[null]", "its first row is null: leave it out"),
         ("a.jsonl", b"", "it holds no documents"),
-        ("a.jsonl", b"\n\n", "it holds no documents"),
         ("a.json", b"[]", "it holds no documents"),
-        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "it is empty or cut off"),
-        ("a.jsonl.gz", b"", "it is empty or cut off"),
-        ("a.jsonl.zst", b"", "it is empty or cut off"),
         ("a.jsonl.zst", b"not zstd", "zstd"),
+        ("data.csv", b"text\nx\n", "expected files ending in .jsonl, .json, .parquet, .txt"),
     ],
 )
 def test_load_corpus_names_the_file_and_the_reason(
     tmp_path: Path, name: str, content: bytes, reason: str
 ) -> None:
-    path = write(tmp_path / name, content)
-    message = error_of(path)
-    assert message.startswith(f"--dataset {path} cannot be read: ")
+    message = error_of(write(tmp_path / name, content))
+    assert str(tmp_path / name) in message
     assert re.search(reason, message)
 
 
 @pytest.mark.parametrize("suffix", [suffix for suffix in COMPRESS if suffix])
-@pytest.mark.parametrize("kept", [0.0, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0.1, 0.99])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_compressed_file_is_said_to_be_cut_off(
     tmp_path: Path, name: str, kept: float, suffix: str
 ) -> None:
     whole = COMPRESS[suffix](lines_of(*({"text": f"{n} {n * n:x} {n**5}"} for n in range(500))))
     path = write(tmp_path / (name + suffix), whole[: int(kept * len(whole))])
-    if kept == 0.0 and suffix == ".gz":  # no bytes are a valid one
-        if name == "a.jsonl":
-            assert error_of(path).endswith("cannot be read: it is empty or cut off")
-        return
-    assert error_of(path) == (
-        f"--dataset {path} cannot be read: "
-        "Compressed file ended before the end-of-stream marker was reached"
-    )
+    ended = "Compressed file ended before the end-of-stream marker was reached"
+    assert error_of(path) == f"--dataset {path} cannot be read: {ended}"
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
-def test_load_corpus_names_the_compressed_file(tmp_path: Path, name: str, suffix: str) -> None:
-    content = bytearray(COMPRESS[suffix](lines_of(*({"text": f"{n**9}"} for n in range(500)))))
-    for at in range(len(content) // 2, len(content) // 2 + 40):
-        content[at] ^= 0x5A
-    path = write(tmp_path / (name + suffix), bytes(content))
-    assert error_of(path).startswith(f"--dataset {path} cannot be read: ")
+@pytest.mark.parametrize("name", ["nope.jsonl", "/no/such/directory"])
+def test_missing_path_is_rejected(name: str) -> None:
+    told = f"--eval_dataset {name}: no such file or directory"
+    assert error_of(name, option="--eval_dataset") == told
 
 
-@pytest.mark.parametrize(("good", "bad"), [("a.jsonl", "b.jsonl"), ("b.jsonl", "a.jsonl")])
-def test_load_corpus_names_the_one_file(tmp_path: Path, good: str, bad: str) -> None:
-    write(tmp_path / good, lines_of({"text": "fine"}))
-    write(tmp_path / bad, "{oops\n")
-    assert error_of(tmp_path).startswith(f"--dataset {tmp_path / bad} cannot be read: JSON parse")
+def test_unknown_name_is_said_to_mean_the_hub() -> None:
+    assert "so a hub dataset) cannot be read: " in error_of("someone/pages")
 
 
-def test_load_corpus_reads_all_files(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
-    write(tmp_path / "b.jsonl", lines_of({"text": "b", "url": "u"}))
-    assert load_corpus(str(tmp_path))["text"][:] == ["a", "b"]
-
-
-def test_load_corpus_names_the_files(tmp_path: Path) -> None:
+def test_texts_of_several_types_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
     write(tmp_path / "b.jsonl", lines_of({"text": {"body": "b"}}))
-    message = error_of(tmp_path)
-    assert message.startswith(f"--dataset {tmp_path}: the texts have several types (")
-    assert "a.jsonl" in message
-    assert "b.jsonl" in message
+    assert "the texts have several types (" in error_of(tmp_path)
 
 
-def test_directory_of_several_formats_is_rejected(tmp_path: Path) -> None:
-    write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
-    write(tmp_path / "b.txt", "b")
-    assert error_of(tmp_path) == (
-        f"--dataset {tmp_path}: holds several formats (json, text); "
-        "give a directory with one of them"
-    )
-
-
-@pytest.mark.parametrize("files", [(), ("data.csv", "README.md", "a.gz")])
-def test_directory_without_known_files_is_rejected(tmp_path: Path, files: tuple[str, ...]) -> None:
-    for name in files:
-        write(tmp_path / name, "x")
-    assert error_of(tmp_path) == (
-        f"--dataset {tmp_path}: expected files ending in .jsonl, .json, .parquet, .txt "
-        "(also compressed)"
-    )
-
-
-def test_file_of_unknown_ending_is_rejected(tmp_path: Path) -> None:
-    path = write(tmp_path / "data.csv", "text\nx\n")
-    assert error_of(path).startswith(f"--dataset {path}: expected files ending in .jsonl")
+@pytest.mark.parametrize("options", [{"split": "test"}, {"config_name": "en"}])
+def test_option_of_the_hub_is_rejected_for_files(tmp_path: Path, options: dict[str, str]) -> None:
+    path = write(tmp_path / "a.jsonl", lines_of({"text": "a"}))
+    assert "files have no configuration" in error_of(path, **options)
+    with pytest.raises(ValueError, match="files have no configuration"):
+        load_sample(str(path), 1, **options)
 
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "said"),
-    [
-        ("split", "test", "--dataset_split test: local files have only the split train, give the "),
-        ("config_name", "en", "--dataset_config en: local files have no configurations, expected "),
-        ("text_column", "body", "--text_column body has no effect on the conversations of "),
-    ],
-)
-def test_option_of_other_sources_is_rejected(
-    tmp_path: Path, name: str, given: str, said: str
-) -> None:
-    path = write(tmp_path / "a.jsonl", lines_of({"messages": [ASK, SAY]}))
-    assert error_of(path, **{name: given}).startswith(said)
-    with pytest.raises(ValueError, match=said):
-        load_sample(str(path), 1, **{name: given})
-    if name == "text_column":
-        assert error_of(path, text_column="body").endswith("call the documents' column text")
 
 
 @pytest.mark.parametrize(
@@ -397,13 +268,11 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
     assert "nothing" in second["fault"]
 
 
-@pytest.mark.parametrize("batch", [10, 4 << 20])
 @pytest.mark.parametrize(
     ("field", "values"),
     [
         ("k", [[None], [None, {"a": 1}]]),
         ("k", [[[None]], [[None, "a"]]]),
-        ("at", ["2026-11-22", "2026-11-23"]),
         ("at", ["now", "2026-11-22"]),
         ("at", ["a", 1]),
         ("at", [True, 2]),
@@ -411,25 +280,16 @@ def test_load_corpus_reads_conversations(tmp_path: Path, row: dict[str, Any], ki
 )
 @pytest.mark.parametrize("names", [("messages",), ("prompt", "completion")])
 def test_fields_of_messages_stay_unchanged(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    field: str,
-    values: list[Any],
-    names: tuple[str, ...],
-    batch: int,
+    tmp_path: Path, field: str, values: list[Any], names: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(json_lines, "_BATCH_BYTES", batch)
     rows = [{name: [{**SAY, field: value}] for name in names} for value in values]
     corpus = load_corpus(str(write(tmp_path / "a.jsonl", lines_of(*rows))))
     found = [json.loads(given)["messages"] for given in corpus["given"]]
     assert found == [[{field: value}] * len(names) for value in values]
 
 
-@pytest.mark.parametrize("answers", [["2026-11-22", "2026-11-23"], ["a", "2026-11-22"], ["a", 5]])
-def test_answers_of_other_types(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: list[Any]
-) -> None:
-    monkeypatch.setattr(json_lines, "_BATCH_BYTES", 10)
+@pytest.mark.parametrize("answers", [["a", "2026-11-22"], ["a", 5]])
+def test_answers_of_other_types(tmp_path: Path, answers: list[Any]) -> None:
     rows = [{"prompt": "q", "completion": answer} for answer in answers]
     path = write(tmp_path / "a.jsonl", lines_of(*rows))
     texts = [f"q\n{answer}" if isinstance(answer, str) else None for answer in answers]
@@ -442,7 +302,7 @@ def test_answers_of_other_types(
     ("name", "value", "options"),
     [
         ("tools", [{"name": "f"}], {"tools": [{"name": "f"}]}),
-        ("chat_template_kwargs", {"day": "2026-11-22"}, {"day": "2026-11-22"}),
+        ("chat_template_kwargs", {"day": "Monday"}, {"day": "Monday"}),
     ],
 )
 def test_options_of_templates_are_kept(
@@ -460,14 +320,7 @@ def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:
     assert is_conversations(load_corpus(str(path), format="messages"))
 
 
-def test_load_corpus_refuses_rows_of_two_kinds(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.jsonl", lines_of({"text": "x"}, {"messages": [ASK, SAY]}))
-    told = "row 1 is a conversation, and those before are not: give documents and"
-    assert told in error_of(path)
-    assert told in error_of(path, format="messages")
-
-
-def test_load_corpus_refuses_files_of_two_kinds(tmp_path: Path) -> None:
+def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", lines_of({"text": "x"}))
     write(tmp_path / "b.jsonl", lines_of({"messages": [ASK, SAY]}))
-    assert "holds conversations (b.jsonl) and documents" in error_of(tmp_path)
+    assert "holds conversations and documents" in error_of(tmp_path)

@@ -162,24 +162,6 @@ def find_format(
     )
 
 
-def check_unmixed(columns: Mapping[str, Sequence[bool]], text_column: str, shown: str) -> None:
-    """Refuse rows that are documents among rows that are conversations, by what each row holds."""
-    documents = columns.get(text_column, ())
-    turns = columns.get("messages") or columns.get("prompt") or ()
-    first = None
-    for row, (is_document, is_turns) in enumerate(zip(documents, turns, strict=False)):
-        # A row that is both, or none, is either.
-        if is_document == is_turns:
-            continue
-        kind = "a document" if is_document else "a conversation"
-        first = first or kind
-        if kind != first:
-            raise ValueError(
-                f"--dataset {shown}: row {row} is {kind}, and those before are not: give documents "
-                "and conversations in files of their own"
-            )
-
-
 def read_rows(rows: Iterable[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
     """Make the columns of conversations; a row that is none has its fault instead of a text."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}

@@ -1,17 +1,21 @@
-"""Columns of segments: the tokens of all models between the cuts, row by row, and their types."""
+"""Columns of segments: the tokens of all models between the cuts, row by row, and their types.
+
+All texts of a batch are worked on at once, on one axis of characters: a loop over its segments
+would cost as much as a tokenizer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import datasets
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vocagnolm.alignment import find_ranges
+from vocagnolm.conventions import UNMAPPED
 from vocagnolm.texts.tokens import Spans, Tokens
 
 IntArray = npt.NDArray[np.int64]
@@ -31,21 +35,17 @@ _NUMBERS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """A model's tokens by number of the segment; spans are on the axis of all texts."""
+class _Part(NamedTuple):
+    """A model's tokens of each segment, concatenated; spans are on the axis of all texts."""
 
-    rows: IntArray
+    counts: IntArray
     values: npt.NDArray[Any]
     spans: Spans
-    # Of each segment.
-    counts: IntArray
 
-
-def unnumbered(ours: Part, theirs: Part) -> npt.NDArray[np.bool_]:
-    """Tell the student's tokens of whose number a teacher has none."""
-    number = np.arange(len(ours.rows)) - (np.cumsum(ours.counts) - ours.counts)[ours.rows]
-    return number >= theirs.counts[ours.rows]
+    @property
+    def segments(self) -> IntArray:
+        """Return the segment of each token."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
 
 
 def lay_out(
@@ -53,9 +53,9 @@ def lay_out(
     lengths: IntArray,
     student: Tokens,
     teachers: Sequence[Tokens],
-    is_unmapped: Callable[[Part, Part], npt.NDArray[np.bool_]],
+    by_position: bool = False,
 ) -> dict[str, Any]:
-    """Make the columns of `data.Segments` of segments [S, 3] of texts: number, start and end.
+    """Make the columns of `data.Segments` of segments [S, 3] of texts: text, start and end.
 
     A column has numbers, or is (edges, values) of arrays. A token that a cut goes through is in
     both segments, one of a chat template has no characters. Teachers' tokens follow one another in
@@ -65,69 +65,94 @@ def lay_out(
           0 1 2     3 4         spans
     """
     texts, starts, ends = segments.T
-    rows, is_last = np.arange(len(texts)), ends == lengths[texts]
-    # All texts on one axis, and room around each for tokens without characters.
+    is_last = ends == lengths[texts]
+    # All texts on one axis, with a character before and behind each:
+    #
+    #   axis       0  1 .. 5  6  7  8 .. 9  10
+    #   texts      -  abcde   -  -  xy      -       origins 1, 8
+    #
+    # so that tokens without characters, at the edges of a text, are in its first or last segment.
     origins = np.cumsum(lengths + 2) - lengths - 1
     low, high = origins[texts] + starts, origins[texts] + ends
-    around = low - (starts == 0), high + is_last
-    ours, *theirs = (_take(one, origins, around, low, high) for one in (student, *teachers))
-    unmapped = np.full(len(ours.rows), not theirs)
+    reach = low - (starts == 0), high + is_last
+    ours, *theirs = (_between(one, origins, low, high, reach) for one in (student, *teachers))
+    unmapped = np.full(len(ours.spans), not theirs)
     for part in theirs:
-        unmapped |= is_unmapped(ours, part)
+        unmapped |= _without_number(ours, part) if by_position else _uncovered(ours, part)
     has_text = ours.spans[:, 0] < ours.spans[:, 1]
-    unmapped &= has_text
-    closed = rows[is_last & (student.end is not None)]
-    opening = (rows, np.full(len(rows), student.start))
-    closing = (closed, np.full(len(closed), student.end or 0))
+    segment = ours.segments
+    one, closed = np.ones_like(texts), (is_last & (student.end is not None)).astype(np.int64)
+    start, end = np.full(len(one), student.start), np.full(closed.sum(), student.end or 0)
     columns = {
         "start": starts,
         "end": ends,
-        "student_ids": _by_row(rows, opening, (ours.rows, ours.values), closing),
-        "student_tokens": 1 + ours.counts + np.bincount(closed, minlength=len(rows)),
-        "teacher_tokens": sum((part.counts for part in theirs), 0 * rows) + len(theirs),
-        "text_tokens": np.bincount(ours.rows[has_text], minlength=len(rows)),
-        "unmapped_text_tokens": np.bincount(ours.rows[unmapped], minlength=len(rows)),
+        "student_ids": _rows((one, start), (ours.counts, ours.values), (closed, end)),
+        "student_tokens": 1 + ours.counts + closed,
+        "teacher_tokens": sum((1 + part.counts for part in theirs), 0 * texts),
+        "text_tokens": np.bincount(segment[has_text], minlength=len(texts)),
+        "unmapped_text_tokens": np.bincount(segment[has_text & unmapped], minlength=len(texts)),
+        "student_spans": _rows((ours.counts, ours.spans - low[segment, None])),
     }
     if theirs:
-        begun = [(rows, np.full(len(rows), one.start, one.values.dtype)) for one in teachers]
-        name = "teacher_ids" if teachers[0].values.dtype.kind == "i" else "teacher_losses"
-        read = [(part.rows, part.values) for part in theirs]
-        columns[name] = _by_row(rows, *chain.from_iterable(zip(begun, read, strict=True)))
-        columns["teacher_counts"] = _by_row(rows, *((rows, 1 + part.counts) for part in theirs))
-    for side, parts in (("student", [ours]), ("teacher", theirs)):
-        moved = ((one.rows, one.spans - low[one.rows, None]) for one in parts)
-        if parts:
-            columns[f"{side}_spans"] = _by_row(rows, *moved)
+        tokens, spans = [], []
+        for model, part in zip(teachers, theirs, strict=True):
+            tokens += [(one, np.full(len(one), model.start)), (part.counts, part.values)]
+            spans.append((part.counts, part.spans - low[part.segments, None]))
+        is_ids = teachers[0].values.dtype.kind == "i"
+        columns["teacher_ids" if is_ids else "teacher_losses"] = _rows(*tokens)
+        columns["teacher_counts"] = _rows(*((one, 1 + part.counts) for part in theirs))
+        columns["teacher_spans"] = _rows(*spans)
     return columns
 
 
-def _take(
-    model: Tokens,
-    origins: IntArray,
-    around: tuple[IntArray, IntArray],
-    low: IntArray,
-    high: IntArray,
-) -> Part:
+def _between(
+    model: Tokens, origins: IntArray, low: IntArray, high: IntArray, reach: tuple[IntArray, ...]
+) -> _Part:
+    """Take the tokens of each segment [low, high), and clip those that reach beyond it."""
     spans = model.spans + np.repeat(origins, np.diff(model.edges))[:, None]
-    first = spans[:, 1].searchsorted(around[0], side="right")
-    # Behind those that end there, and those that a cut goes through.
-    ending = spans[:, 1].searchsorted(around[1], side="right")
-    through = spans[:, 0].searchsorted(around[1])
-    counts = np.maximum(ending, through) - first
-    rows = np.repeat(np.arange(len(low)), counts)
-    take = np.arange(len(rows)) + (first - np.cumsum(counts) + counts)[rows]
-    clipped = spans[take].clip(low[rows, None], high[rows, None])
-    return Part(rows, model.values[take], clipped, counts)
+    # Up to those that end there, and those that a cut goes through.
+    first = spans[:, 1].searchsorted(reach[0], side="right")
+    ending = spans[:, 1].searchsorted(reach[1], side="right")
+    counts = np.maximum(ending, spans[:, 0].searchsorted(reach[1])) - first
+    token, segment = _ranges(first, counts), np.repeat(np.arange(len(counts)), counts)
+    clipped = spans[token].clip(low[segment, None], high[segment, None])
+    return _Part(counts, model.values[token], clipped)
 
 
-def _by_row(
-    rows: IntArray, *parts: tuple[IntArray, npt.NDArray[Any]]
-) -> tuple[IntArray, npt.NDArray[Any]]:
-    """Lay out the values of each row, (row numbers, values) of parts one behind the other."""
-    numbers = np.concatenate([part[0] for part in parts])
-    order = numbers.argsort(kind="stable")
-    edges = numbers[order].searchsorted(np.arange(len(rows) + 1))
-    return edges, np.concatenate([part[1] for part in parts])[order]
+def _uncovered(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
+    """Tell the student's tokens that no token of a teacher covers."""
+    return np.array(find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED)
+
+
+def _without_number(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
+    """Tell the student's tokens behind as many in their segment as a teacher has there."""
+    return _ranges(0 * ours.counts, ours.counts) >= theirs.counts[ours.segments]
+
+
+def _ranges(first: IntArray, counts: IntArray) -> IntArray:
+    """Concatenate the ranges [first, first + count).
+
+    >>> _ranges(np.array([7, 2]), np.array([3, 2])).tolist()
+    [7, 8, 9, 2, 3]
+    """
+    begins = np.cumsum(counts) - counts
+    return np.arange(counts.sum()) + np.repeat(first - begins, counts)
+
+
+def _rows(*parts: tuple[IntArray, npt.NDArray[Any]]) -> tuple[IntArray, npt.NDArray[Any]]:
+    """Concatenate, row by row, so many values of each part: (edges of the rows, all values).
+
+    >>> _rows((np.array([1, 1]), np.array([0, 0])), (np.array([2, 1]), np.array([7, 8, 9])))
+    (array([0, 3, 5]), array([0, 7, 8, 0, 9]))
+    """
+    edges = np.append(0, np.cumsum(sum(counts for counts, _ in parts)))
+    shape = (edges[-1], *parts[0][1].shape[1:])
+    rows = np.empty(shape, np.result_type(*(values for _, values in parts)))
+    begins = edges[:-1]
+    for counts, values in parts:
+        rows[_ranges(begins, counts)] = values
+        begins = begins + counts
+    return edges, rows
 
 
 def column_types(*largest_ids: int) -> datasets.Features:
