@@ -69,15 +69,16 @@ def make_way(name: str, size: Size) -> Way:
 
 def ours(pairs: Any) -> list[bool]:
     """Our verdicts."""
+    from vocagnolm.evaluation.extraction import extract
     from vocagnolm.evaluation.grading import worker
-    from vocagnolm.evaluation.grading.extraction import extract
 
     return [worker._judge("free", extract("free", text), gold)[0] for text, gold in pairs]
 
 
 def harness(pairs: Any) -> list[bool]:
     """The verdicts of the published algorithm."""
-    from vocagnolm.evaluation.grading import normalization, symbolic
+    from vocagnolm.evaluation import normalization
+    from vocagnolm.evaluation.grading import symbolic
 
     units = mock.patch.object(normalization, "_remove_units", remove_units)
     reading = mock.patch.object(symbolic, "read_answer", read_answer)
@@ -107,7 +108,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 def remove_units(string: str) -> str:
     """Delete unit words, each by a search of its own."""
-    from vocagnolm.evaluation.grading.normalization import _UNITS
+    from vocagnolm.evaluation.normalization import _UNITS
 
     for _ in range(2):
         for unit in _UNITS:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 
-from vocagnolm.evaluation.grading.extraction import AnswerKind
+from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 

@@ -15,7 +15,7 @@ from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import run as demo
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.worker import Plan
-from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.extraction import extract
 from vocagnolm.io import ASSETS
 from vocagnolm.spans import encode
 from vocagnolm.texts.tokenizers import PROBE, load_tokenizer

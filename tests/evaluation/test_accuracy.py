@@ -86,11 +86,6 @@ def test_average_interval_puts_columns_together() -> None:
     assert average([first, other])["interval"] == pytest.approx([30.0, 41.5])
 
 
-def test_average_interval_is_that_of_the_column() -> None:
-    column = Accuracy.of(3, 40)
-    assert average([column])["interval"] == pytest.approx(column.interval)
-
-
 def test_averages_are_the_three_of_the_paper() -> None:
     columns = {name: Accuracy.of(at, 10) for at, name in enumerate(PAPER_BENCHMARKS)}
     found = averages(columns)
@@ -168,16 +163,3 @@ def test_metric_gives_the_same() -> None:
         found = metric.compute()
     assert (found["accuracy"], found["correct"], found["n"]) == (50.0, 2, 4)
     assert found["decided_by"] == {"choice": 4}
-
-
-def test_metric_is_refused_when_there_is_no_output() -> None:
-    with pytest.raises(ValueError, match="expected outputs, found none"):
-        MathAnswerAccuracy("gsm8k").compute(predictions=[], references=[])
-
-
-@pytest.mark.parametrize("name", ["gsm9k", None])
-def test_metric_says_which_benchmarks_there_are(
-    name: str | None,
-) -> None:
-    with pytest.raises(ValueError, match=r"expected a benchmark of gsm8k, .*: give one"):
-        MathAnswerAccuracy(name)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from inline_grader import InlineGrader, graded_inline
+from real_data import real_data
 
 from benchmarks.experiments.grading import grade_cases, read_cases
 from vocagnolm.evaluation.answers import answers_equal, extract_answer
@@ -254,35 +256,38 @@ def test_answers_equal_works_in_a_forked_process() -> None:
 # The reference
 
 
-@pytest.mark.processes
-@pytest.mark.slow
-def test_answers_agree_with_the_reference(shared_dir: Path) -> None:
-    """All 7,295 predictions; all verdicts but seven in eight of those that need algebra.
-
-    `python -m benchmarks harness_parity` compares every one.
-    """
-    cases = read_cases(shared_dir / "data/grading/cases.jsonl.gz")
-    assert len(cases) == 7295
-    algebra, others = [], []
+def check_cases(cases: list[dict[str, Any]], every: int) -> None:
+    """Compare all predictions, and all verdicts but a part of those that need algebra."""
+    algebra = []
     for case in cases:
-        benchmark = case["benchmark"]
-        assert extract_answer(benchmark, case["raw_output"]) == case["prediction"], case
-        letters = BENCHMARKS[benchmark].answer_kind == "letter"
-        if letters or decide(case["prediction"], case["gold"]) is not None:
-            others.append(case)
+        benchmark, prediction, gold = case["benchmark"], case["prediction"], case["gold"]
+        assert extract_answer(benchmark, case["raw_output"]) == prediction, case
+        if BENCHMARKS[benchmark].answer_kind == "letter":
+            assert (prediction == gold) == case["correct"], case
+        elif decided := decide(prediction, gold):
+            assert decided[0] == case["correct"], case
         elif case["rule"] != "eq.timeout":
             algebra.append(case)
     with Grader(workers=1) as grader:
-        for case, verdict in grade_cases(grader, algebra[::8]):
+        for case, verdict in grade_cases(grader, algebra[::every]):
             assert verdict.decided_by == "symbolic", case
             assert verdict.correct == case["correct"], case
-    for case in others:
-        if BENCHMARKS[case["benchmark"]].answer_kind == "letter":
-            assert (case["prediction"] == case["gold"]) == case["correct"], case
-        else:
-            decided = decide(case["prediction"], case["gold"])
-            assert decided is not None
-            assert decided[0] == case["correct"], case
+
+
+@pytest.mark.processes
+def test_answers_agree_with_the_harness() -> None:
+    cases = read_cases(Path(__file__).parents[1] / "data/evaluation/cases.jsonl.gz")
+    assert len(cases) == 744
+    check_cases(cases, every=3)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_all_answers_agree_with_the_harness() -> None:
+    """`python -m benchmarks harness_parity` compares those that need algebra, too."""
+    cases = read_cases(real_data("data/grading/cases.jsonl.gz"))
+    assert len(cases) == 7295
+    check_cases(cases, every=8)
 
 
 # Numbers and strings

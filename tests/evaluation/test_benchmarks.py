@@ -6,38 +6,23 @@ import copy
 import gzip
 import hashlib
 import json
-from dataclasses import FrozenInstanceError
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from real_data import real_data
 
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
-from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
-from vocagnolm.evaluation.tasks.tasks import build_prompt, load_prompt_set
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
+from vocagnolm.evaluation.tasks.sources import load_items
+from vocagnolm.evaluation.tasks.tasks import Task, load_prompt_set
 
+SAMPLES = Path(__file__).parents[1] / "data/evaluation"
 COUNTS = dict(
     zip(PAPER_BENCHMARKS, (1319, 500, 1000, 2215, 2065, 1000, 1000, 3018, 32), strict=True)
 )
 HARNESS_NAMES = {"math": "minerva_math", "sat": "sat_math"}
 CHOOSE = "\nWhat of the following is the right choice? Explain your answer.\n"
-
-
-@cache
-def items_of(name: str, shared_dir: Path) -> LoadedItems:
-    return load_items(BENCHMARKS[name], shared_dir / "data/benchmarks")
-
-
-def built_by_the_harness(shared_dir: Path, benchmark_id: str) -> list[dict[str, Any]]:
-    name = HARNESS_NAMES.get(benchmark_id, benchmark_id)
-    with gzip.open(shared_dir / f"data/grading/built/{name}.jsonl.gz", "rt") as file:
-        return [json.loads(line) for line in file]
-
-
-def staged_rows(shared_dir: Path, benchmark: Benchmark) -> list[dict[str, Any]]:
-    with (shared_dir / "data/benchmarks" / str(benchmark.file)).open() as file:
-        return [json.loads(line) for line in file]
 
 
 # Records
@@ -63,7 +48,6 @@ def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
         assert benchmark.max_new_tokens == 1024
         assert benchmark.licence
         assert benchmark.source
-        assert benchmark.verified
     sets = {name: BENCHMARKS[name].prompt_set for name in BENCHMARKS}
     assert sets["math"] == "minerva_math"
     assert sets["mathqa"] == "mathqa"
@@ -72,55 +56,41 @@ def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
     assert sets["gsm_hard"] == "gsm8k"
 
 
-def test_benchmarks_cannot_be_changed_when_shared() -> None:
-    with pytest.raises(FrozenInstanceError):
-        BENCHMARKS["demo"].shots = 3  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        BENCHMARKS["mine"] = BENCHMARKS["demo"]  # type: ignore[index]
-    assert len({*BENCHMARKS.values()}) == len(BENCHMARKS)
+# Items and prompts against what the harness built of them
 
 
-# The staged data against what the harness built of it
+def check_task(task: Task, built: list[dict[str, Any]]) -> None:
+    expected = tuple(Item(row["idx"], row["question"], row["gold"]) for row in built)
+    assert task.loaded.items == expected
+    assert task.loaded.origin == task.benchmark.file
+    hashes = [hashlib.sha256(prompt.encode()).hexdigest() for prompt in task.prompts.values()]
+    assert hashes == [row["prompt_sha256"] for row in built]
+    assert task.prompt_set is not None
+    assert task.prompt_set.origin == "harness"
 
 
-@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_items_equal_the_harnesss(shared_dir: Path, name: str) -> None:
-    benchmark = BENCHMARKS[name]
-    loaded = items_of(benchmark.id, shared_dir)
-    built = built_by_the_harness(shared_dir, name)
-    assert len(loaded.items) == COUNTS[name] == len(built)
-    assert loaded.items == tuple(Item(row["idx"], row["question"], row["gold"]) for row in built)
-    assert loaded.origin == benchmark.file
-    assert loaded.verified
-    assert loaded.digest == benchmark.items_sha256
+@pytest.mark.parametrize("name", ["gsm8k", "math", "svamp", "mmlu_stem"])
+def test_prompts_equal_the_harnesss(name: str) -> None:
+    lines = (SAMPLES / "built.jsonl").read_text("utf-8").splitlines()
+    built = [row for row in map(json.loads, lines) if row["benchmark"] == name]
+    benchmark = replace(BENCHMARKS[name], item_count=len(built))
+    prompts = load_prompt_set(str(benchmark.prompt_set), SAMPLES / "prompts")
+    check_task(Task(benchmark, load_items(benchmark, SAMPLES / "items"), prompts, None), built)
 
 
-@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_prompts_equal_the_harnesss(shared_dir: Path, name: str) -> None:
-    benchmark = BENCHMARKS[name]
-    assert benchmark.prompt_set is not None
-    prompt_set = load_prompt_set(benchmark.prompt_set, shared_dir / "data/prompts/cot")
-    items = items_of(benchmark.id, shared_dir).items
-    prompts = [build_prompt(benchmark, prompt_set, item.question) for item in items]
-    assert [hashlib.sha256(prompt.encode()).hexdigest() for prompt in prompts] == [
-        row["prompt_sha256"] for row in built_by_the_harness(shared_dir, name)
-    ]
-
-
-@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_file_sha256_is_the_files_when_staged(shared_dir: Path, name: str) -> None:
-    benchmark = BENCHMARKS[name]
-    data = (shared_dir / "data/benchmarks" / str(benchmark.file)).read_bytes()
-    assert hashlib.sha256(data).hexdigest() == benchmark.file_sha256
-
-
-@pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_rows_stay_as_they_are(shared_dir: Path, name: str) -> None:
-    rows = staged_rows(shared_dir, BENCHMARKS[name])
-    before = copy.deepcopy(rows)
-    for row in rows:
-        BENCHMARKS[name].item(0, row)
-    assert rows == before
+@pytest.mark.slow
+def test_all_prompts_equal_the_harnesss() -> None:
+    data = real_data("data")
+    for name in PAPER_BENCHMARKS:
+        file = f"grading/built/{HARNESS_NAMES.get(name, name)}.jsonl.gz"
+        with gzip.open(data / file, "rt") as lines:
+            built = [json.loads(line) for line in lines]
+        assert len(built) == COUNTS[name]
+        benchmark = BENCHMARKS[name]
+        prompts = load_prompt_set(str(benchmark.prompt_set), data / "prompts/cot")
+        task = Task(benchmark, load_items(benchmark, data / "benchmarks"), prompts, None)
+        check_task(task, built)
+        assert task.marks() == {}
 
 
 # Questions and golds of rows made by hand
@@ -284,37 +254,3 @@ def test_item_reads_as_expected(case: str) -> None:
 def test_question_says_what_it_expects(gold: str, hint: str) -> None:
     row = {**TABLE, "answer": gold, "ans_type": "boolean_text"}
     assert BENCHMARKS["tabmwp"].item(0, row).question.partition("How many?")[2] == hint
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "message"),
-    [
-        ("gsm8k", {"question": "Why?"}, "expected a field `answer`, found question"),
-        ("gsm8k", {"question": 3, "answer": "#### 1"}, "expected `question` to be str, found int"),
-        ("gsm8k", {"question": "Why?", "answer": "1"}, "found no ####"),
-        (
-            "mawps",
-            {"input": "Why?", "target": True},
-            "expected `target` to be int or float, found bool",
-        ),
-        (
-            "mmlu_stem",
-            {"question": "", "choices": ["a"] * 4, "answer": -1},
-            "from 0 to 3, found -1",
-        ),
-        ("mmlu_stem", {"question": "", "choices": ["a"] * 4, "answer": 4}, "from 0 to 3, found 4"),
-        (
-            "mmlu_stem",
-            {"question": "", "choices": ["a"] * 3, "answer": 0},
-            "`choices` to be 4 texts",
-        ),
-        ("mmlu_stem", {"question": "", "choices": [1] * 4, "answer": 0}, "`choices` to be 4 texts"),
-        ("mathqa", {"problem": "", "options": "[print(1)]", "correct": "a"}, "a list of texts"),
-        ("mathqa", {"problem": "", "options": "[", "correct": "a"}, "a list of texts"),
-        ("mathqa", {"problem": "", "options": "[1]", "correct": "a"}, "a list of texts"),
-        ("tabmwp", {**TABLE, "answer": "ten", "ans_type": "integer_number"}, "ten"),
-    ],
-)
-def test_item_is_refused_when_its_row_is_bad(name: str, row: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        BENCHMARKS[name].item(0, row)

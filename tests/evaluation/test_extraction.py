@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vocagnolm.evaluation.answers import extract_answer
-from vocagnolm.evaluation.grading.extraction import AnswerKind, extract
-from vocagnolm.evaluation.grading.normalization import strip_string
+from vocagnolm.evaluation.extraction import AnswerKind, extract
+from vocagnolm.evaluation.normalization import strip_string
 
 Case = tuple[str, str, str | None]  # benchmark, output, prediction
 

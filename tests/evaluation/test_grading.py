@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from benchmarks.experiments.grading import hostile_pairs, hostile_text
+from benchmarks.experiments.grading import hostile_pairs
+from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.grading import grading, worker
-from vocagnolm.evaluation.grading.extraction import AnswerKind
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
 
 pytestmark = pytest.mark.processes
@@ -198,16 +197,10 @@ def test_grader_gives_verdicts(grader: Grader, kind: AnswerKind) -> None:
     assert_alive(grader)
 
 
-@pytest.mark.stress(
-    "grading: hostile outputs and golds", "a verdict within seconds; no code is run"
-)
 @pytest.mark.slow
 @pytest.mark.usefixtures("canary")
-def test_grader_gives_verdicts_when_outputs_are_generated(
-    record_property: Callable[[str, object], None],
-) -> None:
+def test_grader_gives_verdicts_when_outputs_are_generated() -> None:
     hostile = list(hostile_pairs(int(os.environ.get("VOCAGNOLM_OUTPUTS", "200")), seed=1))
-    record_property("times", len(hostile))
     with Grader(workers=2) as grader:
         for job, (verdict, seconds) in zip(hostile, timed_all(grader, hostile), strict=True):
             assert verdict.decided_by != "crash", job
@@ -215,23 +208,7 @@ def test_grader_gives_verdicts_when_outputs_are_generated(
         assert_alive(grader)
 
 
-def test_hostile_text_is_the_same() -> None:
-    texts = [hostile_text(random.Random(3)) for _ in range(2)]
-    assert texts[0] == texts[1]
-    assert len({pair for _, pair in hostile_pairs(200, seed=0)}) > 190
-
-
 # Limits
-
-
-def test_limits_leave_a_verdict_in_five_seconds() -> None:
-    assert worker.HARNESS_LIMIT_S + worker.OPINION_LIMIT_S < 5
-
-
-def test_verdicts_do_not_depend_on_load() -> None:
-    # A worker that gets a hundredth of a core still meets the limits of processor time first.
-    limit = max(worker.HARNESS_LIMIT_S, worker.OPINION_LIMIT_S)
-    assert 100 * limit <= grading.WALL_LIMIT_S
 
 
 @pytest.mark.slow

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
-import os
-import resource
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
@@ -17,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 from inline_grader import graded_inline
-from locks import locked_elsewhere
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, T5Config
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation import evaluate
@@ -27,7 +22,6 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, prompt_sha256
-from vocagnolm.host.manifest import unsealed
 from vocagnolm.models.source import revision_of
 
 N_ITEMS = 16
@@ -79,11 +73,11 @@ def arguments(model: Path, path: Path, *more: str) -> list[str]:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    return [unsealed(json.loads(line)) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line that the command prints when it refuses."""
+    """The line that the command prints when it refuses."""
     assert evaluate_math.main(argv) == 2
     printed, complained = capsys.readouterr()
     assert printed == ""
@@ -150,13 +144,13 @@ def test_records_equal_plain_generation(evaluated: SimpleNamespace, model: Path)
 
 
 def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model: Path) -> None:
-    names = {path.name for path in evaluated.path.iterdir()} - {"printed", "complained"}
+    names = {path.name for path in evaluated.path.iterdir()} - {"printed", "complained", ".lock"}
     assert names == {"demo.jsonl", "results.json", "row.md", "row.tex", "settings.json"}
-    results = unsealed(json.loads((evaluated.path / "results.json").read_text()))
+    results = json.loads((evaluated.path / "results.json").read_text())
     assert results["model"]["name"] == str(model)
     assert results["model"]["revision"].startswith("sha256:")
     assert results["benchmarks"]["demo"]["n"] == N_ITEMS
-    settings = unsealed(json.loads((evaluated.path / "settings.json").read_text()))
+    settings = json.loads((evaluated.path / "settings.json").read_text())
     assert settings == results["settings"]
     assert (settings["dtype"], settings["engine"], settings["limit"]) == ("float32", "hf", N_ITEMS)
     assert (evaluated.path / "row.md").read_text() in evaluated.out
@@ -197,47 +191,44 @@ def test_results_lie_in_the_model(own_model: Path) -> None:
     assert evaluate.output_dir(parsed) == Path("runs/name/evaluation")
 
 
-@pytest.fixture
-def tiny_tinyllama(shared_dir: Path, tmp_path: Path, tiny_llama: Callable[..., Any]) -> Path:
-    """Random weights behind TinyLlama's tokenizer; MathQA nearly fills the context."""
-    source = shared_dir / "tokenizers" / "tinyllama"
-    tokenizer = AutoTokenizer.from_pretrained(source)
-    path = tmp_path / "tinyllama"
-    tiny_llama(len(tokenizer), initializer_range=0.5, max_position_embeddings=1564).save_pretrained(
-        path
-    )
-    tokenizer.save_pretrained(path)
-    return path
-
-
-def shorten(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Make completions short, and common characters stop some."""
-    short = {
-        name: dataclasses.replace(benchmark, max_new_tokens=n, stops=(*benchmark.stops, "er"))
-        for name, benchmark in BENCHMARKS.items()
-    }
-    monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType(short))
-
-
 @pytest.mark.slow
 def test_all_nine_benchmarks_run(
-    tiny_tinyllama: Path, shared_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tokenizer_dirs: dict[str, Path],
+    tmp_path: Path,
+    tiny_llama: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shorten(monkeypatch, 16)
-    data, prompts = shared_dir / "data" / "benchmarks", shared_dir / "data" / "prompts" / "cot"
-    path = tmp_path / "out"
-    argv = ["--model", str(tiny_tinyllama), "--data_dir", str(data), "--prompts_dir", str(prompts)]
-    assert evaluate_math.main([*argv, "--limit", "2", "--output_dir", str(path)]) == 0
-    results = json.loads((path / "results.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_dirs["metaspace"])
+    data = Path(__file__).parents[1] / "data/evaluation"
+    # Few and short items; common characters stop some, and the longest prompts fill the context.
+    few = {
+        name: dataclasses.replace(
+            benchmark, item_count=3, max_new_tokens=16, stops=(*benchmark.stops, "er")
+        )
+        for name, benchmark in BENCHMARKS.items()
+    }
+    monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType(few))
+    asked = load_tasks(PAPER_BENCHMARKS, data / "items", data / "prompts", 2)
+    prompts = [prompt for task in asked for prompt in task.prompts.values()]
+    context = max(len(tokenizer(prompt).input_ids) for prompt in prompts) + 6
+    model = tmp_path / "model"
+    tiny_llama(
+        len(tokenizer), initializer_range=0.5, max_position_embeddings=context
+    ).save_pretrained(model)
+    tokenizer.save_pretrained(model)
+    argv = ["--model", str(model), "--data_dir", str(data / "items"), "--limit", "2"]
+    argv += ["--prompts_dir", str(data / "prompts"), "--output_dir", str(tmp_path / "out")]
+    assert evaluate_math.main(argv) == 0
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(results["benchmarks"]) == list(PAPER_BENCHMARKS)
     assert list(results["averages"]) == ["AVG", "AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
     columns = results["benchmarks"].values()
-    assert all(column["n"] == 2 and column["marked"] == ["partial"] for column in columns)
+    assert all(column["n"] == 2 and "partial" in column["marked"] for column in columns)
     reasons = {reason for column in columns for reason in column["finish_reasons"]}
     assert {"stop", "length", "context"} <= reasons
-    for task in load_tasks(PAPER_BENCHMARKS, data, prompts, 2):
-        expected = slow_records(tiny_tinyllama, task)
-        assert generated(path / f"{task.benchmark.id}.jsonl") == expected
+    for task in asked:
+        expected = slow_records(model, task)
+        assert generated(tmp_path / "out" / f"{task.benchmark.id}.jsonl") == expected
 
 
 def test_dry_run_prints_prompts_and_counts(
@@ -261,133 +252,6 @@ def test_dry_run_prints_prompts_and_counts(
 
 
 # What it refuses
-
-
-WRONG_ARGUMENTS: dict[str, tuple[str, str]] = {
-    "no model": ("", "expected --model, a directory or a name on the hub, or --regrade FILE"),
-    "unknown benchmark": ("--model M --benchmarks gsm8k,gsm9k", "expected some of gsm8k,math,"),
-    "no benchmark": ("--model M --benchmarks ,", "found ',': separate them with commas or blanks"),
-    "revision": ("--model . --revision main", "--revision has no effect on a directory, .: leave"),
-    "no item": ("--model M --limit 0", "--limit must be at least 1, got 0"),
-    "no row": ("--model M --batch_size -1", "--batch_size must be at least 1, got -1"),
-    "no data": ("--model M --data_dir /no/such", "--data_dir /no/such: expected a directory"),
-    "no prompts": ("--model M --prompts_dir /no/such", "/no/such: expected a directory, found no"),
-    "demo and data": ("--model M --benchmarks demo --data_dir .", "no effect on the demo: leave"),
-    "vllm and batch": ("--model M --engine vllm --batch_size 4", "no effect with --engine vllm: l"),
-    "vllm and attention": (
-        "--model M --engine vllm --attn_implementation sdpa",
-        "--attn_implementation has no effect with --engine vllm: leave it out",
-    ),
-    "regrade alone": (
-        "--regrade F",
-        "--benchmark is required with --regrade",
-    ),
-    "regrade and model": (
-        "--regrade F --benchmark gsm8k --model M",
-        "--model has no effect with --regrade: leave it out",
-    ),
-    "regrade and limit": (
-        "--regrade F --benchmark gsm8k --limit 3",
-        "--limit has no effect with --regrade: leave it out",
-    ),
-    "regrade and demo chat": ("--regrade F --benchmark demo --chat", "leave demo out"),
-    "benchmark alone": (
-        "--model M --benchmark gsm8k",
-        "--benchmark has no effect without --regrade",
-    ),
-    "output alone": (
-        "--model M --output F",
-        "--output has no effect without --regrade",
-    ),
-    "no such model": (
-        "--model /no/such --benchmarks demo",
-        "--model /no/such: no such directory",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_ARGUMENTS)
-def test_command_is_refused_in_one_line(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    line, said = WRONG_ARGUMENTS[name]
-    assert said in refusal(line.split(), capsys)
-
-
-@pytest.mark.parametrize("word", ["--engine=tgi", "--dtype=int8", "--limit=x", "--benchmark=x"])
-def test_command_exits_with_two(capsys: pytest.CaptureFixture[str], word: str) -> None:
-    assert "invalid" in refusal(["--model", "M", word], capsys)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vllm is installed")
-def test_missing_vllm_is_said_first(capsys: pytest.CaptureFixture[str]) -> None:
-    said = refusal(["--model", "/no/such", "--engine", "vllm"], capsys)
-    assert "install it with `pip install vllm`, or use --engine hf" in said
-
-
-def lacking(pattern: str) -> Callable[[Path, Path], None]:
-    """A change that takes files away from a model."""
-
-    def remove(model: Path, out: Path) -> None:
-        for file in model.glob(pattern):
-            file.unlink()
-
-    return remove
-
-
-def narrow(model: Path, out: Path) -> None:
-    config = AutoConfig.from_pretrained(model)
-    config.max_position_embeddings = 60
-    config.save_pretrained(model)
-
-
-# Changes a model or the place of its results, or returns further options; and the refusal, in which
-# {model} and {out} stand for these.
-WRONG_FILES: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
-    "no weights": (lacking("*.safetensors"), "--model {model} cannot be loaded: "),
-    "no configuration": (lacking("config.json"), "--model {model} cannot be loaded: "),
-    "no tokenizer": (lacking("token*"), "--model {model} cannot be loaded: "),
-    "encoder-decoder": (
-        lambda model, _: T5Config(d_model=8, num_layers=1).save_pretrained(model),
-        "is a t5 model, which is no causal language model: give one that predicts",
-    ),
-    "short context": (narrow, "of 16 prompts leave no room for a completion"),
-    "results in a file": (lambda _, out: out.write_text(""), "{out} is a file, not a directory"),
-    "results in a file's directory": (
-        lambda model, _: ["--output_dir", str(model / "config.json" / "out")],
-        "config.json is a file, not a directory",
-    ),
-    "no items": (
-        lambda model, _: ["--benchmarks", "gsm8k", "--data_dir", str(model)],
-        "--data_dir {model} has no gsm8k/test.jsonl with the 1319 items of gsm8k: get data/gsm8k/"
-        "test.jsonl (sha256 9f098df7",
-    ),
-    "no exemplars": (
-        lambda model, _: ["--benchmarks", "gsm8k", "--prompts_dir", str(model)],
-        "--prompts_dir {model} has no gsm8k.md: give the harness's directory",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_FILES)
-def test_wrong_files_are_refused_in_one_line(
-    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    change, said = WRONG_FILES[name]
-    out = tmp_path / "out"
-    changed = change(own_model, out)
-    more = changed if isinstance(changed, list) else []
-    before = out.read_bytes() if out.is_file() else None
-    expected = said.replace("{model}", str(own_model)).replace("{out}", str(out))
-    assert expected in refusal(arguments(own_model, out, *more), capsys)
-    assert not list(tmp_path.glob("out/*.jsonl"))
-    assert before is None or out.read_bytes() == before
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_output_is_refused_when_it_cannot_be_read(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "closed").mkdir(mode=0)
-    assert "Permission denied" in refusal(arguments(model, tmp_path / "closed"), capsys)
 
 
 def test_output_is_refused_when_it_holds_another_evaluation(
@@ -438,32 +302,6 @@ def test_interrupt_says_how_to_go_on(
     assert len(records(tmp_path / "demo.jsonl")) == N_ITEMS
 
 
-@contextmanager
-def small_files(size: int) -> Iterator[None]:
-    """As on a full disk: no file can grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-@pytest.mark.slow
-def test_full_disk_is_one_line_and_no_damage(
-    evaluated: SimpleNamespace,
-    model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with small_files(2048):
-        said = refusal(arguments(model, tmp_path), capsys)
-    assert "File too large" in said
-    assert (tmp_path / "demo.part0.jsonl").stat().st_size == 2048
-    assert evaluate_math.main(arguments(model, tmp_path)) == 0
-    assert (tmp_path / "demo.jsonl").read_bytes() == (evaluated.path / "demo.jsonl").read_bytes()
-
-
 # Which model it is
 
 
@@ -498,34 +336,9 @@ def test_revision_changes_when_a_file_that_matters_does(
     assert (revision_of(str(own_model), None) != before) == matters
 
 
-def test_revision_changes_when_another_token_ends_a_text(own_model: Path) -> None:
-    before = revision_of(str(own_model), None)
-    path = own_model / "generation_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [2, 5]}))
-    assert revision_of(str(own_model), None) != before
-
-
-def test_revision_is_the_commit() -> None:
-    assert revision_of("org/name", SimpleNamespace(_commit_hash="c0ffee")) == "c0ffee"
-    assert revision_of("org/name", SimpleNamespace(_commit_hash=None)) == "unknown"
-
-
 def test_names_of_the_harness_are_known() -> None:
     for names in (["minerva_math, sat_math,math"], ["minerva_math", "sat_math,", "math"]):
         arguments = evaluate_math._parse(["--model", "M", "--benchmarks", *names])
         assert arguments.benchmarks == ["math", "sat"]
     regrade = ["--regrade", "F", "--benchmark", "minerva_math"]
     assert evaluate_math._parse(regrade).benchmark == "math"
-
-
-@pytest.mark.processes
-def test_second_evaluation_is_refused(
-    own_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = ["--model", str(own_model), "--benchmarks", "demo", "--limit", "1"]
-    path = tmp_path / "evaluation"
-    with locked_elsewhere(path):
-        assert "is written to by another run (process" in refusal(
-            [*argv, "--output_dir", str(path)], capsys
-        )
-        assert {file.name for file in path.iterdir()} == {".lock"}

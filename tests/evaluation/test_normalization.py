@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vocagnolm.evaluation.grading import normalization
-from vocagnolm.evaluation.grading.normalization import strip_string
+from vocagnolm.evaluation import normalization
+from vocagnolm.evaluation.normalization import strip_string
 
 # Damage that the published numbers contain is marked "quirk".
 CASES: dict[str, list[tuple[object, str]]] = {

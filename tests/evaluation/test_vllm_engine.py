@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 import vocagnolm.evaluation.engines.vllm_engine
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Engine
+from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.models.source import ModelSource
@@ -127,7 +127,7 @@ def source_of(tokenizer: Any) -> ModelSource:
     return ModelSource(tokenizer.name_or_path, "model")
 
 
-def completions_of(engine: Engine, stops: Sequence[str]) -> list[Completion]:
+def completions_of(engine: HFEngine | VLLMEngine, stops: Sequence[str]) -> list[Completion]:
     groups = list(engine.generate(PROMPTS, stops, NEW_TOKENS))
     return sorted((c for group in groups for c in group), key=lambda c: c.index)
 
@@ -227,18 +227,3 @@ def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list
     assert tokenizer.eos_token_id is not None
     expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
     assert vllm[0].calls[0][1][0].stop_token_ids == expected
-
-
-def test_vllm_refuses_a_long_prompt_before_it_runs(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
-    _, tokenizer = saved
-    engine = VLLMEngine(source_of(tokenizer), tokenizer)
-    with pytest.raises(ValueError, match="1 of 1 prompts leave no room"):
-        engine.generate(["1 + " * 200], (), NEW_TOKENS)
-
-
-def test_vllm_says_how_to_install_it(
-    saved: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
-    with pytest.raises(ValueError, match="pip install vllm"):
-        VLLMEngine(source_of(saved[1]), saved[1])

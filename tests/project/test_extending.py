@@ -18,7 +18,7 @@ from world import MAX_LENGTH, make_trainer
 
 from vocagnolm import objective
 from vocagnolm.collator import PackedCollator
-from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks import benchmarks, questions, tasks
 from vocagnolm.guidance import aggregate_teacher_losses
 from vocagnolm.packing import Blocks

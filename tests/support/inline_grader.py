@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sympy.parsing import sympy_parser
 
+from vocagnolm.evaluation.extraction import AnswerKind, extract
 from vocagnolm.evaluation.grading import worker
-from vocagnolm.evaluation.grading.extraction import AnswerKind, extract
 from vocagnolm.evaluation.grading.grading import Verdict
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.readers import start_id
 from vocagnolm.spans import encode

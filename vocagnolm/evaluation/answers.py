@@ -4,8 +4,8 @@ import atexit
 import os
 from functools import cache
 
+from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.grading.equality import decide
-from vocagnolm.evaluation.grading.extraction import extract
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 

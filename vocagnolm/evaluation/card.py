@@ -4,15 +4,12 @@ import re
 from pathlib import Path
 
 from huggingface_hub import EvalResult, ModelCard
-from yaml import YAMLError
 
-from vocagnolm.cli import note
 from vocagnolm.evaluation.records import Record
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
-from vocagnolm.host.cards import TAGS
 from vocagnolm.io import write_text
 
-# Of the paper's protocol, and of another one, which stands beside it.
+# Of the paper's protocol, and of the other one, which stands beside it.
 _HEADINGS = {False: "## Evaluation\n", True: "## Evaluation, zero-shot chat\n"}
 
 
@@ -21,24 +18,15 @@ def add_to_card(results: Record, table: str) -> None:
     path = Path(results["model"]["name"]) / "README.md"
     if not path.is_file():
         return
-    try:
-        card = ModelCard.load(path, ignore_metadata_errors=True)
-    except (ValueError, TypeError, YAMLError) as error:
-        fault = " ".join(str(error).split())
-        note(f"{path}: expected a model card, found {fault}: it does not get the results")
+    card = ModelCard.load(path, ignore_metadata_errors=True)
+    if "vocagnolm" not in (card.data.tags or ()):
         return
-    if not {*TAGS} <= {*(card.data.tags or ())}:
-        return
-    found = [
-        _result(name, column)
-        for name, column in results["benchmarks"].items()
-        if not column["partial"]
-    ]
-    is_chat = any("chat" in column["marked"] for column in results["benchmarks"].values())
-    if found:
-        earlier = card.data.eval_results or []
-        found += [each for each in earlier if _is_chat(each) != is_chat]
-        card.data.eval_results = found
+    columns = results["benchmarks"]
+    is_chat = any("chat" in column["marked"] for column in columns.values())
+    earlier = [each for each in card.data.eval_results or [] if _is_chat(each) != is_chat]
+    whole = {name: column for name, column in columns.items() if not column["partial"]}
+    if whole:
+        card.data.eval_results = [_result(*column) for column in whole.items()] + earlier
         card.data.model_name = card.data.model_name or path.parent.name
     heading = _HEADINGS[is_chat]
     sections = re.split(rf"\n(?={'|'.join(_HEADINGS.values())})", card.text)
@@ -52,11 +40,10 @@ def _is_chat(result: EvalResult) -> bool:
 
 
 def _result(name: str, column: Record) -> EvalResult:
-    hub = BENCHMARKS[name].hub
     shots = "zero-shot" if "chat" in column["marked"] else "few-shot"
     return EvalResult(
         task_type="text-generation",
-        dataset_type=hub.name if hub else name,
+        dataset_type=BENCHMARKS[name].hub or name,
         dataset_name=column["column"],
         metric_type="accuracy",
         # Marks say why a number may not stand beside published ones.

@@ -14,7 +14,7 @@ from vocagnolm import cli as command
 from vocagnolm.dist import connect, in_agreement
 from vocagnolm.evaluation import report, runner, tracking
 from vocagnolm.evaluation.engines.chat import Chat, load_chat
-from vocagnolm.evaluation.engines.generation import Engine
+from vocagnolm.evaluation.engines.generation import shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.grading.grading import Grader
@@ -33,29 +33,34 @@ def evaluate(arguments: Namespace) -> None:
     source = ModelSource(arguments.model, "model", arguments.revision, attention, is_trusted)
     # Every step that may fail: all processes fail together, with one message.
     with in_agreement():
+        if arguments.engine == "vllm" and not arguments.dry_run:
+            import vllm  # noqa: F401  # may be missing: known before anything is downloaded
         tracker = arguments.report_to == "wandb" and tracking.Tracker(
             arguments.model, chat=arguments.chat
         )
         config, tokenizer = source.config(), source.tokenizer()
-        tasks = _load_tasks(arguments, tokenizer)
+        chat = load_chat(tokenizer, arguments.chat_template) if arguments.chat else None
+        tasks = load_tasks(
+            arguments.benchmarks,
+            arguments.data_dir,
+            arguments.prompts_dir,
+            arguments.limit,
+            chat.prompt if chat else None,
+        )
     context = (longest_context if arguments.engine == "vllm" else context_length)(config)
     if arguments.dry_run:
         for task in tasks:
-            command.say(task.preview(tokenizer, context))
+            command.say(_preview(task, tokenizer, context))
         return
     directory = RunDirectory(output_dir(arguments))
     with ExitStack() as held:
         with in_agreement():
-            settings = _settings(arguments, tasks, context)
             if state.is_main_process:
-                settings["model"]["revision"] = revision_of(arguments.model, config)
                 held.enter_context(directory.lock())
+                revision = revision_of(arguments.model, config)
+                settings = _settings(arguments, tasks, context, revision, chat)
                 directory.check_settings(settings)
-                for task in tasks:
-                    runner.unasked(task, directory)
-                report.earlier(directory)
-        with in_agreement():
-            engine = _load_engine(arguments, source, tokenizer, state, tasks[0].chat)
+            engine = _load_engine(arguments, source, tokenizer, state, chat)
             if state.is_main_process:
                 directory.write_settings(settings)
         workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
@@ -74,18 +79,34 @@ def evaluate(arguments: Namespace) -> None:
                 tracker.report(results, {name: directory.finished(name).values() for name in names})
 
 
-def _load_tasks(arguments: Namespace, tokenizer: Tokenizer) -> list[Task]:
-    chat = load_chat(tokenizer, arguments.chat_template) if arguments.chat else None
-    places = arguments.data_dir, arguments.prompts_dir
-    return load_tasks(arguments.benchmarks, *places, arguments.limit, chat)
+def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
+    """Show the first whole prompt, and the token counts of all."""
+    benchmark, prompts = task.benchmark, list(task.prompts.values())
+    options = {"verbose": False, "add_special_tokens": not task.render}
+    ids: list[list[int]] = tokenizer(prompts, **options)["input_ids"]
+    lengths = list(map(len, ids))
+    room = "" if context == NO_LIMIT else f", and {context} with the prompt"
+    if too_long := sum(length >= context for length in lengths):
+        room += f"; {too_long} prompts do not fit"
+    lines = [
+        f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} shots, "
+        f"data {task.loaded.origin}",
+        *(f"--- {mark}" for mark in task.marks().values()),
+        f"--- prompt tokens: {min(lengths)} to {max(lengths)}, mean "
+        f"{sum(lengths) / len(ids):.0f}; the first {shared_length(ids)} are shared",
+        f"--- new tokens: at most {benchmark.max_new_tokens}{room}",
+        prompts[0],
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _settings(arguments: Namespace, tasks: Sequence[Task], context: int) -> Record:
+def _settings(
+    arguments: Namespace, tasks: Sequence[Task], context: int, revision: str, chat: Chat | None
+) -> Record:
     # What items must share to belong to one evaluation; the paper's protocol has no name.
-    protocol = {"protocol": chat.settings()} if (chat := tasks[0].chat) else {}
     return {
-        **protocol,
-        "model": {"name": arguments.model, "revision": None},
+        **({"protocol": chat.settings()} if chat else {}),
+        "model": {"name": arguments.model, "revision": revision},
         "engine": arguments.engine,
         "dtype": arguments.dtype,
         "attn_implementation": arguments.attn_implementation,
@@ -113,17 +134,12 @@ def _load_engine(
     tokenizer: Tokenizer,
     state: PartialState,
     chat: Chat | None,
-) -> Engine:
+) -> HFEngine | VLLMEngine:
     if arguments.engine == "vllm":
         if state.num_processes > 1:
             raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
         return VLLMEngine(source, tokenizer, arguments.dtype, chat)
-    try:
-        model = source.load(getattr(torch, arguments.dtype)).to(state.device)
-    except torch.OutOfMemoryError as error:
-        remedy = "give a narrower --dtype, or --engine vllm, which spreads it over the GPUs"
-        place = f"the memory of {state.device}"
-        raise ValueError(f"--model {source.name} does not fit into {place}: {remedy}") from error
+    model = source.load(getattr(torch, arguments.dtype)).to(state.device)
     return HFEngine(model, tokenizer, arguments.batch_size, chat)
 
 

@@ -6,7 +6,7 @@
     vocagnolm evaluate --model M --chat              # zero-shot, in the model's own chat template
     vocagnolm evaluate --regrade FILE.jsonl.gz --benchmark gsm8k          # grade stored outputs
 
-Killed at any moment, the same command continues. Exit status: 0 done, 2 a wrong argument or file,
+Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong argument or file,
 130 interrupted.
 """
 
@@ -16,20 +16,29 @@ from pathlib import Path
 
 from vocagnolm import cli as command
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.host.options import refuse_idle
 
 _NAME = "vocagnolm evaluate"
 _HARNESS_NAMES = {"minerva_math": "math", "sat_math": "sat"}
+_NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
 
 
-@command.shell(_NAME, resumable=True)
+@command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
-    _evaluate_or_regrade(_parse(argv))
+    arguments = _parse(argv)
+    # Only now: what grades and asks takes seconds to import.
+    from vocagnolm.evaluation import evaluate, regrading
+
+    if arguments.regrade:
+        benchmark = BENCHMARKS[arguments.benchmark]
+        asked = benchmark.in_chat() if arguments.chat else benchmark
+        regrading.regrade(arguments.regrade, asked, arguments.output)
+    else:
+        evaluate.evaluate(arguments)
 
 
 def _parse(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the command line; a ValueError says what is wrong, missing or without effect."""
+    """Read the command line; a ValueError says what is wrong or missing."""
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
@@ -53,9 +62,9 @@ def _parse(argv: Sequence[str] | None = None) -> Namespace:
     add("--benchmark", type=_our_name, choices=BENCHMARKS, help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
-    given = parser.given(arguments)
-    arguments.benchmarks = _benchmark_names(",".join(arguments.benchmarks))
-    _check(arguments, given)
+    names = map(_our_name, ",".join(arguments.benchmarks).split(","))
+    arguments.benchmarks = list(dict.fromkeys(filter(None, names)))
+    _check(arguments)
     return arguments
 
 
@@ -63,52 +72,19 @@ def _our_name(name: str) -> str:
     return _HARNESS_NAMES.get(name.strip(), name.strip())
 
 
-def _benchmark_names(text: str) -> list[str]:
-    names = list(dict.fromkeys(filter(None, map(_our_name, text.split(",")))))
-    if not names or not BENCHMARKS.keys() >= set(names):
-        found = f"expected some of {','.join(BENCHMARKS)}, found {text!r}"
-        raise ValueError(f"--benchmarks: {found}: separate them with commas or blanks")
-    return names
-
-
-def _check(arguments: Namespace, given: set[str]) -> None:
+def _check(arguments: Namespace) -> None:
+    if bool(arguments.model) == bool(arguments.regrade):
+        raise ValueError("give --model, a directory or a name on the hub, or --regrade FILE")
+    if arguments.regrade and not arguments.benchmark:
+        raise ValueError("--regrade needs --benchmark")
     names = [arguments.benchmark] if arguments.regrade else arguments.benchmarks
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown or not names:
+        raise ValueError(f"--benchmarks: {unknown} are not of {', '.join(BENCHMARKS)}")
     if arguments.chat and "demo" in names:
         raise ValueError("--chat: the demo is asked for no boxed answers: leave demo out")
-    if arguments.regrade:
-        refuse_idle(given, given - {"regrade", "benchmark", "output", "chat"}, "with --regrade")
-        if not arguments.benchmark:
-            raise ValueError("--benchmark is required with --regrade")
-        return
-    if not arguments.model:
-        raise ValueError("expected --model, a directory or a name on the hub, or --regrade FILE")
-    idle = [
-        (True, {"benchmark", "output"}, "without --regrade"),
-        (arguments.engine == "vllm", {"batch_size", "attn_implementation"}, "with --engine vllm"),
-        (arguments.chat, {"prompts_dir"}, "with --chat, which asks zero-shot"),
-        (not arguments.chat, {"chat_template"}, "without --chat"),
-        (arguments.benchmarks == ["demo"], {"data_dir", "prompts_dir"}, "on the demo"),
-    ]
-    for holds, options, condition in idle:
-        if holds:
-            refuse_idle(given, options, condition)
-    for name in ("data_dir", "prompts_dir"):
-        path = vars(arguments)[name]
-        if path is not None and not path.is_dir():
-            raise ValueError(f"--{name} {path}: expected a directory, found none: give another")
-
-
-def _evaluate_or_regrade(arguments: Namespace) -> None:
-    # Only now: what grades and asks takes seconds to import.
-    from vocagnolm.evaluation import evaluate, regrading
-    from vocagnolm.evaluation.engines.vllm_engine import import_vllm
-
-    if arguments.regrade:
-        benchmark = BENCHMARKS[arguments.benchmark]
-        asked = benchmark.in_chat() if arguments.chat else benchmark
-        regrading.regrade(arguments.regrade, asked, arguments.output)
-        return
-    if arguments.engine == "vllm" and not arguments.dry_run:
-        # It may be missing, which is said before anything is downloaded.
-        import_vllm()
-    evaluate.evaluate(arguments)
+    if arguments.chat_template and not arguments.chat:
+        raise ValueError("--chat_template has no effect without --chat")
+    for option in ("limit", "batch_size"):
+        if (value := vars(arguments)[option]) is not None and value < 1:
+            raise ValueError(f"--{option} must be at least 1, got {value}")

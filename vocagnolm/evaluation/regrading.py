@@ -2,23 +2,18 @@
 
 import gzip
 import sys
-import zlib
 from dataclasses import asdict
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
 from vocagnolm.evaluation.accuracy import summarize
-from vocagnolm.evaluation.engines.chat import PROTOCOL
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.grading.normalization import strip_string
-from vocagnolm.evaluation.records import Record, check_fields, read_lines, to_line
+from vocagnolm.evaluation.normalization import strip_string
+from vocagnolm.evaluation.records import Record, read_lines, to_line
 from vocagnolm.evaluation.report import GRADER, second_opinion
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
-from vocagnolm.io import check_writable, write_text
-
-# The fields of a line, with the types each may have.
-_FIELDS = {"idx": (), "gold": (str, int, float, bool), "raw_output": (str,)}
+from vocagnolm.evaluation.tasks.benchmarks import Benchmark
+from vocagnolm.io import write_text
 
 
 def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
@@ -27,54 +22,44 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
     parsed) and `raw_output`, such as our item files. `output` None is the standard output.
     """
-    if output is not None:
-        if output.exists() and not output.is_file():
-            found = "expected a file, found something else: give another"
-            raise ValueError(f"--output {output}: {found}")
-        check_writable(output.parent, "--output")
-    records = _read(file, benchmark)
+    content = file.read_bytes()
+    if file.suffix == ".gz":
+        content = gzip.decompress(content)
+    records = list(read_lines(str(file), content))
     if not records:
-        raise ValueError(f"{file}: expected stored outputs, one JSON object per line, found none")
+        raise ValueError(f"{file} has no stored outputs")
+    # Records of ours name their benchmark, and the chat protocol.
+    asked = {"benchmark": benchmark.id, "protocol": benchmark.protocol}
+    for record in records:
+        for key in asked.keys() & record.keys():
+            if record[key] != asked[key]:
+                name = asked[key] or "few-shot prompts"
+                raise ValueError(f"{file} has an item of {record[key]}, not of {name}")
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
     with Grader() as grader:
         graded = grader.grade(benchmark.answer_kind, answers)
         shown = tqdm(graded, total=len(records), unit="output", disable=None)
         verdicts = [asdict(verdict) for verdict in shown]
-    pairs = zip(records, verdicts, strict=True)
-    known = benchmark.names()
-    text = "".join(to_line({**record, **known, **verdict}) for record, verdict in pairs)
-    if output is None:
-        sys.stdout.write(text)
+    lines = [
+        to_line({**record, **benchmark.names(), **verdict})
+        for record, verdict in zip(records, verdicts, strict=True)
+    ]
+    if output:
+        write_text(output, "".join(lines))
     else:
-        write_text(output, text)
-    (sys.stdout if output else sys.stderr).write(_summary(file, summarize(verdicts), **known))
+        sys.stdout.writelines(lines)
+    summary = _summary(file, benchmark, summarize(verdicts))
+    (sys.stdout if output else sys.stderr).write(summary)
 
 
-def _read(file: Path, benchmark: Benchmark) -> list[Record]:
-    def check(record: Record) -> None:
-        check_fields(record, _FIELDS)
-        found = record.get("benchmark")
-        # Other tools may call theirs something else.
-        if found != benchmark.id and found in [*BENCHMARKS]:
-            expected = f"expected an item of {benchmark.id}, found one of {found}"
-            raise ValueError(f"{expected}: give --benchmark {found}")
-        if record.get("protocol") == PROTOCOL != benchmark.protocol:
-            raise ValueError(f"expected a few-shot answer, found one of {PROTOCOL}: give --chat")
-
-    try:
-        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as lines:
-            return list(read_lines(file, lines, check))
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"--regrade {file} cannot be read: {error}") from error
-
-
-def _summary(file: Path, summary: Record, benchmark: str, protocol: str = "few-shot") -> str:
+def _summary(file: Path, benchmark: Benchmark, summary: Record) -> str:
     low, high = summary["interval"]
-    expected = BENCHMARKS[benchmark].item_count
+    expected = benchmark.item_count
     partial = f" (partial: {summary['n']} of {expected} items)" if summary["n"] < expected else ""
     text = (
-        f"{file} as {benchmark}, {protocol}{partial}: {summary['rounded']:.1f} "
-        f"(95 % interval {low:.1f} to {high:.1f}), {summary['correct']} of {summary['n']} right, "
+        f"{file} as {benchmark.id}, {benchmark.protocol or 'few-shot'}{partial}: "
+        f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f}), "
+        f"{summary['correct']} of {summary['n']} right, "
         f"{summary['unanswered']:.1%} without an answer, graded by {GRADER}\n"
     )
     if opinion := summary["math_verify"]:

@@ -5,11 +5,10 @@ from importlib import metadata
 
 from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
 from vocagnolm.evaluation.card import add_to_card
-from vocagnolm.evaluation.records import Record, RunDirectory, read_sealed
+from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.host.manifest import sealed
-from vocagnolm.io import markdown_table, versions, write_json, write_text
+from vocagnolm.io import json_or_empty, markdown_table, versions, write_json, write_text
 
 GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
 RESULTS_FILE = "results.json"
@@ -35,7 +34,11 @@ def build_results(
     environment: Mapping[str, object] | None = None,
 ) -> Record:
     """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
-    columns = earlier(directory) | {t.benchmark.id: _column(t, directory) for t in tasks}
+    # Benchmarks that were asked before, under the same settings, and whose items are all there.
+    earlier = json_or_empty(directory.path / RESULTS_FILE).get("benchmarks", {})
+    complete = {path.stem for path in directory.path.glob("*.jsonl")}
+    columns = {name: column for name, column in earlier.items() if name in complete}
+    columns |= {task.benchmark.id: _column(task, directory) for task in tasks}
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
     accuracies = {name: Accuracy.of(c["correct"], c["n"]) for name, c in benchmarks.items()}
     averaged = averages(accuracies)
@@ -53,20 +56,6 @@ def build_results(
         "settings": dict(settings),
         "environment": versions(_PACKAGES) | dict(environment or {}),
     }
-
-
-def earlier(directory: RunDirectory) -> Record:
-    """Read the columns of benchmarks that were asked before, under the same settings."""
-    path = directory.path / RESULTS_FILE
-    if not path.exists():
-        return {}
-    remedy = "delete it and name all its --benchmarks, whose items are kept"
-    results = read_sealed(path, {"grader": (str,), "averages": (dict,)}, remedy)
-    if results["grader"] != GRADER:
-        return {}
-    columns: Record = results["benchmarks"]
-    complete = {path.stem for path in directory.path.glob("*.jsonl")}
-    return {name: column for name, column in columns.items() if name in complete}
 
 
 def _column(task: Task, directory: RunDirectory) -> Record:
@@ -149,7 +138,7 @@ def _notes(results: Record) -> list[str]:
 def write_results(results: Record, directory: RunDirectory) -> None:
     """Write `results.json`, `row.md` and `row.tex`, and into the card of a model of ours."""
     table = to_markdown(results)
-    write_json(directory.path / RESULTS_FILE, sealed(results))
+    write_json(directory.path / RESULTS_FILE, results)
     write_text(directory.path / "row.md", table)
     write_text(directory.path / "row.tex", to_latex(results))
     add_to_card(results, table)

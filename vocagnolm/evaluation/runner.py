@@ -6,7 +6,9 @@ from dataclasses import asdict
 from accelerate import PartialState
 from tqdm.auto import tqdm
 
-from vocagnolm.evaluation.engines.generation import Completion, Engine
+from vocagnolm.evaluation.engines.generation import Completion
+from vocagnolm.evaluation.engines.hf_engine import HFEngine
+from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
 from vocagnolm.evaluation.grading.grading import Grader, Verdict
 from vocagnolm.evaluation.records import Record, RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import Item
@@ -15,7 +17,7 @@ from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
 
 def run(
     tasks: Sequence[Task],
-    engine: Engine,
+    engine: HFEngine | VLLMEngine,
     grader: Grader,
     directory: RunDirectory,
     state: PartialState,
@@ -26,14 +28,11 @@ def run(
     leaves no room in the context is a ValueError before anything is generated.
     """
     shares = [_share(task, directory, state) for task in tasks]
-    streams = [
-        engine.generate(
-            [task.prompts[item.idx] for item in share],
-            task.benchmark.stops,
-            task.benchmark.max_new_tokens,
-        )
-        for task, share in zip(tasks, shares, strict=True)
-    ]
+    streams = []
+    for task, share in zip(tasks, shares, strict=True):
+        prompts = [task.prompts[item.idx] for item in share]
+        benchmark = task.benchmark
+        streams.append(engine.generate(prompts, benchmark.stops, benchmark.max_new_tokens))
     # Every process has read what is there, and found its prompts to fit, before one writes more.
     state.wait_for_everyone()
     # None: shown on a terminal.
@@ -58,22 +57,14 @@ def run(
         yield task
 
 
-def unasked(task: Task, directory: RunDirectory) -> list[Item]:
-    """List the items without a record; a ValueError where a record is of another prompt."""
-    name, finished = task.benchmark.id, directory.finished(task.benchmark.id)
-    asked = {idx: prompt_sha256(prompt) for idx, prompt in task.prompts.items()}
-    for idx, record in finished.items():
-        if record.get("prompt_sha256") != asked.get(idx, ""):
-            found = f"expected the prompt of item {idx} of {name}, found a record of another one"
-            raise ValueError(
-                f"{directory.path}: {found}: delete its files {name}.*jsonl to ask again"
-            )
-    return [item for item in task.items if item.idx not in finished]
-
-
 def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Item]:
-    # One of every `num_processes` items, by length, so that all processes have equal work.
-    left = unasked(task, directory)
+    """Take one of every `num_processes` items that are left, so that all have equal work."""
+    finished = directory.finished(task.benchmark.id)
+    for idx, record in finished.items():
+        if idx in task.prompts and record["prompt_sha256"] != prompt_sha256(task.prompts[idx]):
+            fault = f"item {idx} of {task.benchmark.id} was asked with another prompt"
+            raise ValueError(f"{directory.path}: {fault}: give another --output_dir")
+    left = [item for item in task.items if item.idx not in finished]
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
     return left[state.process_index :: state.num_processes]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from vocagnolm.evaluation.records import check_fields, read_records
+from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.manifest import unsealed
 from vocagnolm.host.options import raise_first, wrong_values
@@ -65,7 +65,7 @@ class Run:
         path = self.directory / f"{benchmark}.jsonl"
         if not path.is_file():
             reject(path, "none", "run evaluate_math.py again")
-        records = read_records(benchmark, path)
+        records = read_records(path)
         with readable(path, "the items of evaluate_math.py"):
             items = {
                 idx: (record["correct"] is True, record["prompt_sha256"], record["gold"])
@@ -161,7 +161,6 @@ def _read_run(directory: Path, label: str) -> Run:
     path = directory / RESULTS_FILE
     with readable(path, "the results of evaluate_math.py"):
         results = unsealed(json.loads(path.read_bytes()))
-        check_fields(results, {"grader": (str,), "second_opinion": (str,)})
         benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
         # The first grader judges benchmarks and averages, the second one some benchmarks.
         columns = benchmarks | results["averages"]

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING
 
 from vocagnolm.chat.render import DATE, check_date
 from vocagnolm.chat.turns import special_ids
+from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase as Tokenizer
 
-# The name of this protocol in all that is written.
-PROTOCOL = "zero-shot chat"
-# Behind the question, as the model cards of DeepSeekMath and Qwen2.5-Math say to ask.
-INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
-# Chains of thought are longer than a few-shot answer; Qwen2.5-Math's evaluation allows as many.
-MAX_NEW_TOKENS = 2048
 _MARK = "\ue000"
 
 
@@ -49,35 +44,23 @@ class Chat:
     def settings(self) -> dict[str, object]:
         """Return what two answers must share to belong together."""
         sha256 = hashlib.sha256(self.source.encode()).hexdigest()
-        return {"name": PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
+        return {"name": CHAT_PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
 
     def _render(self, turns: list[dict[str, str]], *, answers: bool) -> str:
-        try:
-            text = self.tokenizer.apply_chat_template(
-                turns,
-                chat_template=self.source,
-                tokenize=False,
-                add_generation_prompt=answers,
-                date_string=DATE,  # items are asked on many days
-            )
-        # A template can raise anything.
-        except Exception as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"--chat: the template says: {said}") from error
-        return str(text)
+        text: str = self.tokenizer.apply_chat_template(
+            turns,
+            chat_template=self.source,
+            tokenize=False,
+            add_generation_prompt=answers,
+            date_string=DATE,  # items are asked on many days
+        )
+        return text
 
 
 def load_chat(tokenizer: Tokenizer, file: Path | None) -> Chat:
     """Take a model's own template, or that of a file; a ValueError where there is none."""
     if file is not None:
-        try:
-            return Chat(tokenizer, file.read_bytes().decode())
-        except (OSError, UnicodeDecodeError) as error:
-            expected = f"--chat_template {file}: expected a Jinja template in UTF-8"
-            raise ValueError(f"{expected}, found: {error}") from error
+        return Chat(tokenizer, file.read_text("utf-8"))
     if not tokenizer.chat_template:
-        raise ValueError(
-            "--chat: the model has no chat template: give one by --chat_template FILE, or ask "
-            "few-shot, without --chat"
-        )
+        raise ValueError("--chat: the model has no chat template: give one by --chat_template FILE")
     return Chat(tokenizer, tokenizer.get_chat_template())

@@ -4,10 +4,8 @@ Two engines that choose the same tokens give the same completions. The rules are
 harness's vLLM path.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Literal
 
 from transformers import GenerationConfig
@@ -43,8 +41,11 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     2
     """
     # In sorted order, the first and the last differ first where any two do.
-    pairs = zip(min(sequences), max(sequences), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    first, last = min(sequences), max(sequences)
+    for count, (one, other) in enumerate(zip(first, last, strict=False)):
+        if one != other:
+            return count
+    return len(first)
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -57,15 +58,18 @@ def cut(text: str, stops: Sequence[str]) -> str:
     return text[: min(found, default=len(text))].strip()
 
 
-def end_of_text_ids(config: GenerationConfig, tokenizer: Tokenizer) -> frozenset[int]:
-    """Collect the ids that end a text: of the model's generation config, and of the tokenizer."""
+def end_of_text_ids(
+    config: GenerationConfig, tokenizer: Tokenizer, chat: Chat | None = None
+) -> frozenset[int]:
+    """Collect the ids that end a text: of the generation config, the tokenizer and the template."""
     ids = config.eos_token_id
-    return frozenset([*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id]) - {None}
+    own = {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
+    return frozenset(own | (chat.end_ids if chat else set()))
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """The rules of one call of `generate`."""
+    """The rules of one call of an engine's `generate`."""
 
     tokenizer: Tokenizer
     stops: tuple[str, ...]
@@ -76,21 +80,13 @@ class Decoding:
     # A chat template has written them already.
     add_special_tokens: bool = True
 
-    def __post_init__(self) -> None:
-        if "" in self.stops:
-            raise ValueError("a stop string is empty and would end every completion: leave it out")
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {self.max_new_tokens}: give 1 or more")
-
     def encode(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Tokenize each prompt, with the special tokens that the tokenizer adds to a text."""
+        """Tokenize each prompt; a ValueError where one leaves no room for a completion."""
         if not prompts:
             return []
         options = {"verbose": False, "add_special_tokens": self.add_special_tokens}
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
-        lengths = [len(ids) for ids in encoded]
-        if not min(lengths):
-            raise ValueError(f"prompt {lengths.index(0)} has no token: write something into it")
+        lengths = list(map(len, encoded))
         if too_long := sum(self.cap(length) < 1 for length in lengths):
             raise ValueError(
                 f"{too_long} of {len(prompts)} prompts leave no room for a completion: the longest "
@@ -126,35 +122,11 @@ class Decoding:
         return Completion(index, cut(text, self.stops), n_prompt_tokens, len(ids), reason)
 
 
-class Engine(ABC):
-    """Completes prompts."""
+class Row:
+    """A prompt and the tokens so far of its completion, watched for the end as they come."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, ending: GenerationConfig, context: int, chat: Chat | None
-    ):
-        eos_ids = end_of_text_ids(ending, tokenizer) | (chat.end_ids if chat else frozenset())
-        self._tokenizer, self._limits = tokenizer, (context, eos_ids, chat is None)
-
-    def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
-        """Give groups of completions as they finish, in any order, each prompt exactly once.
-
-        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
-        """
-        decoding = Decoding(self._tokenizer, tuple(stops), max_new_tokens, *self._limits)
-        return self._complete(decoding.encode(prompts), decoding)
-
-    @abstractmethod
-    def _complete(
-        self, prompt_ids: list[list[int]], decoding: Decoding
-    ) -> Iterator[list[Completion]]: ...
-
-
-class GeneratedTokens:
-    """The tokens of one completion, watched for stop strings as they come."""
-
-    # Only the last tokens are decoded at every step, from an anchor that follows at a distance:
+    # Stop strings are searched for in the last tokens only, decoded from an anchor that follows at
+    # a distance:
     #
     #     ids      o o o o o o o o o o o o o o o
     #                        ^ anchor          ^ new
@@ -164,24 +136,39 @@ class GeneratedTokens:
     # text so far ends with the text of the tokens from there on, every character of which is whole.
     # A decoder with byte fallback even makes all bytes of a run unreadable for one that is wrong.
 
-    def __init__(self, decoding: Decoding):
-        self.ids: list[int] = []
+    def __init__(self, index: int, prompt: list[int], decoding: Decoding):
+        self.index, self.prompt = index, prompt
+        self.new: list[int] = []
+        self.is_finished = False
         self._decoding = decoding
-        # In characters.
         self._longest_stop = max(map(len, decoding.stops), default=0)
         self._anchor = 0
 
-    def append(self, token: int) -> bool:
-        """Add a token, and say whether it completes a stop string."""
-        self.ids.append(token)
-        if not self._longest_stop:
-            return False
-        text = self._decoding.decode(self.ids[self._anchor :])
+    def __len__(self) -> int:
+        return len(self.prompt) + len(self.new)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may still follow."""
+        return self._decoding.cap(len(self.prompt)) - len(self.new)
+
+    def append(self, token: int) -> None:
+        """Add a token, and see whether the completion ends with it."""
+        self.new.append(token)
+        has_stop = self._longest_stop and self._completes_a_stop()
+        self.is_finished = bool(has_stop) or token in self._decoding.eos_ids or not self.room
+
+    def _completes_a_stop(self) -> bool:
+        text = self._decoding.decode(self.new[self._anchor :])
         # A token is mostly one character or more: nothing of an unfinished stop string is lost.
         distance = self._longest_stop + 4
-        if len(self.ids) - self._anchor >= 2 * distance:
-            tail = self._decoding.decode(self.ids[-distance:])
+        if len(self.new) - self._anchor >= 2 * distance:
+            tail = self._decoding.decode(self.new[-distance:])
             whole = len(tail) > self._longest_stop and _UNDECODABLE not in tail
             if whole and text.endswith(tail):
-                self._anchor = len(self.ids) - distance
+                self._anchor = len(self.new) - distance
         return self._decoding.has_stop(text)
+
+    def completion(self) -> Completion:
+        """Build the completion from the tokens."""
+        return self._decoding.completion(self.index, len(self.prompt), self.new)

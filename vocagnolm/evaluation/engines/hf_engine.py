@@ -12,8 +12,8 @@ import inspect
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,13 +27,17 @@ from transformers import (
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from vocagnolm.evaluation.engines import generation
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding, Engine
+from vocagnolm.evaluation.engines.generation import (
+    Completion,
+    Decoding,
+    Row,
+    end_of_text_ids,
+    shared_length,
+)
 from vocagnolm.models.source import context_length
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
 # Without position ids, and right beside left padding.
 _POSITIONS_FROM_MASK = {"bloom", "mpt"}
 # Rotations that depend on no table.
@@ -42,26 +46,6 @@ _WITHOUT_BOUND = {"default", "linear", "llama3", "yarn"}
 _READ_TOGETHER = 8
 # Tokens by which a row's keys and values grow at once.
 _SPARE = 128
-_TOO_LARGE = "a batch of one prompt does not fit into memory: use a smaller model or narrower dtype"
-
-
-class WaitingRows(Generic[_T]):
-    """Scheduler of rows: a full batch whenever there are enough, fresh (in order) or begun."""
-
-    def __init__(self, fresh: Sequence[_T]):
-        self._fresh, self._begun = list(fresh), list[_T]()
-
-    def take(self, size: int) -> list[_T]:
-        """Take up to `size` rows: begun ones if they fill a batch, else fresh ones first."""
-        n_fresh = 0 if len(self._begun) >= size else size
-        fresh, self._fresh = self._fresh[:n_fresh], self._fresh[n_fresh:]
-        n_begun = size - len(fresh)
-        begun, self._begun = self._begun[:n_begun], self._begun[n_begun:]
-        return fresh + begun
-
-    def put_back(self, rows: Sequence[_T]) -> None:
-        """Let rows wait for their next batch."""
-        self._begun += rows
 
 
 class GrowingLayer(DynamicLayer):
@@ -111,7 +95,7 @@ class GrowingLayer(DynamicLayer):
         return part
 
 
-class HFEngine(Engine):
+class HFEngine:
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
     The batch size is halved for good when a batch does not fit into memory.
@@ -124,97 +108,100 @@ class HFEngine(Engine):
         batch_size: int,
         chat: Chat | None = None,
     ):
-        if batch_size < 1:
-            raise ValueError(f"the batch size is {batch_size}: give 1 or more rows")
         _check_servable(model)
         self.batch_size = batch_size
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
-        super().__init__(tokenizer, model.generation_config, context_length(model.config), chat)
-        logging.getLogger("transformers.generation.stopping_criteria").addFilter(_is_no_reminder)
+        self._rules = partial(
+            Decoding,
+            tokenizer,
+            context=context_length(model.config),
+            eos_ids=end_of_text_ids(model.generation_config, tokenizer, chat),
+            add_special_tokens=chat is None,
+        )
 
-    def _complete(
-        self, prompt_ids: list[list[int]], decoding: Decoding
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
-        known = self._model.get_input_embeddings().weight.shape[0]
-        largest = max(map(max, prompt_ids), default=0)
-        if largest >= known:
-            ids = f"gives the id {largest}, and the model has embeddings for {known}"
-            raise ValueError(f"the tokenizer {ids}: it belongs to another model")
-        rows = [
-            _Row(index, ids, decoding, decoding.cap(len(ids)), generation.GeneratedTokens(decoding))
-            for index, ids in enumerate(prompt_ids)
-        ]
-        return self._run(rows)
+        """Give groups of completions as they finish, in any order, each prompt exactly once.
 
-    def _run(self, rows: list[_Row]) -> Iterator[list[Completion]]:
+        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
+        """
+        decoding = self._rules(stops=tuple(stops), max_new_tokens=max_new_tokens)
+        prompt_ids = decoding.encode(prompts)
+        return self._run([Row(index, ids, decoding) for index, ids in enumerate(prompt_ids)])
+
+    def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
         if not rows:
             return
         # The longest first, so that running out of memory shows at once.
-        rows.sort(key=lambda row: -len(row.prompt))
-        try:
-            n_shared, layers = self._read_prefix(rows)
-        except torch.OutOfMemoryError as error:
-            raise ValueError(_TOO_LARGE) from error
-        waiting = WaitingRows(rows)
-        while batch := waiting.take(self.batch_size):
+        fresh = sorted(rows, key=lambda row: -len(row))
+        n_shared, prefix = self._read_prefix(rows)
+        begun: list[Row] = []
+        while fresh or begun:
+            size = self.batch_size
+            if len(begun) >= size:
+                batch, begun = begun[:size], begun[size:]
+            else:
+                batch, fresh = fresh[:size], fresh[size:]
+                filled = size - len(batch)
+                batch, begun = batch + begun[:filled], begun[filled:]
             try:
-                self._advance(batch, n_shared, layers)
-            except torch.OutOfMemoryError as error:
+                self._advance(batch, n_shared, prefix)
+            except torch.OutOfMemoryError:
                 # Tokens that came before it are kept.
                 if len(batch) == 1:
-                    raise ValueError(_TOO_LARGE) from error
+                    raise
                 self.batch_size = len(batch) // 2
                 message = "out of memory with %d rows: continuing with batches of %d"
                 logger.warning(message, len(batch), self.batch_size)
-            waiting.put_back([row for row in batch if not row.finished])
-            if finished := [row.completion() for row in batch if row.finished]:
+            begun += [row for row in batch if not row.is_finished]
+            if finished := [row.completion() for row in batch if row.is_finished]:
                 yield finished
 
     @torch.inference_mode()
-    def _read_prefix(self, rows: list[_Row]) -> tuple[int, list[DynamicLayer]]:
+    def _read_prefix(self, rows: list[Row]) -> tuple[int, list[DynamicLayer]]:
         """Read so many tokens that all prompts begin with, less than a whole one, into a cache."""
         cache = DynamicCache(config=self._model.config)
-        prompts = [row.prompt for row in rows]
         n_shared = 0
         # A row that is nearly done may wait for one that has just begun.
-        places = max(len(row.prompt) + row.cap for row in rows) + max(row.cap for row in rows)
+        places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
         if _can_pad_inside(self._model, places):
-            n_shared = generation.shared_length([ids[:-1] for ids in prompts])
+            n_shared = shared_length([row.prompt[:-1] for row in rows])
         if n_shared:
-            input_ids = torch.tensor([prompts[0][:n_shared]], device=self._model.device)
+            input_ids = torch.tensor([rows[0].prompt[:n_shared]], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
             self._model.base_model(input_ids=input_ids, past_key_values=cache, use_cache=True)
         # Their kinds are those of `_check_servable`.
         return n_shared, cast(list[DynamicLayer], cache.layers)
 
     @torch.inference_mode()
-    def _advance(self, batch: list[_Row], n_shared: int, prefix: list[DynamicLayer]) -> None:
+    def _advance(self, batch: list[Row], n_shared: int, prefix: list[DynamicLayer]) -> None:
         """Continue rows until half of them are finished."""
         if not n_shared:
             # A window of attention may be outgrown, and its layer drops tokens.
-            whole = [
+            layers = [
                 GrowingLayer(layer) if type(layer) is DynamicLayer else copy.deepcopy(layer)
                 for layer in prefix
             ]
-            self._generate(batch, 0, whole)
+            self._generate(batch, 0, layers)
             return
-        # A few rows of like length are read at a time, with little padding; all go on together.
-        batch.sort(key=lambda row: -row.n_tokens())
-        width = batch[0].n_tokens()
-        layers = [GrowingLayer(layer) for layer in prefix]
-        for layer in layers:
+        # A few rows of like length are read at a time, with little padding; all continue together.
+        batch.sort(key=lambda row: -len(row))
+        width = len(batch[0])
+        growing = [GrowingLayer(layer) for layer in prefix]
+        for layer in growing:
             layer.widen(len(batch), width)
         for first in range(0, len(batch), _READ_TOGETHER):
             rows = slice(first, first + _READ_TOGETHER)
-            before = n_shared + width - batch[first].n_tokens()
-            parts = [layer.part(rows, before) for layer in layers]
+            before = n_shared + width - len(batch[first])
+            parts = [layer.part(rows, before) for layer in growing]
             self._generate(batch[rows], n_shared, parts, width, most=1)
-        if 2 * sum(row.finished for row in batch) < len(batch):
-            self._generate(batch, n_shared, layers)
+        if not _half_finished(batch):
+            self._generate(batch, n_shared, growing)
 
     def _generate(
         self,
-        batch: list[_Row],
+        batch: list[Row],
         n_shared: int,
         layers: Sequence[DynamicLayer],
         width: int = 0,
@@ -228,7 +215,7 @@ class HFEngine(Engine):
         #     ids        S S S S S . . a b c        mask       1 1 1 1 1 0 0 1 1 1
         #                S S S S S d e f g h                   1 1 1 1 1 1 1 1 1 1
         #     positions  0 1 2 3 4     5 6 7
-        ids = [[*row.prompt, *row.new.ids] for row in batch]
+        ids = [[*row.prompt, *row.new] for row in batch]
         width = width or max(map(len, ids))
         padding = [width - len(row) for row in ids]
         input_ids = [
@@ -236,7 +223,7 @@ class HFEngine(Engine):
             for pad, row in zip(padding, ids, strict=True)
         ]
         mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad - n_shared)] for pad in padding]
-        steps = min(most, max(row.room() for row in batch))
+        steps = min(most, max(row.room for row in batch))
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position past the context is an error, or changes the rotation of other rows.
@@ -245,12 +232,11 @@ class HFEngine(Engine):
         if steps < 1:
             return
 
-        def half_finished(ids: Tensor, scores: object, **options: object) -> Tensor:
+        def append(ids: Tensor, scores: object, **options: object) -> Tensor:
             for row, token in zip(batch, ids[:, -1].tolist(), strict=True):
-                if not row.finished:
+                if not row.is_finished:
                     row.append(token)
-            ends = 2 * sum(row.finished for row in batch) >= len(batch)
-            return torch.full((len(batch),), ends, device=device)
+            return torch.full((len(batch),), _half_finished(batch), device=device)
 
         # `generate` fills in what a config leaves out from the model's own, which may sample.
         own_config, self._model.generation_config = self._model.generation_config, _greedy()
@@ -260,35 +246,14 @@ class HFEngine(Engine):
                 attention_mask=torch.tensor(mask, device=device),
                 past_key_values=Cache([*layers]),
                 generation_config=_greedy(max_new_tokens=steps),
-                stopping_criteria=StoppingCriteriaList([half_finished]),
+                stopping_criteria=StoppingCriteriaList([append]),
             )
         finally:
             self._model.generation_config = own_config
 
 
-@dataclass
-class _Row:
-    """A prompt and the tokens so far of its completion."""
-
-    index: int
-    prompt: list[int]
-    decoding: Decoding
-    cap: int
-    new: generation.GeneratedTokens
-    finished: bool = False
-
-    def n_tokens(self) -> int:
-        return len(self.prompt) + len(self.new.ids)
-
-    def room(self) -> int:
-        return self.cap - len(self.new.ids)
-
-    def append(self, token: int) -> None:
-        has_stop = self.new.append(token)
-        self.finished = has_stop or token in self.decoding.eos_ids or not self.room()
-
-    def completion(self) -> Completion:
-        return self.decoding.completion(self.index, len(self.prompt), self.new.ids)
+def _half_finished(batch: list[Row]) -> bool:
+    return 2 * sum(row.is_finished for row in batch) >= len(batch)
 
 
 def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
@@ -296,20 +261,16 @@ def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
 
 
 def _check_servable(model: PreTrainedModel) -> None:
-    name, config = type(model).__name__, model.config
-    if config.is_encoder_decoder:
-        raise ValueError(f"{name} is an encoder-decoder: give a causal language model")
     takes = inspect.signature(model.forward).parameters
-    known = {DynamicLayer, DynamicSlidingWindowLayer}
+    kinds = {type(layer) for layer in DynamicCache(config=model.config).layers}
     caches_tokens = not getattr(model, "_is_stateful", False) and "past_key_values" in takes
-    if not caches_tokens or {type(x) for x in DynamicCache(config=config).layers} - known:
-        raise ValueError(
-            f"{name} keeps something else than the keys and values of its tokens, which cannot be "
-            "shared between prompts: use --engine vllm"
-        )
-    if "position_ids" not in takes and config.model_type not in _POSITIONS_FROM_MASK:
-        moved = "takes no position ids: padding would move its tokens"
-        raise ValueError(f"{name} {moved}; use --engine vllm")
+    if not caches_tokens or kinds - {DynamicLayer, DynamicSlidingWindowLayer}:
+        fault = "keeps more than the keys and values of its tokens"
+    elif "position_ids" not in takes and model.config.model_type not in _POSITIONS_FROM_MASK:
+        fault = "takes no position ids: padding would move its tokens"
+    else:
+        return
+    raise ValueError(f"{type(model).__name__} {fault}: use --engine vllm")
 
 
 def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
@@ -322,8 +283,3 @@ def _can_pad_inside(model: PreTrainedModel, places: int) -> bool:
     if "local" in config.to_dict().get("attention_layers", ()):
         windows.append(config.window_size)
     return config.model_type != "mpt" and places <= min(windows, default=places)
-
-
-def _is_no_reminder(record: logging.LogRecord) -> bool:
-    # A warning about the length of batches, whose padding is no token of any row.
-    return "friendly reminder" not in record.getMessage()

@@ -3,16 +3,15 @@
 The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
 """
 
-import importlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding, Engine
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
 from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
@@ -21,22 +20,13 @@ _LONGEST_CONTEXT = 8192
 _GROUP = 512
 
 
-def import_vllm() -> Any:
-    """Import vLLM, which is optional and has no types; a ValueError where it is missing."""
-    try:
-        return importlib.import_module("vllm")
-    except ImportError as error:
-        remedy = "install it with `pip install vllm`, or use --engine hf"
-        raise ValueError(f"vllm cannot be imported ({error}): {remedy}") from error
-
-
 def longest_context(config: PreTrainedConfig) -> int:
     """Return the most tokens of a model's context that the engine takes."""
     return min(context_length(config), _LONGEST_CONTEXT)
 
 
-class VLLMEngine(Engine):
-    """Completes prompts with vLLM; a ValueError where it is missing or cannot load the model."""
+class VLLMEngine:
+    """Completes prompts with vLLM."""
 
     def __init__(
         self,
@@ -45,38 +35,47 @@ class VLLMEngine(Engine):
         dtype: str = "auto",
         chat: Chat | None = None,
     ):
-        self._vllm = import_vllm()
+        import vllm
+
         config, name, revision = source.config(), source.name, source.revision
-        context = longest_context(config)
         try:
             ending = GenerationConfig.from_pretrained(name, revision=revision or "main")
         except OSError:
             # None is saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
-        super().__init__(tokenizer, ending, context, chat)
-        try:
-            self._llm = self._vllm.LLM(
-                model=name,
-                tokenizer=tokenizer.name_or_path or name,
-                revision=revision,
-                tokenizer_revision=revision,
-                trust_remote_code=source.trust_remote_code,
-                dtype=dtype,
-                # As the harness does, but for heads that all GPUs cannot share.
-                tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
-                seed=0,
-                max_model_len=context,
-                enable_prefix_caching=True,
-                # Not the model's, which may sample.
-                generation_config="vllm",
-            )
-        except RuntimeError as error:
-            why = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            raise ValueError(f"--engine vllm cannot load {name}: {why}") from error
+        self._rules = partial(
+            Decoding,
+            tokenizer,
+            context=longest_context(config),
+            eos_ids=end_of_text_ids(ending, tokenizer, chat),
+            add_special_tokens=chat is None,
+        )
+        self._llm = vllm.LLM(
+            model=name,
+            tokenizer=tokenizer.name_or_path or name,
+            revision=revision,
+            tokenizer_revision=revision,
+            trust_remote_code=source.trust_remote_code,
+            dtype=dtype,
+            # As the harness does, except for heads that all GPUs cannot share.
+            tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
+            seed=0,
+            max_model_len=longest_context(config),
+            enable_prefix_caching=True,
+            # Not the model's, which may sample.
+            generation_config="vllm",
+        )
 
-    def _complete(
-        self, prompt_ids: list[list[int]], decoding: Decoding
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
     ) -> Iterator[list[Completion]]:
+        """Give groups of completions as `HFEngine.generate` does."""
+        decoding = self._rules(stops=tuple(stops), max_new_tokens=max_new_tokens)
+        return self._run(decoding.encode(prompts), decoding)
+
+    def _run(self, prompt_ids: list[list[int]], decoding: Decoding) -> Iterator[list[Completion]]:
+        from vllm import SamplingParams
+
         sampling = {
             "n": 1,
             "temperature": 0.0,
@@ -86,11 +85,11 @@ class VLLMEngine(Engine):
             "stop_token_ids": sorted(decoding.eos_ids),
             "skip_special_tokens": True,
         }
-        make = self._vllm.SamplingParams
         for first in range(0, len(prompt_ids), _GROUP):
             group = prompt_ids[first : first + _GROUP]
             prompts = [{"prompt_token_ids": ids} for ids in group]
-            params = [make(max_tokens=decoding.cap(len(ids)), **sampling) for ids in group]
+            limits = [decoding.cap(len(ids)) for ids in group]
+            params = [SamplingParams(max_tokens=limit, **sampling) for limit in limits]
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
             yield [
                 decoding.completion(index, len(ids), list(output.outputs[0].token_ids))

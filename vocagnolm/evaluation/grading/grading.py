@@ -15,7 +15,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.evaluation.grading.extraction import AnswerKind
+from vocagnolm.evaluation.extraction import AnswerKind
 
 _ROOT = Path(__file__).resolve().parents[3]
 # The last resort, for a worker that waits. Limits of processor time (`worker.py`) end those that

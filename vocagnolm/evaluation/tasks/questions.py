@@ -1,7 +1,7 @@
 r"""The question and the gold answer of one raw row, benchmark by benchmark.
 
-Rows are as in the harness's files, their fields checked; golds are not yet normalised. Reference:
-`parse_question` and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
+Rows are as in the harness's files; golds are not yet normalised. The reference is `parse_question`
+and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
 """
 
 import ast
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
-from vocagnolm.evaluation.grading.extraction import extract
+from vocagnolm.evaluation.extraction import extract
 
 RawRow = Mapping[str, Any]
 
@@ -21,10 +21,7 @@ def is_asked(benchmark: str, row: RawRow) -> bool:
 
 
 def _gsm8k(row: RawRow) -> tuple[str, object]:
-    _, mark, gold = row["answer"].partition("####")
-    if not mark:
-        raise ValueError("expected `answer` to end in #### and a number, found no ####")
-    return row["question"], gold
+    return row["question"], row["answer"].split("####", 1)[1]
 
 
 def _math(row: RawRow) -> tuple[str, object]:
@@ -82,13 +79,7 @@ def _mathqa_options(options: str) -> str:
     ('(A) 3, 5, (B) 7', '(A) 4 cm, (B) 6 cm')
     """
     if options.startswith("["):
-        try:
-            texts = ast.literal_eval(options)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            texts = None
-        if not _is_texts(texts):
-            raise ValueError(f"expected `options` to spell a list of texts, found {options!r:.80}")
-        options = ", ".join(texts)
+        options = ", ".join(ast.literal_eval(options))
     for letter in "abcde":
         label = f"({letter.upper()}) "
         options = options.replace(f"{letter} ) {letter} ) ", label).replace(f"{letter} ) ", label)
@@ -96,17 +87,9 @@ def _mathqa_options(options: str) -> str:
 
 
 def _mmlu_stem(row: RawRow) -> tuple[str, object]:
-    choices, position = row["choices"], row["answer"]
-    if not _is_texts(choices) or len(choices) != 4:
-        raise ValueError(f"expected `choices` to be 4 texts, found {choices!r:.80}")
-    if position not in range(4):
-        raise ValueError(f"expected `answer` from 0 to 3, found {position}")
-    lettered = (f"({letter}) {text.strip()}" for letter, text in zip("ABCD", choices, strict=True))
-    return _with_options(row["question"], ", ".join(lettered)), "ABCD"[position]
-
-
-def _is_texts(values: object) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    choices = zip("ABCD", row["choices"], strict=True)
+    options = ", ".join(f"({letter}) {text.strip()}" for letter, text in choices)
+    return _with_options(row["question"], options), "ABCD"[row["answer"]]
 
 
 def _sat(row: RawRow) -> tuple[str, object]:

@@ -5,21 +5,17 @@ A digest tells, wherever they came from, whether they are the ones behind the pu
 
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TypeAlias
 
-from vocagnolm.evaluation.records import check_fields, parse_object
-from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, HubSource, Item
+from vocagnolm.evaluation.records import read_lines
+from vocagnolm.evaluation.tasks.benchmarks import HARNESS_COMMIT, Benchmark, Item
 from vocagnolm.evaluation.tasks.questions import RawRow, is_asked
 
 HARNESS = "ZubinGou/math-evaluation-harness"
 _HARNESS_DATA = f"https://raw.githubusercontent.com/{HARNESS}/{HARNESS_COMMIT}/data"
-# The place of a row, for errors, and the row, or its line.
-PlacedRow: TypeAlias = tuple[str, RawRow | bytes]
 
 
 @dataclass(frozen=True)
@@ -37,31 +33,20 @@ class LoadedItems:
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
     """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither."""
     if benchmark.file is None:
-        name = f"{benchmark.id}.jsonl"
-        lines = (resources.files(__package__) / name).read_bytes().splitlines()
-        origin, rows = "demo_world", _lines(name, lines)
+        path = resources.files(__package__) / f"{benchmark.id}.jsonl"
+        origin, rows = "demo_world", read_lines("demo", path.read_bytes())
     elif data_dir is not None:
         path = data_dir / benchmark.file
-        if not path.is_file():
-            missing = f"{benchmark.file} with the {benchmark.item_count} items of {benchmark.id}"
-            remedy = f"{_where_to_get(benchmark)}, or leave --data_dir out to download"
-            raise ValueError(f"--data_dir {data_dir} has no {missing}: {remedy}")
-        origin, rows = benchmark.file, _lines(str(path), path.read_bytes().split(b"\n"))
+        origin, rows = benchmark.file, read_lines(str(path), path.read_bytes())
     elif benchmark.hub is not None:
-        origin = f"{benchmark.hub.name}@main"
-        rows = _hub_rows(benchmark.id, benchmark.hub)
+        origin, rows = f"{benchmark.hub}@main", _hub_rows(benchmark, benchmark.hub)
     else:
         origin = f"{HARNESS}@{HARNESS_COMMIT[:7]}/data/{benchmark.file}"
-        # As text: the JSON reader of `datasets` infers one type per column, which fails on columns
-        # that are null for the first megabytes, and would be another parser than that of files.
-        url = f"{_HARNESS_DATA}/{benchmark.file}"
-        texts = _download("text", data_files=url, split="train")
-        rows = _lines(url, (row["text"].encode() for row in texts))
-    items = _build(benchmark, rows)
+        rows = _harness_rows(f"{_HARNESS_DATA}/{benchmark.file}")
+    items = _build(benchmark, rows, origin)
     if len(items) != benchmark.item_count:
         expected = f"expected {benchmark.item_count} items of {benchmark.id}"
-        where = _where_to_get(benchmark)
-        raise ValueError(f"{origin}: {expected}, found {len(items)}; {where}")
+        raise ValueError(f"{origin}: {expected}, found {len(items)}")
     digest = items_digest(items)
     return LoadedItems(items, origin, digest, digest == benchmark.items_sha256)
 
@@ -73,63 +58,34 @@ def items_digest(items: Iterable[Item]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _build(benchmark: Benchmark, rows: Iterable[PlacedRow]) -> tuple[Item, ...]:
-    items: dict[int, Item] = {}
-    for number, (where, content) in enumerate(rows):
-        try:
-            row = parse_object(content) if isinstance(content, bytes) else content
-            # A row without an `idx` has its number as one.
-            idx = row.get("idx", number)
-            check_fields({"idx": idx}, {"idx": (int,)})
-            if idx in items:
-                raise ValueError(f"expected an `idx` of its own, found {idx} again")
-            item = benchmark.item(idx, row)
-            item.question.encode()  # no lone surrogates, which no tokenizer takes
-        except (ValueError, ArithmeticError) as error:
-            raise ValueError(f"{where}: {error}; {_where_to_get(benchmark)}") from error
-        items[idx] = item
-    return tuple(items[idx] for idx in sorted(items))
-
-
-def _where_to_get(benchmark: Benchmark) -> str:
-    places = []
-    if benchmark.file_sha256 is not None:
-        whose = ", of a reconstruction" if benchmark.is_reconstruction else ""
-        places.append(
-            f"get data/{benchmark.file} (sha256 {benchmark.file_sha256}{whose}) from "
-            f"https://github.com/{HARNESS} at {HARNESS_COMMIT}"
-        )
-    if benchmark.hub is not None:
-        places.append(f"see https://huggingface.co/datasets/{benchmark.hub.name}")
-    return ", or ".join(places)
-
-
-def _lines(name: str, lines: Iterable[bytes]) -> Iterator[PlacedRow]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            yield f"{name}, line {number}", line
-
-
-def _hub_rows(benchmark_id: str, hub: HubSource) -> Iterator[PlacedRow]:
-    # Its columns are named as the fields of the harness's; the digest tells which rows these are.
-    number = 0
-    for config, split in hub.parts:
-        for row in _download(hub.name, name=config, split=split, revision="main"):
-            if is_asked(benchmark_id, row):
-                yield f"{hub.name}, {config or 'default'}/{split}, item {number}", row
-                number += 1
-
-
-def _download(path: str, **options: str | None) -> Iterable[RawRow]:
-    import datasets
-    from datasets.exceptions import DatasetsError
-
-    logging.getLogger("datasets").setLevel(logging.CRITICAL)
+def _build(benchmark: Benchmark, rows: Iterable[RawRow], origin: str) -> tuple[Item, ...]:
+    items: list[Item] = []
     try:
-        rows: Iterable[RawRow] = datasets.load_dataset(path, **options)
-    except (DatasetsError, OSError, ValueError, RuntimeError) as error:
-        what = options.get("data_files", path)
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        remedy = "check the network, or give the files with --data_dir"
-        raise ValueError(f"{what} cannot be downloaded ({why}): {remedy}") from error
-    return rows
+        for row in rows:
+            # A row without an `idx` has its position as one.
+            items.append(benchmark.item(row.get("idx", len(items)), row))
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{origin}, row {len(items)}: not of {benchmark.id}: {fault}") from error
+    if len({item.idx for item in items}) < len(items):
+        raise ValueError(f"{origin}: two rows have the same `idx`")
+    return tuple(sorted(items, key=lambda item: item.idx))
+
+
+def _harness_rows(url: str) -> Iterator[RawRow]:
+    import datasets
+
+    # As text: the JSON reader of `datasets` infers one type per column, which fails on columns
+    # that are null for the first megabytes.
+    for row in datasets.load_dataset("text", data_files=url, split="train"):
+        yield json.loads(row["text"])
+
+
+def _hub_rows(benchmark: Benchmark, name: str) -> Iterator[RawRow]:
+    import datasets
+
+    # Columns are named as the fields of the harness's; the digest tells which rows these are.
+    for config, split in benchmark.hub_parts:
+        for row in datasets.load_dataset(name, name=config, split=split, revision="main"):
+            if is_asked(benchmark.id, row):
+                yield row

@@ -1,20 +1,15 @@
 """The items of a benchmark with their whole prompts, as they are asked in one evaluation."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from transformers import PreTrainedTokenizerBase
-
-from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import shared_length
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, CHAT_PROTOCOL, Benchmark, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
-from vocagnolm.models.source import NO_LIMIT
 
 _Origin = Literal["vocagnolm", "harness", "other"]
 _SEPARATOR = "\n\n\n"
@@ -40,26 +35,16 @@ class PromptSet:
 
 def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
     """Read a prompt set from the package, or from `prompts_dir`/`name`.md."""
-    file = (prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md"
-    if not file.is_file():
-        where = f"--prompts_dir {prompts_dir}" if prompts_dir else "the package"
-        raise ValueError(
-            f"{where} has no {name}.md: give the harness's directory prompts/cot, or leave "
-            "--prompts_dir out to use the prompts of the package"
-        )
-    data = file.read_bytes()
+    directory = prompts_dir or resources.files(__package__) / "prompts"
+    data = (directory / f"{name}.md").read_bytes()
     sha256 = hashlib.sha256(data).hexdigest()
-    try:
-        text = data.decode().replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        message = f"{file} is no UTF-8 text (byte {error.start}): restore the file"
-        raise ValueError(message) from error
     origin: _Origin = "harness" if sha256 == _HARNESS_SHA256.get(name) else "other"
+    text = data.decode().replace("\r\n", "\n")
     return PromptSet(name, text, origin if prompts_dir else "vocagnolm", sha256)
 
 
 def build_prompt(benchmark: Benchmark, prompt_set: PromptSet | None, question: str) -> str:
-    """Join exemplars, two blank lines, and the question in the benchmark's template."""
+    """Join worked examples, two blank lines, and the question in the benchmark's template."""
     asked = benchmark.template.format(question=question)
     return asked if prompt_set is None else prompt_set.text.strip() + _SEPARATOR + asked
 
@@ -74,8 +59,8 @@ class Task:
     prompt_set: PromptSet | None
     # Items that are asked, the first by `idx`; None for all.
     limit: int | None
-    # The template of another protocol, if it is not the paper's.
-    chat: Chat | None = None
+    # Puts a prompt into a chat template.
+    render: Callable[[str], str] | None = None
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -85,9 +70,11 @@ class Task:
     @cached_property
     def prompts(self) -> dict[int, str]:
         """The whole prompt of each item, by `idx`."""
-        benchmark, shots = self.benchmark, self.prompt_set
-        asked = {item.idx: build_prompt(benchmark, shots, item.question) for item in self.items}
-        return {idx: self.chat.prompt(text) for idx, text in asked.items()} if self.chat else asked
+        prompts = {}
+        for item in self.items:
+            prompt = build_prompt(self.benchmark, self.prompt_set, item.question)
+            prompts[item.idx] = self.render(prompt) if self.render else prompt
+        return prompts
 
     def settings(self) -> dict[str, object]:
         """Settings that two items must share to belong together."""
@@ -100,38 +87,22 @@ class Task:
 
     def marks(self) -> dict[str, str]:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
+        marks = {}
         asked, known = len(self.items), len(self.loaded.items)
-        prompts = self.prompt_set.origin if self.prompt_set else None
-        zero_shot = "protocol: zero-shot in the model's chat template, not the paper's few-shot"
-        unverified = f"data: {self.loaded.origin} is not verified to be the harness's"
-        marks = [
-            (self.chat, "chat", zero_shot),
-            (asked < known, "partial", f"partial: {asked} of {known} items"),
-            (prompts == "vocagnolm", "own_prompts", "prompts: VocAgnoLM's own, not the harness's"),
-            (prompts == "other", "other_prompts", "prompts: others, not the harness's"),
-            (not self.loaded.verified, "unverified_data", unverified),
-        ]
-        return {word: sentence for holds, word, sentence in marks if holds}
-
-    def preview(self, tokenizer: PreTrainedTokenizerBase, context: int) -> str:
-        """Show the first whole prompt, and the token counts of all."""
-        benchmark, prompts = self.benchmark, list(self.prompts.values())
-        options = {"verbose": False, "add_special_tokens": not self.chat}
-        ids: list[list[int]] = tokenizer(prompts, **options)["input_ids"]
-        lengths = list(map(len, ids))
-        room = "" if context == NO_LIMIT else f", and {context} with the prompt"
-        if too_long := sum(length >= context for length in lengths):
-            room += f"; {too_long} prompts do not fit"
-        lines = [
-            f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} "
-            f"shots, data {self.loaded.origin}",
-            *(f"--- {mark}" for mark in self.marks().values()),
-            f"--- prompt tokens: {min(lengths)} to {max(lengths)}, mean "
-            f"{sum(lengths) / len(ids):.0f}; the first {shared_length(ids)} are shared",
-            f"--- new tokens: at most {benchmark.max_new_tokens}{room}",
-            prompts[0],
-        ]
-        return "\n".join(lines) + "\n"
+        origin = self.prompt_set.origin if self.prompt_set else None
+        if self.benchmark.protocol == CHAT_PROTOCOL:
+            sentence = "protocol: zero-shot in the model's chat template, not the paper's few-shot"
+            marks["chat"] = sentence
+        if asked < known:
+            marks["partial"] = f"partial: {asked} of {known} items"
+        if origin == "vocagnolm":
+            marks["own_prompts"] = "prompts: VocAgnoLM's own, not the harness's"
+        if origin == "other":
+            marks["other_prompts"] = "prompts: others, not the harness's"
+        if not self.loaded.verified:
+            sentence = f"data: {self.loaded.origin} is not verified to be the harness's"
+            marks["unverified_data"] = sentence
+        return marks
 
 
 def load_tasks(
@@ -139,17 +110,15 @@ def load_tasks(
     data_dir: Path | None,
     prompts_dir: Path | None,
     limit: int | None,
-    chat: Chat | None = None,
+    render: Callable[[str], str] | None = None,
 ) -> list[Task]:
-    """Read items and prompts of benchmarks; a ValueError says what to do about a bad file."""
+    """Read items and prompts of benchmarks; `render` puts each into a chat template."""
     tasks = []
     for name in names:
-        benchmark, prompts = BENCHMARKS[name], None
-        if chat:
-            benchmark = benchmark.in_chat()
-        if benchmark.prompt_set:
-            prompts = load_prompt_set(benchmark.prompt_set, prompts_dir)
-        tasks.append(Task(benchmark, load_items(benchmark, data_dir), prompts, limit, chat))
+        benchmark = BENCHMARKS[name].in_chat() if render else BENCHMARKS[name]
+        prompts = benchmark.prompt_set and load_prompt_set(benchmark.prompt_set, prompts_dir)
+        items = load_items(benchmark, data_dir)
+        tasks.append(Task(benchmark, items, prompts or None, limit, render))
     return tasks
 
 

@@ -6,7 +6,7 @@ The reference is `extract_answer` and `run_execute` of ZubinGou/math-evaluation-
 import re
 from typing import Literal
 
-from vocagnolm.evaluation.grading.normalization import strip_string
+from vocagnolm.evaluation.normalization import strip_string
 
 AnswerKind = Literal["free", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
