@@ -89,7 +89,7 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
     assert shown == [r"lone \ud83d surrogate", *(HOSTILE[idx] for idx in (1, 3, 4))]
     files = run / "files" / "evaluation" / part
     assert unsealed(json.loads((files / "results.json").read_text())) == RESULTS
-    verdicts = read_records("gsm8k", files / "gsm8k.jsonl")
+    verdicts = read_records(files / "gsm8k.jsonl")
     assert {idx: one["correct"] for idx, one in verdicts.items()} == {i: i == 2 for i in range(5)}
     assert "raw_output" not in verdicts[0]
 

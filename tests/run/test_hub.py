@@ -166,18 +166,6 @@ def test_card_stays_whole_when_writing_fails(
     assert (tmp_path / "README.md").read_text() == before
 
 
-@pytest.mark.parametrize(
-    "card", [b"---\ntags: [a\n---\n", b"---\n- a\n---\n", b"\xff", b"---\ntags: 3\n---\n"]
-)
-def test_unreadable_card_stays_as_it_is(
-    tmp_path: Path, card: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "README.md").write_bytes(card)
-    add_to_card({"model": {"name": str(tmp_path)}, "benchmarks": {"gsm8k": COLUMN}}, "")
-    assert (tmp_path / "README.md").read_bytes() == card
-    assert "README.md: expected a model card" in capsys.readouterr().err
-
-
 @pytest.mark.slow
 @pytest.mark.processes
 def test_pushed_student_has_our_card_and_loads(hub: Hub, student: Path, tmp_path: Path) -> None:
