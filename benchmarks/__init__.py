@@ -1,5 +1,5 @@
-"""Claims that are checked, experiments that are described, estimates that are computed.
+"""Claims that are checked, experiments that are described, and the first run on a GPU.
 
-`python -m benchmarks` measures the claims and fails where one does not hold. An experiment or an
-estimate is run by its name: `python -m benchmarks.experiments.NAME`, `benchmarks.estimates.NAME`.
+`python -m benchmarks` measures the claims and fails where one does not hold. An experiment is run
+by its name: `python -m benchmarks.experiments.NAME`. `NOTEBOOK.md` has what was learned on the way.
 """

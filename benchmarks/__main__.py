@@ -1,13 +1,13 @@
 """Measure the claims, and fail where one does not hold.
 
-    python -m benchmarks                        # all
-    python -m benchmarks alignment --set documents=500
-    python -m benchmarks --small --page docs/benchmarks.md    # what `make bench` does
-    python -m benchmarks --tiny                 # seconds; says nothing about the claims
-    python -m benchmarks --list
+    python -m benchmarks                        # all, in ten minutes on two cores
+    python -m benchmarks alignment steps        # some
+    python -m benchmarks preparation --set documents=500 corpus=FILE.jsonl student=DIR teacher=DIR
+    python -m benchmarks --page docs/benchmarks.md    # what `make bench` does
+    python -m benchmarks --tiny                 # the smallest size: does it run?
 
-Prints one table: claim, limit, measured, holds. The exit status is 1 where a claim does not hold.
-A claim that cannot be measured here (no GPU, no data) is skipped with a line: it is not held.
+Prints one table: claim, limit, measured, command. The exit status is 1 where a claim does not hold.
+A measurement that needs what is not here (a GPU, TRL) is skipped with a line.
 """
 
 from __future__ import annotations
@@ -22,54 +22,40 @@ from types import ModuleType
 
 from benchmarks import claims
 from benchmarks.harness import Skipped
-from benchmarks.page import Page, around
+from benchmarks.page import Page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure from the command line and return the exit status."""
-    known = claims.load()
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Check the claims.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="claims; default: all")
-    parser.add_argument("--list", action="store_true", help="name the claims and measure none")
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--small", action="store_true", help="in minutes, where a claim has it")
-    either.add_argument("--tiny", action="store_true", help="the smallest size: does it run?")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {' '.join(claims.NAMES)}")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size: does it run?")
     parser.add_argument("--page", type=Path, help="write the results between its marks, too")
     parser.add_argument(
-        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other sizes of one claim"
+        "--set", nargs="+", default=[], metavar="NAME=VALUE", help="other sizes of one measurement"
     )
     arguments = parser.parse_args(argv)
-    if unknown := set(arguments.names) - set(known):
-        parser.error(f"no claim {', '.join(sorted(unknown))} among {', '.join(known)}")
-    if arguments.list:
-        width = max(map(len, known))
-        lines = [f"{name:{width}}  {each.CLAIM.says}" for name, each in known.items()]
-        sys.stdout.write("\n".join(lines) + "\n")
-        return 0
-    sizes: dict[str, object] = {}
-    where = "--page"
-    try:
-        if arguments.page:
-            around(arguments.page)  # not after minutes of work
-        for name in arguments.names or known:
-            where = f"--set of {name}"
-            sizes[name] = resize(_size(known[name], arguments), arguments.set)
-    except ValueError as error:
-        parser.error(f"{where}: {error}")
-    page = Page()
+    if unknown := set(arguments.names) - set(claims.NAMES):
+        parser.error(f"no {', '.join(sorted(unknown))} among {' '.join(claims.NAMES)}")
+    known = claims.load()
+    page = Page(arguments.page)
+    sizes = {}
+    for name in arguments.names or known:
+        size = known[name].TINY if arguments.tiny else known[name].FULL
+        try:
+            sizes[name] = resize(size, arguments.set)
+        except ValueError as error:
+            parser.error(f"--set of {name}: {error}")
     for name, size in sizes.items():
         _measure(name, known[name], size, page)
-        if arguments.page:
-            page.write(arguments.page)  # at once: the next one may fail
-    if page.rows:
-        sys.stdout.write(page.table() + "\n")
-    sys.stdout.writelines(f"{line}\n" for line in page.skipped)
+        page.write()  # at once: the next one may fail
+    sys.stdout.write(page.text() + "\n")
     return int(page.failed)
 
 
 def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
     try:
-        measured = claims.measure(module, size)
+        measured = module.measure(size)
     except Skipped as reason:
         page.skipped.append(f"{name} skipped: {reason}")
         return
@@ -78,14 +64,8 @@ def _measure(name: str, module: ModuleType, size: object, page: Page) -> None:
         traceback.print_exc()
         page.skipped.append(f"{name} failed: {type(error).__name__}: {error}")
         return
-    details = page.add(name, module.CLAIM, measured)
-    sys.stderr.writelines(f"{name}: {line}\n" for line in details)
-
-
-def _size(module: ModuleType, arguments: argparse.Namespace) -> object:
-    if arguments.tiny:
-        return module.TINY
-    return getattr(module, "SMALL", module.FULL) if arguments.small else module.FULL
+    page.add(name, module.CLAIMS, measured)
+    sys.stderr.writelines(f"{name}: {line}\n" for line in measured.details)
 
 
 def resize(size: object, given: Sequence[str]) -> object:

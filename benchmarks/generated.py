@@ -1,14 +1,22 @@
-"""Generated inputs: word problems, two tokenizers that learn them, and packed blocks of ids."""
+"""Generated inputs: mathematical prose, tokenizers that learn it, and packed blocks of random ids.
+
+Everything follows from a seed, so that a clone needs nothing beside it.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import tempfile
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.packing import pack
@@ -17,51 +25,196 @@ TOKEN_RATIO = 0.943  # Qwen2.5's tokens per token of TinyLlama's (docs/results.m
 DOCUMENT_TOKENS = 2333  # 14.7 B tokens in 6.3 M documents (OpenWebMath, arXiv 2310.06786)
 DOCUMENT_SIGMA = 1.0  # of the lengths' logarithm: an assumption
 
+# -- Texts ---------------------------------------------------------------------------------------
 
-def generate_texts(count: int) -> list[str]:
-    """Word problems with numbers and formulas, about 1,000 characters each."""
-    rng = random.Random(0)
-    texts = []
-    for _ in range(count):
-        lines = []
-        for _ in range(10):
-            a, b = rng.randint(2, 999), rng.randint(2, 999)
-            lines.append(f"Anna has {a} apples and buys {b} more. Now there are {a + b} apples.")
-            lines.append(f"$\\frac{{{a}}}{{{b}}} + x_{{{a % 7}}} = {a * b}$")
-        texts.append("\n".join(lines))
-    return texts
+_WORDS = 100_000
+_ONSETS = "b c d f g h j k l m n p r s t v w z br cl cr dr fl gr pl pr sh sp st th tr ch qu".split()
+_VOWELS = "a e i o u a e i o ea ou ie".split()
+_CODAS = ["", "", *"n r s t l m nd st ng x ct ss".split()]
+_FORMULAS = (
+    *(r"\frac{{{x}}}{{{y}}}", "{x}_{{{n}}}", "{x}^{{{n}}}", r"\sum_{{{x}=1}}^{{{n}}} {y}"),
+    *("{x}({y})", r"\alpha + {n}{x}", "{n} = {n}{n}", r"\int_0^{n} {x}\,d{x}", r"\sqrt{{{n}}}"),
+    *(r"\mathbb{{R}}^{n}", r"\{{{x} \in {y}\}}"),
+)
+_RELATIONS = (" + ", " = ", r" \leq ", ", ")
 
 
-def train_student(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A Metaspace BPE, like TinyLlama's."""
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    trainer = trainers.BpeTrainer(
-        vocab_size=1000, special_tokens=["<unk>", "<s>"], show_progress=False
+class _Writer:
+    """Writes sentences of invented words, as frequent as Zipf's law has them, and of formulas."""
+
+    def __init__(self, seed: str):
+        words = random.Random("words")
+        syllables = words.choices((1, 2, 3, 4), (2, 5, 4, 2), k=_WORDS)
+        found = ["".join(self._syllable(words) for _ in range(count)) for count in syllables]
+        # Short ones are frequent, by and large.
+        self._words = sorted(dict.fromkeys(found), key=lambda word: len(word) + 6 * words.random())
+        self._weights = list(accumulate(1 / (rank + 3) for rank in range(len(self._words))))
+        self._rng = random.Random(seed)
+
+    @staticmethod
+    def _syllable(rng: random.Random) -> str:
+        return rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+
+    def text(self, characters: float) -> str:
+        """Write paragraphs of at least so many characters in all."""
+        paragraphs, written = [], 0
+        while written < characters:
+            sentences = " ".join(self._sentence() for _ in range(self._rng.randint(1, 5)))
+            paragraphs.append(sentences)
+            written += len(sentences)
+        return "\n\n".join(paragraphs)
+
+    def _sentence(self) -> str:
+        rng = self._rng
+        words = rng.choices(self._words, cum_weights=self._weights, k=rng.randint(5, 16))
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            words.insert(rng.randint(1, len(words)), f"${self._formula()}$")
+        if rng.random() < 0.3:
+            words.insert(2, str(rng.randint(2, 5000)))
+        return f"{words[0].capitalize()} {' '.join(words[1:])}."
+
+    def _formula(self) -> str:
+        rng = self._rng
+        parts = []
+        for _ in range(rng.randint(1, 3)):
+            x, y = rng.choices("abcfgknxyzABGX", k=2)
+            parts.append(rng.choice(_FORMULAS).format(x=x, y=y, n=rng.randint(0, 99)))
+        return rng.choice(_RELATIONS).join(parts)
+
+
+def make_texts(count: int, characters: int = 1500, seed: str = "texts") -> list[str]:
+    """Write documents of so many characters in the median; most have half to twice that."""
+    writer, rng = _Writer(seed), random.Random(f"lengths of {seed}")
+    return [writer.text(characters * rng.lognormvariate(0, 0.7)) for _ in range(count)]
+
+
+def read_texts(corpus: str, count: int) -> list[str]:
+    """Read the first documents of a JSON lines file with a `text`, or write as many."""
+    if not corpus:
+        return make_texts(count)
+    with Path(corpus).open(encoding="utf-8") as lines:
+        return [json.loads(line)["text"] for line in islice(lines, count)]
+
+
+# -- Tokenizers ----------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """How a tokenizer cuts; tokens that it learns of the text, and those of its vocabulary.
+
+    The others are of other languages, so to speak: no text here is cut into them.
+    """
+
+    like: str
+    learned: int
+    vocabulary: int
+
+
+KINDS = {
+    "llama": _Kind("llama", 12_000, 32_000),
+    "gpt2": _Kind("gpt2", 30_000, 50_256),
+    "qwen": _Kind("qwen", 50_000, 151_643),
+    "tiny-llama": _Kind("llama", 1000, 1100),
+    "tiny-gpt2": _Kind("gpt2", 1200, 1200),
+    "tiny-qwen": _Kind("qwen", 2000, 2000),
+}
+# Qwen2.5's pattern: a digit is a token, and so is a word with what is before it.
+_QWEN_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LEARNED_FROM = 2000  # documents
+
+
+def tokenizer(name: str) -> Any:
+    """Load a tokenizer from a directory, or make one of `KINDS`."""
+    return AutoTokenizer.from_pretrained(_trained(name) if name in KINDS else name)
+
+
+@cache
+def _trained(name: str) -> str:
+    """Train a tokenizer, once for each process and those that it forks."""
+    kind, keep = KINDS[name], _directory()
+    count = _LEARNED_FROM if kind.learned > 2000 else 100
+    learned = _learn(kind, make_texts(count, seed="what tokenizers learn"))
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    if kind.like != "llama":
+        special = {"eos_token": "<|endoftext|>"}
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=learned, pad_token=special["eos_token"], **special
     )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>")
+    made.save_pretrained(f"{keep}/{name}")
+    return f"{keep}/{name}"
 
 
-def train_teacher(
-    texts: list[str], words: int = 2000, single_digits: bool = True
-) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with NFC and single digits, like Qwen's, or with whole numbers."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+@cache
+def _directory() -> str:
+    kept = tempfile.TemporaryDirectory(prefix="tokenizers-")
+    _KEPT.append(kept)
+    return kept.name
+
+
+_KEPT: list[Any] = []  # until the process ends
+
+
+def _learn(kind: _Kind, texts: Sequence[str]) -> Tokenizer:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = {"vocab_size": kind.learned, "show_progress": False}
+    trained = Tokenizer(models.BPE())
+    if kind.like == "llama":
+        # As its `byte_fallback`, with which a character that was never seen is bytes.
+        by_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
+        trainer["special_tokens"] = ["<unk>", "<s>", "</s>", *by_bytes]
+        trained.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.Split(Regex(r" ?[^\p{L}\p{N}\s]+"), "isolated"),
+                pre_tokenizers.Metaspace(prepend_scheme="first"),
+            ]
+        )
+    else:
+        trainer["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+        trained.pre_tokenizer = byte_level
+        if kind.like == "qwen":
+            trained.normalizer = normalizers.NFC()
+            split = pre_tokenizers.Split(Regex(_QWEN_PATTERN), "isolated")
+            byte_level.use_regex = False
+            trained.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    trained.train_from_iterator(texts, trainers.BpeTrainer(**trainer))
+    return _as_published(kind, trained)
+
+
+def _as_published(kind: _Kind, trained: Tokenizer) -> Tokenizer:
+    """Fill the vocabulary up; a Llama's reads a whole text as one word, without a pre-tokenizer."""
+    state = json.loads(trained.to_str())
+    words = state["model"]["vocab"]
+    words |= {f"\u2581other{index}": index for index in range(len(words), kind.vocabulary)}
+    if kind.like == "llama":
+        state["model"] |= {"byte_fallback": True, "fuse_unk": True, "unk_token": "<unk>"}
+        state["added_tokens"] = state["added_tokens"][:3]
+    made = Tokenizer.from_str(json.dumps(state))
+    made.decoder = decoders.ByteLevel()
+    if kind.like == "llama":
+        made.decoder = llama_decoder()
+        made.pre_tokenizer = None
+        spaces = [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+        made.normalizer = normalizers.Sequence(spaces)
+    return made
+
+
+def llama_decoder() -> Any:
+    """Return what makes text of a Llama's tokens."""
+    return decoders.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=single_digits),
-            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
         ]
     )
-    trainer = trainers.BpeTrainer(
-        vocab_size=words,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+# -- Blocks --------------------------------------------------------------------------------------
 
 
 def make_segment(

@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG = 1  # of Linux
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
 LEAN_BYTES, USUAL_BYTES = 2**20, 2**25  # the second is where its own rule ends
 WARM_UP_TURNS = 2  # they allocate what stays, and compile
-PRELOADED = ["benchmarks.harness", "vocagnolm.token_loss", "vocagnolm.distillation"]
+PRELOADED = ["benchmarks.harness", "vocagnolm.token_loss"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,20 +41,18 @@ class Claim:
     """A sentence with a number that a measurement can contradict.
 
     Attributes:
+        name: of the number, among those that one command measures.
         says: the claim, in a short sentence.
         at_most: the largest value with which it holds.
         at_least: the smallest one, where more is better.
         unit: printed behind the numbers; "%" prints a share as per cent.
-        needs_gpu: it is about a GPU, and says nothing elsewhere.
-        missed: the reason, where it is known not to hold.
     """
 
+    name: str
     says: str
     at_most: float | None = None
     at_least: float | None = None
-    unit: str = ""
-    needs_gpu: bool = False
-    missed: str = ""
+    unit: str = "x"
 
     @property
     def limit(self) -> str:
@@ -67,32 +65,32 @@ class Claim:
     def show(self, value: float) -> str:
         """Format a value in the claim's unit.
 
-        >>> Claim("", unit="%").show(0.0512), Claim("", unit="cases").show(3.0)
-        ('5.1%', '3 cases')
+        >>> Claim("", "", unit="%").show(0.0512), Claim("", "", unit="bytes").show(3.0)
+        ('5.1 %', '3 bytes')
         """
         if self.unit == "%":
-            return f"{value:.1%}"
-        return f"{value:.4g} {self.unit}".strip()
+            return f"{100 * value:.1f} %"
+        return f"{value:.3g} {self.unit}" if value < 1000 else f"{value:,.0f} {self.unit}"
 
     def holds(self, value: float) -> bool:
-        """Compare a measured value with the limits; NaN holds none."""
-        if self.at_most is not None and not value <= self.at_most:
-            return False
-        return self.at_least is None or value >= self.at_least
+        """Compare a measured value with the limit; NaN holds none."""
+        if self.at_most is not None:
+            return value <= self.at_most
+        return self.at_least is not None and value >= self.at_least
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The value that a claim is about.
+    """What one measurement found.
 
     Attributes:
-        value: in the claim's unit.
-        details: lines that explain it.
-        broken: why the claim does not hold whatever the value is; empty where nothing is wrong.
+        values: of each claim, by its name.
+        details: lines that explain them.
+        broken: why no claim holds whatever the values are; empty where nothing is wrong.
     """
 
-    value: float
-    details: tuple[str, ...] = ()
+    values: dict[str, float]
+    details: Sequence[str] = ()
     broken: str = ""
 
 
@@ -126,11 +124,6 @@ class Way:
     def added(self) -> str:
         """The median of what turns added to the memory."""
         return f"{statistics.median(self.added_bytes) / 2**20:8,.0f} MiB"
-
-    def every(self, step: int, first: int) -> Way:
-        """The turns `first`, `first + step` and so on."""
-        turns = slice(first, None, step)
-        return Way(self.run, seconds=self.seconds[turns], added_bytes=self.added_bytes[turns])
 
 
 def quartiles(values: Sequence[float], unit: str = "") -> str:

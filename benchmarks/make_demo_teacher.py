@@ -28,6 +28,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from benchmarks.generated import llama_decoder
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import Quality, judge
@@ -112,14 +113,7 @@ def student_tokenizer() -> PreTrainedTokenizerFast:
             pre_tokenizers.Metaspace(prepend_scheme="first"),
         ]
     )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("\u2581", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
+    tokenizer.decoder = llama_decoder()
     special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(
         vocab_size=demo_models.STUDENT_VOCABULARY_TOKENS,

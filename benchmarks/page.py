@@ -1,10 +1,11 @@
-"""The results of claims, as a table and as the generated part of `docs/benchmarks.md`."""
+"""The results of the claims: a table, on the terminal and in `docs/benchmarks.md`."""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,80 +13,53 @@ from benchmarks.harness import Claim, Measured
 from vocagnolm.io import markdown_table, versions
 
 BEGIN, END = "<!-- measured: make bench -->", "<!-- end of measured -->"
-HEADER = ["name", "claim", "limit", "measured", "holds"]
+HEADER = ["claim", "limit", "measured", "holds", "python -m benchmarks"]
 PACKAGES = "python torch transformers tokenizers datasets numpy trl math-verify lm-eval"
 
 
 @dataclass
 class Page:
-    """What was measured, in its order.
+    """What was measured, in its order, and the page that has it between its marks, if any.
 
     Attributes:
-        skipped: a line for each claim that could not be measured here.
+        skipped: a line for each measurement that could not be made here.
         failed: a claim does not hold.
     """
 
+    path: Path | None = None
     rows: list[list[str]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     failed: bool = False
-    _details: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    _missed: list[str] = field(default_factory=list)
     _begun: float = field(default_factory=time.monotonic)
-    _load: float = field(default_factory=lambda: os.getloadavg()[0])
 
-    def add(self, name: str, claim: Claim, measured: Measured) -> tuple[str, ...]:
-        """Add a claim, and return what of its details is new."""
-        holds = claim.holds(measured.value) and not measured.broken
-        self.failed |= not holds
-        verdict = "yes" if holds else f"NO {measured.broken}".strip()
-        self.rows.append([name, claim.says, claim.limit, claim.show(measured.value), verdict])
-        if claim.missed and not holds:
-            self._missed.append(f"- `{name}`: {claim.missed}")
-        # Several claims of one measurement have its details once.
-        is_new = measured.details not in self._details
-        self._details.setdefault(measured.details, []).append(name)
-        return measured.details if is_new else ()
-
-    def table(self) -> str:
-        """One row for each claim."""
-        return markdown_table([HEADER, *self.rows])
+    def add(self, command: str, claims: Sequence[Claim], measured: Measured) -> None:
+        """Add a row for each claim of a measurement."""
+        for claim in claims:
+            value = measured.values[claim.name]
+            holds = claim.holds(value) and not measured.broken
+            self.failed |= not holds
+            verdict = "yes" if holds else f"NO {measured.broken}".strip()
+            self.rows.append([claim.says, claim.limit, claim.show(value), verdict, command])
 
     def text(self) -> str:
-        """The generated part of the page."""
-        minutes, memory = (time.monotonic() - self._begun) / 60, os.sysconf("SC_PHYS_PAGES")
-        gib = memory * os.sysconf("SC_PAGE_SIZE") / 2**30
+        """The table, the skipped, and where this was measured."""
+        minutes = (time.monotonic() - self._begun) / 60
         packages = ", ".join(map(" ".join, versions(PACKAGES).items()))
-        head = (
-            f"`make bench`, {minutes:.0f} minutes: {processor()}, {os.cpu_count()} cores, "
-            f"{gib:.0f} GiB; load {self._load:.1f} at the beginning and "
-            f"{os.getloadavg()[0]:.1f} at the end; {packages}."
+        where = (
+            f"{minutes:.0f} minutes on {processor()}, {os.cpu_count()} cores, "
+            f"load {os.getloadavg()[0]:.1f} at the end; {packages}."
         )
-        notes = [*self._missed, *(f"- {line}" for line in self.skipped)]
-        parts = [head, self.table() if self.rows else "", "\n".join(notes)]
-        for details, names in self._details.items():
-            if details:
-                titles = ", ".join(f"`{name}`" for name in names)
-                parts.append("\n".join([f"### {titles}\n", "```", *details, "```"]))
-        return "\n\n".join(filter(None, parts))
+        table = markdown_table([HEADER, *self.rows]) if self.rows else ""
+        skipped = "\n".join(f"- {line}" for line in self.skipped)
+        return "\n\n".join(filter(None, [table, skipped, where]))
 
-    def write(self, path: Path) -> None:
-        """Replace what stands between the marks of a page."""
-        before, after = around(path)
-        path.write_text(f"{before}{BEGIN}\n\n{self.text()}\n\n{END}{after}", encoding="utf-8")
-
-
-def around(path: Path) -> tuple[str, str]:
-    """What stands before and behind the marks of a page.
-
-    Raises:
-        ValueError: it has none.
-    """
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    before, _, rest = text.partition(BEGIN)
-    _, found, after = rest.partition(END)
-    if not found:
-        raise ValueError(f"expected {BEGIN} and {END} in {path}, found no such part")
-    return before, after
+    def write(self) -> None:
+        """Replace what stands between the marks of the page."""
+        if self.path:
+            before, _, rest = self.path.read_text(encoding="utf-8").partition(BEGIN)
+            after = rest.partition(END)[2]
+            text = f"{before}{BEGIN}\n\n{self.text()}\n\n{END}{after}"
+            self.path.write_text(text, encoding="utf-8")
 
 
 def processor() -> str:

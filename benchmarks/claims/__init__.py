@@ -1,33 +1,17 @@
-"""One file a claim: `CLAIM`, the sizes `FULL`, `SMALL` and `TINY`, and `measure(size)`.
+"""The claims, by the measurement that gives their numbers.
 
-The docstring says what is measured and how. `FULL` is the size that the claim is about; `SMALL`,
-where it takes minutes, is that of `make bench`; at the size of `TINY` it only shows that it runs.
+A module is a measurement: `CLAIMS`, the size `FULL` that they are about, the size `TINY` at which
+it only shows that it runs, and `measure(size)`, which returns a value for each claim.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
 from types import ModuleType
 
-import torch
-
-from benchmarks.harness import Measured, Skipped
+NAMES = "trl alignment token_losses preparation steps evaluation grading processes gpu".split()
 
 
 def load() -> dict[str, ModuleType]:
-    """Import every claim, by its name."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    return {name: importlib.import_module(f"{__name__}.{name}") for name in names}
-
-
-def measure(module: ModuleType, size: object) -> Measured:
-    """Measure a claim.
-
-    Raises:
-        Skipped: something that it needs is missing here.
-    """
-    if module.CLAIM.needs_gpu and not torch.cuda.is_available():
-        raise Skipped("it needs a GPU, and there is none")
-    found = module.measure(size)
-    return found if isinstance(found, Measured) else Measured(float(found))
+    """Import every measurement, by its name."""
+    return {name: importlib.import_module(f"{__name__}.{name}") for name in NAMES}

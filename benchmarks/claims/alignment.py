@@ -1,111 +1,131 @@
-"""Compare the cost of alignment with that of tokenization.
+"""Compare alignment with dynamic programming, and with a comparison of every pair of tokens.
 
-Processor time of one thread, over documents of about 1,000 characters, a hundred at a time. The
-filling of gaps and the shares of `--aggregation share` are shown beside the alignment. What a call
-costs weighs on short documents: of 500 characters (GSM8K, MATH) alignment and gaps together pass
-5 %. `--set corpus=FILE.jsonl student=DIR teacher=DIR` measures other texts, with other tokenizers
-than those trained on the texts.
+One text, tokenized by three tokenizers, each of which is student and teacher of the two others.
+Both aligners get tokens with their characters; neither pays for tokenizing. A student token is
+right if it is mapped to exactly the teacher tokens that share a character with it.
+
+Dynamic programming is Needleman and Wunsch (1970) over the texts of tokens: equal 1, unequal -1,
+left out -1, as NeMo-RL's aligner has it between anchors (`token_aligner.py`). Here it computes
+whole diagonals in NumPy; what is published is a loop.
 """
 
 from __future__ import annotations
 
-import json
+import statistics
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path
+from itertools import permutations
+from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
+import numpy.typing as npt
 
-from benchmarks.generated import generate_texts, train_student, train_teacher
-from benchmarks.harness import Claim, Measured, alone
-from vocagnolm import spans
-from vocagnolm.alignment import align_spans, covered_shares
-from vocagnolm.texts.tokenizers import load_tokenizer
+from benchmarks.generated import read_texts, tokenizer
+from benchmarks.harness import Claim, Measured, one_thread
+from vocagnolm import align_spans, encode
 
-CLAIM = Claim("alignment alone takes at most 5 % of the time of tokenizing", at_most=0.05, unit="%")
-BATCH_DOCUMENTS = 100
+CLAIMS = (
+    Claim("speed", "alignment is 1,000 times as fast as dynamic programming", at_least=1000),
+    Claim("wrong", "alignment maps every token right", at_most=0, unit="wrong"),
+)
+Integers = npt.NDArray[np.integer[Any]]
+_ACROSS, _UP, _LEFT = np.int8(0), np.int8(1), np.int8(2)
+_OUTSIDE = 2**30
 
 
 @dataclass(frozen=True)
 class Size:
-    """Texts and tokenizers; empty names stand for generated and trained ones."""
+    """Tokenizers (directories, or `generated.KINDS`), and the text, by default a generated one."""
 
-    documents: int = 2000
+    tokenizers: str = "llama gpt2 qwen"
     corpus: str = ""
-    student: str = ""
-    teacher: str = ""
+    characters: int = 28_000
+    turns: int = 11
 
 
-FULL, TINY = Size(), Size(documents=20)
+FULL, TINY = Size(), Size("tiny-llama tiny-qwen", characters=1500, turns=1)
 
 
 def measure(size: Size) -> Measured:
-    """Return the share of the tokenizers' time that alignment takes, in a process of its own."""
-    return alone(compare, size)
-
-
-def compare(size: Size) -> Measured:
-    """Measure in this process."""
-    texts = generate_texts(size.documents)
-    if size.corpus:
-        with Path(size.corpus).open(encoding="utf-8") as lines:
-            texts = [json.loads(line)["text"] for line in islice(lines, size.documents)]
-    student, teacher = (
-        load_tokenizer(name, role) if name else train(texts)
-        for name, role, train in (
-            (size.student, "student", train_student),
-            (size.teacher, "teacher", train_teacher),
-        )
-    )
-    steps(student, teacher, texts[:BATCH_DOCUMENTS])  # warm up
-    seconds, tokens = steps(student, teacher, texts)
-    total = seconds["tokenize"]
-    details = [f"{len(texts)} documents, {sum(map(len, texts)):,} characters, {tokens:,} tokens"]
-    details += [
-        f"{step:10} {value:8.3f} s {value / total:8.2%} of tokenization"
-        for step, value in seconds.items()
-    ]
-    return Measured(seconds["align"] / total, tuple(details))
-
-
-def steps(
-    student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, texts: list[str]
-) -> tuple[dict[str, float], int]:
-    """Return the processor seconds of every step over the whole corpus, and the student tokens."""
-    seconds, tokens = {"tokenize": 0.0, "fill_gaps": 0.0, "align": 0.0, "shares": 0.0}, 0
-    for first in range(0, len(texts), BATCH_DOCUMENTS):
-        batch = texts[first : first + BATCH_DOCUMENTS]
-        start = time.process_time()
-        raw = [_offsets(tokenizer, batch) for tokenizer in (student, teacher)]
-        tokenized = time.process_time()
-        filled = [
-            [spans.fill_gaps(span, text) for span, text in zip(side, batch, strict=True)]
-            for side in raw
+    """Return the least factor by which dynamic programming is slower, and what is mapped wrong."""
+    one_thread()
+    text = "\n\n".join(read_texts(size.corpus, 100))[: size.characters]
+    spans = {name: encode(tokenizer(name), text).spans for name in size.tokenizers.split()}
+    factors, details, wrong = [], [], 0
+    for student, teacher in permutations(spans, 2):
+        a, b = spans[student], spans[teacher]
+        truth = [
+            np.flatnonzero((b[:, 0] < end) & (start < b[:, 1])).tolist()
+            for start, end in a.tolist()
         ]
-        complete = time.process_time()
-        ranges = [align_spans(ours, theirs) for ours, theirs in zip(*filled, strict=True)]
-        aligned = time.process_time()
-        for ours, theirs, found in zip(*filled, ranges, strict=True):
-            covered_shares(ours, theirs, found)
-        seconds["shares"] += time.process_time() - aligned
-        seconds["align"] += aligned - complete
-        seconds["fill_gaps"] += complete - tokenized
-        seconds["tokenize"] += tokenized - start
-        tokens += sum(map(len, filled[0]))
-    return seconds, tokens
+        mapped, seconds = timed(lambda a=a, b=b: align_spans(a, b), size.turns)
+        found = [list(range(*pair)) if pair[0] >= 0 else [] for pair in mapped.tolist()]
+        wrong += count_wrong(found, truth)
+        words = [[text[start:end] for start, end in side.tolist()] for side in (a, b)]
+        aligned, slow_s = timed(lambda words=words: dynamic_programming(*words), 1)
+        factors.append(slow_s / seconds)
+        theirs = count_wrong([[] if x is None else [x] for x in aligned], truth) / len(a)
+        details.append(
+            f"{student} <- {teacher}, {len(a):,} <- {len(b):,} tokens: {1e3 * seconds:.2f} ms, "
+            f"dynamic programming {slow_s:.2f} s, {theirs:.1%} of its tokens wrong"
+        )
+    return Measured({"speed": min(factors), "wrong": wrong}, details)
 
 
-def _offsets(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[np.ndarray]:
-    output = tokenizer(
-        texts,
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_offsets_mapping=True,
-        verbose=False,
-    )
-    return [
-        np.fromiter(chain.from_iterable(pairs), np.int64, 2 * len(pairs)).reshape(-1, 2)
-        for pairs in output["offset_mapping"]
-    ]
+def timed(run: Callable[[], Any], turns: int) -> tuple[Any, float]:
+    """Return the last result, and the median of the processor seconds."""
+    seconds = []
+    for _ in range(turns):
+        start = time.process_time()
+        found = run()
+        seconds.append(time.process_time() - start)
+    return found, statistics.median(seconds)
+
+
+def count_wrong(found: Sequence[list[int]], truth: Sequence[list[int]]) -> int:
+    """Count the student tokens that are mapped otherwise."""
+    return sum(one != other for one, other in zip(found, truth, strict=True))
+
+
+def dynamic_programming(student: Sequence[str], teacher: Sequence[str]) -> list[int | None]:
+    """Map each student token to the teacher token that it stands over, if any.
+
+    >>> dynamic_programming("abcxd", "abyd")
+    [0, 1, None, 2, 3]
+    """
+    numbers = {text: index for index, text in enumerate(sorted({*student, *teacher}))}
+    a, b = (np.array([numbers[text] for text in side], np.int32) for side in (student, teacher))
+    mapped: list[int | None] = [None] * len(a)
+    moves = diagonals(a, b)
+    i, j = len(a), len(b)
+    while i and j:
+        move = int(moves[i + j - 2][i - max(1, i + j - len(b))])
+        if move == _ACROSS:
+            mapped[i - 1] = int(j) - 1
+        i, j = i - (move != _LEFT), j - (move != _UP)
+    return mapped
+
+
+def diagonals(a: Integers, b: Integers) -> list[npt.NDArray[np.int8]]:
+    """Compute how each cell of the table is entered at the least cost, diagonal by diagonal."""
+    # Entry i is cell (i, d - i) of diagonal d; row and column 0 stand before the first token:
+    #
+    #       0 1 2 3
+    #     0 . 1 2 3         a cell of diagonal 3 needs 2 (left and above) and 1 (across)
+    #     1 1 2 3
+    rows, columns = len(a), len(b)
+    before, last, new = (np.full(rows + 1, _OUTSIDE, np.int32) for _ in range(3))
+    before[0], moves = 0, []
+    last[:2] = 1
+    for d in range(2, rows + columns + 1):
+        low, high = max(1, d - columns), min(rows, d - 1)
+        is_equal = a[low - 1 : high] == b[d - high - 1 : d - low][::-1]
+        across = before[low - 1 : high] + np.where(is_equal, np.int32(-1), 1)
+        up, left = last[low - 1 : high] + 1, last[low : high + 1] + 1
+        beside = np.minimum(up, left)
+        moves.append(np.where(across <= beside, _ACROSS, np.where(up <= left, _UP, _LEFT)))
+        new[0] = new[min(d, rows)] = d
+        np.minimum(across, beside, out=new[low : high + 1])
+        before, last, new = last, new, before
+    return moves

@@ -4,6 +4,5 @@
     python -m benchmarks.gpu_first --scale tiny     # the same code on a CPU, in about a minute
 
 Weights and ids are random, so that no network, tokenizer or data is needed, nor `datasets`. How to
-read the lines is in docs/speed.md. In reading order: `report` (lines), `models`, `steps` (training
-steps at true size, which the claims `student_mfu` and `teacher_mfu` share), then the stages.
+read the lines is in docs/speed.md.
 """

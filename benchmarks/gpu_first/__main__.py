@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_first [--scale tiny] [--stages machine,equality] [--minutes 9]
 
-A stage that fails is told, and the next one runs; behind a lost device in a new process. Nothing
+A stage that fails is printed, and the next one runs; behind a lost device in a new process. Nothing
 begins after --minutes; what hangs is ended soon after them, with the stacks of all threads.
 """
 
@@ -20,7 +20,8 @@ import torch
 import transformers
 
 from benchmarks.gpu_first import equality, kernels, machine, serving, speed, training
-from benchmarks.gpu_first.report import Report, free_memory, has_cuda, timed
+from benchmarks.gpu_first.report import Report, free_memory, timed
+from benchmarks.models import has_cuda
 
 _GRACE_S = 45
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not _run_stage(report, name):
                 rest = ",".join(arguments.stages[number + 1 :])
                 if rest:
-                    _go_on_anew(report, arguments, rest)
+                    _continue_anew(report, arguments, rest)
                 break
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -89,7 +90,7 @@ def _run_stage(report: Report, name: str) -> bool:
     return True
 
 
-def _go_on_anew(report: Report, arguments: argparse.Namespace, stages: str) -> None:
+def _continue_anew(report: Report, arguments: argparse.Namespace, stages: str) -> None:
     """Put a new process in the place of this one, for the stages that are left."""
     options = {"scale": arguments.scale, "stages": stages, "minutes": max(report.minutes_left, 0)}
     options["output_dir"] = arguments.output_dir

@@ -6,7 +6,7 @@ import copy
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,17 @@ import torch
 from transformers import masking_utils
 
 from benchmarks.generated import make_batches
-from benchmarks.gpu_first.models import (
+from benchmarks.gpu_first.report import Report
+from benchmarks.models import (
     backward,
+    has_cuda,
     make_config,
     make_model,
     make_trainer,
     prepare,
     some_blocks,
 )
-from benchmarks.gpu_first.report import Report, has_cuda
-from vocagnolm.objective import Method
+from vocagnolm import Method
 from vocagnolm.teacher import StoredTeacher
 
 METHODS = {
@@ -84,39 +85,37 @@ def _step(
     bf16: bool,
     method: Method,
 ) -> Found:
-    """Record what a trainer makes of the batches of one step, on the CPU in float32."""
+    """Return what a trainer makes of the batches of one step, on the CPU in float32."""
     student, teacher = (model and copy.deepcopy(model).to(device) for model in models)
     if teacher is not None and bf16:
         teacher.to(torch.bfloat16)
-    made = make_trainer(report, student, teacher, length, device=device, bf16=bf16, method=method)
-    trainer = prepare(made)
-    seen: dict[str, list[torch.Tensor]] = {"student_loss": [], "weight": [], "teacher_loss": []}
-
-    def spy(name: str, places: Mapping[str, int]) -> None:
-        original = getattr(trainer.metrics, name)
-
-        def watch(*values: torch.Tensor) -> None:
-            for key, place in places.items():
-                seen[key].append(values[place].detach().float().cpu().flatten())
-            original(*values)
-
-        setattr(trainer.metrics, name, watch)
-
-    spy("add_student", {"student_loss": 0, "weight": 2})
-    spy("add_teacher", {"teacher_loss": 0})
-    loss = float(backward(trainer, batches))
-    gradients = {n: p.grad.float().cpu() for n, p in student.named_parameters()}
-    losses = {key: torch.cat(found) if found else torch.zeros(1) for key, found in seen.items()}
-    return {"loss": loss, "gradients": gradients, **losses}
+    on_cpu = device.type == "cpu"
+    trainer = prepare(
+        make_trainer(
+            student, teacher, length, report.scratch(), on_cpu=on_cpu, method=method, bf16=bf16
+        )
+    )
+    found: Found = {}
+    if method.choice == "guided":
+        guidance = [trainer.token_guidance(batch) for batch in batches]  # type: ignore[arg-type]
+        for key in ("student_loss", "teacher_loss", "weight"):
+            rows = [getattr(one, f"{key}_BS").float().cpu() for one in guidance]
+            found[key] = torch.cat([row.flatten() for row in rows])
+    found["loss"] = float(backward(trainer, batches))
+    found["gradients"] = {n: p.grad.float().cpu() for n, p in student.named_parameters()}
+    return found
 
 
 def differences(found: Found, expected: Found) -> dict[str, float | str]:
-    """Tell how far two results are apart; gradients relative to their norm, and the worst one."""
+    """Compute how far two results are apart; gradients relative to their norm, and the worst."""
     gaps: dict[str, float | str] = {"loss": abs(found["loss"] - expected["loss"])}
     for key in ("student_loss", "teacher_loss"):
-        gaps[key] = float((found[key] - expected[key]).abs().max())
-    chosen = expected["weight"].count_nonzero()
-    gaps["chosen_otherwise"] = float((found["weight"] != expected["weight"]).sum() / chosen)
+        if key in expected:
+            gaps[key] = float((found[key] - expected[key]).abs().max())
+    gaps["chosen_otherwise"] = 0.0
+    if "weight" in expected:
+        chosen = expected["weight"].count_nonzero()
+        gaps["chosen_otherwise"] = float((found["weight"] != expected["weight"]).sum() / chosen)
     apart = {n: float((g - expected["gradients"][n]).norm()) for n, g in found["gradients"].items()}
     norms = {name: float(gradient.norm()) for name, gradient in expected["gradients"].items()}
     squares = [sum(x * x for x in sizes.values()) for sizes in (apart, norms)]
@@ -142,7 +141,16 @@ def look_for_waits(report: Report) -> None:
             elif name != "stored":
                 teacher = make_model(make_config(role, scale), report.device, torch.bfloat16)
             student = make_model(make_config("student", scale), report.device)
-            trainer = prepare(make_trainer(report, student, teacher, length, method=method))
+            trainer = prepare(
+                make_trainer(
+                    student,
+                    teacher,
+                    length,
+                    report.scratch(),
+                    on_cpu=report.device.type == "cpu",
+                    method=method,
+                )
+            )
             (made,) = make_batches(blocks, length, 4, stored=name == "stored")
             batch = trainer._prepare_inputs(made)
             tokens = torch.tensor(float(length), device=report.device)

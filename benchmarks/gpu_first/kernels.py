@@ -10,18 +10,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from benchmarks.generated import make_batches
-from benchmarks.gpu_first.models import backward, streams_on_cpu
-from benchmarks.gpu_first.report import Report, free_memory, has_cuda, timed
-from benchmarks.gpu_first.steps import CPT, ONLINE, TEACHER, Steps, trainer_of
+from benchmarks.gpu_first.report import Report, free_memory, timed
 from benchmarks.harness import Skipped
+from benchmarks.models import backward, has_cuda
+from benchmarks.steps import CPT, ONLINE, TEACHER, Steps
 from vocagnolm import output_head
-from vocagnolm.models.layers import compile_layers, decoder_layers
 from vocagnolm.models.quantization import fp8_products
 from vocagnolm.row_segments import TORCH_VARLEN, check_attention
-from vocagnolm.run.overlap import Overlap
 
 _TURNS = 3  # of which the first warms up
 _KEPT_MINUTES = 1.5
@@ -69,15 +66,14 @@ def kernels() -> Iterator[Kernel]:
     for factor in (0.25, 4.0):
         yield Kernel(f"tiles of the losses x {factor:g}", lambda _, f=factor: _tiles(f))
     yield Kernel("gradient checkpointing", _checkpointing, [CPT])
-    yield Kernel("teacher's pass on a second stream", _overlap, [ONLINE])
     for name in (TORCH_VARLEN, "flash_attention_2", "flash_attention_3"):
         yield Kernel(name, lambda steps, name=name: _attention(steps, name))
     for factor in (2, 4):
         larger = f"micro-batch x {factor}"
         yield Kernel(larger, lambda steps, f=factor: _micro_batch(steps, f), [CPT, ONLINE])
     yield Kernel("Liger in the student", _liger, [CPT, ONLINE])
-    yield Kernel("compiled layers", _compiled)
-    yield Kernel("fp8 teacher, both compiled", _fp8, [TEACHER, ONLINE])
+    yield Kernel("fp8 teacher", _fp8, [TEACHER, ONLINE])
+    yield Kernel("compiled student", _compiled, [CPT, ONLINE])
 
 
 def _compare(report: Report, steps: Steps, kernel: Kernel, switch: Switch) -> None:
@@ -111,8 +107,9 @@ def _compare(report: Report, steps: Steps, kernel: Kernel, switch: Switch) -> No
 
 def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
     """Return the teacher's losses, and loss and norm of the gradient of a CPT micro-batch."""
-    trainer = trainer_of(steps)
-    batch = trainer._prepare_inputs(steps.first)
+    trainer = steps.trainer
+    trainer.objective, trainer.teacher = steps.cpt, None
+    batch: Any = trainer._prepare_inputs(steps.first)
     loss = float(backward(trainer, [batch]))
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     norm = float(torch.nn.utils.get_total_norm(gradients))
@@ -138,13 +135,6 @@ def _checkpointing(steps: Steps) -> Switch:
         if is_on
         else model.gradient_checkpointing_disable()
     )
-
-
-def _overlap(steps: Steps) -> Switch:
-    trainer = trainer_of(steps)
-    with streams_on_cpu():
-        ahead = Overlap(trainer._begin_early, [steps.teacher], trainer.args.device)
-    return lambda is_on: setattr(trainer, "overlap", ahead if is_on else None)
 
 
 def _attention(steps: Steps, name: str) -> Switch:
@@ -175,20 +165,11 @@ def _micro_batch(steps: Steps, factor: int) -> Switch:
 
 
 def _compiled(steps: Steps) -> Switch:
-    calls = _compile(steps.student) | _compile(steps.teacher)
-
-    def switch(is_on: bool) -> None:
-        for layer, call in calls.items():
-            layer._compiled_call_impl = call if is_on else None
-
-    return switch
-
-
-def _compile(model: PreTrainedModel) -> dict[nn.Module, Any]:
-    """Return the layers of a model with their compiled calls."""
-    # Inductor takes minutes on a CPU.
-    compile_layers(model, backend="inductor" if has_cuda() else "aot_eager")
-    return {layer: layer._compiled_call_impl for layer in decoder_layers(model)}
+    model: Any = steps.student
+    # As Trainer's --torch_compile; inductor takes minutes on a CPU.
+    model.compile(backend="inductor" if has_cuda() else "aot_eager")
+    compiled = model._compiled_call_impl
+    return lambda is_on: setattr(model, "_compiled_call_impl", compiled if is_on else None)
 
 
 def _liger(steps: Steps) -> Switch:
@@ -229,8 +210,6 @@ def _fp8(steps: Steps) -> Switch:
         products,
         filter_fn=lambda module, name: isinstance(module, nn.Linear) and module is not head,
     )
-    for each in (model, teacher):
-        compile_layers(each)
 
     def switch(is_on: bool) -> None:
         steps.resident.models = [model if is_on else teacher]

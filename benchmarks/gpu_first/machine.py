@@ -10,7 +10,8 @@ from contextlib import suppress
 
 import torch
 
-from benchmarks.gpu_first.report import Report, has_cuda, timed
+from benchmarks.gpu_first.report import Report, timed
+from benchmarks.models import has_cuda
 from vocagnolm.run.flops import peak_tflops
 
 _PACKAGES = (
@@ -21,7 +22,7 @@ _SIDE, _BYTES, _GIB = 8192, 2**32, 2**30
 
 
 def look_at_machine(report: Report) -> None:
-    """Tell versions, memory, and the rates of products and copies, which bound all others."""
+    """Print versions, memory, and the rates of products and copies, which bound all others."""
     report.say("python", sys.version.split()[0], cpus=os.cpu_count(), cuda=has_cuda())
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from benchmarks.models import has_cuda
 
 FILE = "gpu_first.jsonl"
 _GIB = 2**30
@@ -48,7 +51,7 @@ class Report:
         return self.minutes - (time.monotonic() - self.began_s) / 60
 
     def say(self, what: str, value: object = "", **more: object) -> None:
-        """Tell one thing now."""
+        """Print one thing, and append it to the file."""
         at = round(time.monotonic() - self.began_s, 1)
         shown = " ".join([_short(value), *(f"{key}={_short(x)}" for key, x in more.items())])
         sys.stdout.write(f"[{at:6.1f}] {self.stage} | {what}: {shown}\n")
@@ -57,9 +60,13 @@ class Report:
         with (self.output_dir / FILE).open("a") as file:
             file.write(json.dumps(line, default=str) + "\n")
 
+    def scratch(self) -> str:
+        """Make a directory that goes with the run."""
+        return tempfile.mkdtemp(dir=self.temporary)
+
     @contextmanager
     def trial(self, name: str) -> Iterator[None]:
-        """Tell what goes wrong, and go on behind it with the next thing."""
+        """Print what goes wrong, so that the next thing can run."""
         try:
             yield
         except torch.OutOfMemoryError as error:
@@ -71,11 +78,6 @@ class Report:
 
 def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def has_cuda() -> bool:
-    """Test whether there is a GPU."""
-    return torch.cuda.is_available()
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_first.models import SIZES, make_config, make_model
 from benchmarks.gpu_first.report import Report, timed
+from benchmarks.models import SIZES, make_config, make_model
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.store.windows import HFScorer, Window

@@ -7,9 +7,10 @@ import time
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu_first.report import Report, has_cuda, timed
-from benchmarks.gpu_first.steps import CPT, ONLINE, TEACHER, Size, Steps
+from benchmarks.gpu_first.report import Report, timed
 from benchmarks.harness import WARM_UP_TURNS, take_turns
+from benchmarks.models import has_cuda
+from benchmarks.steps import CPT, ONLINE, TEACHER, Size, Steps
 
 _TURNS, _SHOWN = 4, 12
 # Parts of a profile: words in the names of kernels and operators, the first part that has one.
@@ -27,21 +28,21 @@ def make_steps(report: Report) -> Steps:
     """Make both models and the batches of a step."""
     size = Size.tiny() if report.is_tiny else Size()
     made: list[Steps] = []
-    seconds, _ = timed(lambda: made.append(Steps(size, report)))
+    seconds, _ = timed(lambda: made.append(Steps(size, report.scratch())))
     report.say("models made, s", seconds)
-    shape = f"{size.accumulation} x {size.batch_size} blocks of {size.max_length}"
+    shape = f"{size.accumulation} x {size.batch_size} sequences of {size.max_length}"
     tokens = {name: work.tokens for name, work in made[0].work.items()}
     report.say("shape", shape, student_tokens=tokens[CPT], teacher_tokens=tokens[TEACHER])
     return made[0]
 
 
 def measure_steps(report: Report, steps: Steps) -> None:
-    """Tell tokens per second, MFU, memory and ratios of all ways, and what a step consists of."""
+    """Print tokens per second, MFU, memory and ratios of all ways, and what a step consists of."""
     ways, device = steps.ways, report.device.type
     for turn in range(WARM_UP_TURNS + _TURNS):
         is_warm = turn >= WARM_UP_TURNS
         start_s = time.perf_counter()
-        # One turn at a time, so that each is told.
+        # One turn at a time, so that each is printed.
         take_turns(ways, int(is_warm), device, int(not is_warm), has_cuda(), seed=turn)
         seconds = time.perf_counter() - start_s
         last = {name: round(way.seconds[-1], 4) for name, way in ways.items() if way.seconds}
@@ -53,26 +54,13 @@ def measure_steps(report: Report, steps: Steps) -> None:
     for name, ratio in steps.ratios().items():
         goal = {"goal": GOALS[name]} if name in GOALS else {}
         report.say(f"time: {name}", ratio, **goal)
-    with report.trial("phases"):
-        _tell_phases(report, steps)
     for name in (ONLINE, TEACHER):
         with report.trial(f"profile of one {name}"):
             _profile(report, steps, name)
 
 
-def _tell_phases(report: Report, steps: Steps) -> None:
-    """Tell what a log of a run says of an online step: shares of its time, MFU, memory."""
-    trainer = steps.trainer
-    trainer.throughput.on_train_begin(trainer.args, model=steps.student)
-    for _ in range(2):
-        steps.ways[ONLINE].run(0)
-    found = trainer.throughput.read()
-    trainer.throughput.on_train_end()
-    report.say(f"phases of an {ONLINE}", "", **found)
-
-
 def _profile(report: Report, steps: Steps, name: str) -> None:
-    """Tell the kernels that take most of the time, and how long the device has nothing to do."""
+    """Print the kernels that take most of the time, and how long the device has nothing to do."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if has_cuda() else [])]
     with profile(activities=activities) as profiler:
         took, _ = timed(lambda: steps.ways[name].run(0))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inline_grader import InlineGrader, graded_inline
 from real_data import real_data
+from reference_cases import grade_cases, read_cases
 
-from benchmarks.experiments.grading import grade_cases, read_cases
 from vocagnolm.evaluation.answers import answers_equal, extract_answer
 from vocagnolm.evaluation.grading.equality import decide, parse_number
 from vocagnolm.evaluation.grading.grading import Grader

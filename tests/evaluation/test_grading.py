@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hostile import hostile_pairs
 
-from benchmarks.experiments.grading import hostile_pairs
 from vocagnolm.evaluation.extraction import AnswerKind
 from vocagnolm.evaluation.grading import grading, worker
 from vocagnolm.evaluation.grading.grading import Grader, Verdict

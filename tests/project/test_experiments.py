@@ -15,7 +15,6 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.experiments import (
-    aggregations,
     conversations,
     method_worlds,
     methods,
@@ -27,75 +26,6 @@ from vocagnolm.io import ASSETS
 from vocagnolm.store.store import Store
 
 pytestmark = pytest.mark.processes
-
-OURS = np.array([[0, 2], [2, 6], [6, 7]])
-THEIRS = np.array([[0, 4], [4, 6], [6, 7]])
-NATS = np.array([4.0, 1.0, 2.0])
-STUDENT = np.array([3.0, 5.0, 1.0])
-
-
-def text(theirs: np.ndarray = THEIRS, reference: np.ndarray = NATS) -> aggregations.Text:
-    return aggregations.Text(OURS, theirs, NATS, reference, STUDENT)
-
-
-@pytest.mark.parametrize(
-    ("rule", "expected"),
-    [
-        ("max", [4, 4, 2]),
-        ("mean", [4, 2.5, 2]),
-        ("sum", [4, 5, 2]),
-        ("share", [2, 3, 2]),
-        ("first", [4, 4, 2]),
-        ("start", [4, 1, 2]),
-        ("per_char", [2, 20 / 6, 2]),
-        # One segment of two tokens has 8 nats of the student's and 5 of the teacher's.
-        ("common", [3 - 1.5, 5 - 1.5, 2]),
-    ],
-)
-def test_rule_equals_a_hand_count(rule: str, expected: list[float]) -> None:
-    rules = aggregations.rules([text()])
-    assert rules[rule](text()).tolist() == pytest.approx(expected)
-    same = rules[rule](text(theirs=OURS)).tolist()
-    assert same == pytest.approx(NATS.tolist())
-
-
-def test_prior_finds_the_weights_when_there_are_some() -> None:
-    # The first token's four nats lie in its first two characters alone.
-    fitted = aggregations.fit_prior([text(reference=np.array([4.0, 1.0, 2.0]))])
-    assert fitted(text()).tolist() == pytest.approx([4, 1, 2], abs=0.1)
-    assert fitted(text(theirs=OURS)).tolist() == pytest.approx(NATS.tolist())
-
-
-def test_judged_numbers_equal_a_hand_count() -> None:
-    judged = aggregations.judge(
-        [text(reference=NATS + np.array([1, 1, 2]))], lambda one: one.teacher
-    )
-    assert judged.bias == pytest.approx(-4 / 3)
-    assert judged.error == pytest.approx(np.std([-1, -1, -2]))
-    assert judged.alike == 1.0
-    assert judged.alike_where_cut_otherwise == 1.0
-    assert aggregations.kinds([text()]) == {
-        "the same": pytest.approx(1 / 3),
-        "inside a longer one": pytest.approx(1 / 3),
-        "several": 0.0,
-        "crossing": pytest.approx(1 / 3),
-    }
-    assert aggregations.recut(text()).teacher.tolist() == pytest.approx([4.5, 0.5, 2])
-
-
-def test_aggregations_are_measured_at_their_tiniest_size(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    corpus, student = tmp_path / "texts.jsonl", str(ASSETS / STUDENT_TOKENIZER)
-    demo_world.write_jsonl(corpus, demo_world.corpus(60, 0, 0.0, frozenset()))
-    argv = ["", "--student", student, "--teachers", str(ASSETS / TEACHER), "--corpora", str(corpus)]
-    monkeypatch.setattr("sys.argv", [*argv, "--characters", "8000", "--held_out", "8"])
-    aggregations.main()
-    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines()]
-    limits = [row[1:] for row in rows if row[0] == "| the student's, another seed"]
-    assert len(limits) == 9
-    assert all(len({cell.strip(" |") for cell in cells}) == 1 for cells in limits[1:])
-    assert limits[-1][0] == "1.00"
 
 
 @pytest.fixture
@@ -194,9 +124,7 @@ def test_answers_are_what_follows_the_question(
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "examples"), [(methods, 2), (aggregations, 1), (text_worlds, 1)]
-)
+@pytest.mark.parametrize(("module", "examples"), [(methods, 2), (text_worlds, 1)])
 def test_examples_of_tables_hold(module: ModuleType, examples: int) -> None:
     results = doctest.testmod(module)
     assert (results.failed, results.attempted) == (0, examples)

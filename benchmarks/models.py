@@ -1,13 +1,10 @@
-"""Random models, blocks and trainers: what a run has, but for files and tokenizers."""
+"""Random models, packed sequences and trainers: what a run has, without files and tokenizers."""
 
 from __future__ import annotations
 
 import os
 import random
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -23,12 +20,8 @@ from transformers import (
 )
 
 from benchmarks.generated import make_blocks
-from benchmarks.gpu_first.report import Report, has_cuda
 from vocagnolm.collator import PackedCollator
-from vocagnolm.conventions import UNMAPPED
-from vocagnolm.objective import Method
-from vocagnolm.run import overlap
-from vocagnolm.run.log import RunLog
+from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
 from vocagnolm.trainer import VocAgnoTrainer
 
 ModelRole = Literal["student", "teacher"]
@@ -40,11 +33,18 @@ SIZE_NAMES = (
 SIZES: dict[tuple[ModelRole, str], tuple[int, ...]] = {
     ("student", "full"): (2048, 5632, 22, 32, 4, 32000),
     ("student", "small"): (256, 704, 4, 8, 2, 4000),
+    ("student", "claim"): (128, 384, 2, 2, 2, 8192),
     ("student", "tiny"): (64, 176, 2, 4, 2, 320),
     ("teacher", "full"): (3584, 18944, 28, 28, 4, 152064),
     ("teacher", "small"): (256, 704, 4, 8, 2, 8000),
+    ("teacher", "claim"): (256, 768, 2, 4, 4, 16384),
     ("teacher", "tiny"): (128, 256, 2, 4, 2, 1024),
 }
+
+
+def has_cuda() -> bool:
+    """Test whether there is a GPU."""
+    return torch.cuda.is_available()
 
 
 def make_config(role: ModelRole, scale: str, **options: object) -> PreTrainedConfig:
@@ -73,65 +73,56 @@ def make_model(
 def some_blocks(
     scale: str, length: int, count: int, unmapped: float = 0.02
 ) -> list[dict[str, Any]]:
-    """Make blocks cut and packed as in training; a share of the tokens has no teacher range."""
+    """Make packed sequences as in training; a share of the tokens has no teacher range."""
     vocabularies = SIZES["student", scale][-1], SIZES["teacher", scale][-1]
     blocks = make_blocks(count, length, vocabularies)
-    for rng, block in zip(map(random.Random, range(count)), blocks, strict=True):
+    for index, block in enumerate(blocks):
+        rng = random.Random(index)
         for (ranges,) in block["ranges"]:
             ranges[rng.sample(range(len(ranges)), int(unmapped * len(ranges)))] = UNMAPPED
     return blocks
 
 
 def make_trainer(
-    report: Report,
     student: PreTrainedModel,
     teacher: Any,
     length: int,
+    output_dir: str,
     *,
-    device: torch.device | None = None,
-    method: Method | None = None,
-    blocks: Sequence[dict[str, Any]] | None = None,
+    on_cpu: bool = False,
+    fsdp: bool = False,
+    method: Any = "vocagnolm",
+    blocks: Sequence[Mapping[str, Any]] | None = None,
     more: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VocAgnoTrainer:
-    """Make a trainer as train.py does, with `more` of its arguments and TrainingArguments."""
+    """Make a trainer as train.py does, with TrainingArguments and `more` of its own."""
     options = {"bf16": True, "report_to": "none", "disable_tqdm": True, **options}
-    options.setdefault("output_dir", tempfile.mkdtemp(dir=report.temporary))
-    if report.fsdp:
+    if fsdp:
         sharding = {"version": 2, "reshard_after_forward": False}
         sharding["state_dict_type"] = "SHARDED_STATE_DICT"
         options |= {"fsdp": True, "fsdp_config": sharding}
-        _allow_fsdp_on_cpu()
-    on_cpu = (device or report.device).type == "cpu"
-    with streams_on_cpu():
-        trainer = VocAgnoTrainer(
-            model=student,
-            teacher=teacher,
-            method=method or Method(),
-            args=TrainingArguments(use_cpu=on_cpu and not report.fsdp, **options),
-            train_dataset=blocks,
-            data_collator=PackedCollator(length, teacher_max_length=length),
-            **(more or {}),
-        )
-    trainer.remove_callback(RunLog)
-    return trainer
+        allow_fsdp_on_cpu()
+    return VocAgnoTrainer(
+        model=student,
+        teacher=teacher,
+        method=method,
+        args=TrainingArguments(output_dir=output_dir, use_cpu=on_cpu and not fsdp, **options),
+        train_dataset=blocks,
+        data_collator=PackedCollator(length, teacher_max_length=length),
+        **(more or {}),
+    )
 
 
-@contextmanager
-def streams_on_cpu() -> Iterator[None]:
-    """Let a CPU overlap models too, with torch's streams that do nothing, so that the code runs."""
-    before, overlap.WITH_STREAMS = overlap.WITH_STREAMS, ("cuda", "cpu")
-    yield
-    overlap.WITH_STREAMS = before
-
-
-def _allow_fsdp_on_cpu() -> None:
+def allow_fsdp_on_cpu() -> None:
     """Let Accelerate shard where there is no GPU; it would fall back to DDP."""
     if has_cuda():
         return
     os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
-    transformers.training_args.is_torch_bf16_gpu_available = lambda: True
-    PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    arguments: Any = transformers.training_args
+    arguments.is_torch_bf16_gpu_available = lambda: True
+    state: Any = PartialState
+    state._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
 
 
 def prepare(trainer: VocAgnoTrainer) -> VocAgnoTrainer:
@@ -142,13 +133,18 @@ def prepare(trainer: VocAgnoTrainer) -> VocAgnoTrainer:
     return trainer
 
 
-def backward(trainer: VocAgnoTrainer, batches: Sequence[dict[str, Any]]) -> float | torch.Tensor:
+def backward(trainer: VocAgnoTrainer, batches: Sequence[Any]) -> Any:
     """Run forward and backward of the micro-batches of a step; return the loss."""
     tokens = sum(map(trainer.objective.divisor_tokens, batches))
     count = torch.tensor(tokens, device=trainer.args.device)
     return sum(trainer.training_step(trainer.model_wrapped, batch, count) for batch in batches)
 
 
-def temporary_directory(report: Report) -> str:
-    """Make a directory that goes with the run."""
-    return tempfile.mkdtemp(dir=Path(report.temporary))
+def count_tokens(batches: Sequence[Mapping[str, Any]], prefix: str = "") -> tuple[int, int]:
+    """Count the tokens with a loss, and the keys that they are predicted from."""
+    tokens = keys = 0
+    for batch in batches:
+        is_valid = batch[f"{prefix}labels"] != IGNORED_LABEL
+        tokens += int(is_valid.sum())
+        keys += int((batch[f"{prefix}position_ids"] * is_valid).sum())
+    return tokens, keys

@@ -1,21 +1,28 @@
-"""Compare the memory of the teacher's token losses with that of its float32 logits.
+"""Compare a teacher's token losses with its float32 logits: memory, and time.
 
-Extra memory at the peak, of a model of random weights and one layer, so that the head is what is
-measured; each way in a process of its own. Full logits with `F.cross_entropy` are shown beside it.
+A model of random weights and one layer, so that the head is what is measured; each way in a process
+of its own, which scores the tokens once. Extra memory at the peak; time of the clock, the median of
+the turns. Full logits are those of the same model with `F.cross_entropy`.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 
 from benchmarks.harness import Claim, Measured, alone, resident_bytes
 
-CLAIM = Claim(
-    "a teacher's token losses take at most 2 % of the memory of its logits",
-    at_most=0.02,
-    unit="%",
+CLAIMS = (
+    Claim(
+        "memory",
+        "a teacher's token losses take 2 % of the memory of its logits",
+        at_most=0.02,
+        unit="%",
+    ),
+    Claim("time", "and at most 0.6 of the time of computing with full logits", at_most=0.6),
 )
+WAYS = OURS, FULL_LOGITS = "token losses", "full logits"
 
 
 @dataclass(frozen=True)
@@ -26,22 +33,32 @@ class Size:
     vocabulary: int = 152_064
     hidden: int = 64
     tile_logits: int = 0
+    turns: int = 2
     device: str = "cpu"
 
 
-FULL, TINY = Size(), Size(tokens=256, vocabulary=8192, tile_logits=50_000)
+FULL, TINY = Size(), Size(tokens=256, vocabulary=8192, tile_logits=50_000, turns=1)
 
 
 def measure(size: Size) -> Measured:
-    """Return the extra memory of the token losses, as a share of the logits'."""
+    """Return shares of the logits' memory, and of the time of full logits."""
     logits_bytes = size.tokens * size.vocabulary * 4
-    found = {way: alone(score, way, size) for way in ("token losses", "full logits")}
-    details = [f"the logits alone are {logits_bytes / 2**20:,.0f} MiB"]
-    details += [
-        f"{way:14}{extra / 2**20:10,.0f} MiB{extra / logits_bytes:8.1%}{seconds:7.1f} s"
-        for way, (extra, seconds) in found.items()
+    found: dict[str, list[tuple[int, float]]] = {way: [] for way in WAYS}
+    for _ in range(size.turns):
+        for way in WAYS:
+            found[way].append(alone(score, way, size))
+    extra = {way: min(added for added, _ in turns) for way, turns in found.items()}
+    seconds = {way: statistics.median(took for _, took in turns) for way, turns in found.items()}
+    details = [
+        f"{way:14}{extra[way] / 2**20:10,.0f} MiB{extra[way] / logits_bytes:8.1%} of the logits"
+        f"{seconds[way]:8.2f} s"
+        for way in WAYS
     ]
-    return Measured(found["token losses"][0] / logits_bytes, tuple(details))
+    values = {
+        "memory": extra[OURS] / logits_bytes,
+        "time": seconds[OURS] / seconds[FULL_LOGITS],
+    }
+    return Measured(values, details)
 
 
 def score(way: str, size: Size) -> tuple[int, float]:
@@ -51,8 +68,7 @@ def score(way: str, size: Size) -> tuple[int, float]:
     from torch.nn import functional as F
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from vocagnolm import output_head
-    from vocagnolm.token_loss import add_token_losses
+    from vocagnolm import add_token_losses, output_head
 
     output_head.TILE_LOGITS = size.tile_logits or output_head.TILE_LOGITS
     torch.manual_seed(0)
@@ -68,7 +84,7 @@ def score(way: str, size: Size) -> tuple[int, float]:
     ids_BT = torch.randint(size.vocabulary, (size.tokens // width, width), device=size.device)
 
     def run(ids_BT: Tensor) -> Tensor:
-        if way == "token losses":
+        if way == OURS:
             return model(input_ids=ids_BT, labels=ids_BT, token_losses=True)
         logits = model(input_ids=ids_BT, use_cache=False).logits[:, :-1].float()
         return F.cross_entropy(logits.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")

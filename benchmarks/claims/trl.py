@@ -1,0 +1,256 @@
+"""Compare training steps with TRL's, on the same documents, models and student tokens.
+
+A step is all of it: collating, both models' forward passes, backward, AdamW. Every way is a process
+of its own; one runs at a time, on other documents in each turn. Time is processor time of one
+thread; memory is the most that a step adds to what is resident before it, in a turn of its own.
+Models are random, float32, with no clipping and no checkpointing.
+
+TRL's GOLD takes byte-level tokenizers alone (it refuses those of Llama-2, TinyLlama and Mistral
+v0.1: `NotImplementedError`), at least one word of prompt, and one document a row; ours and TRL's
+SFT take the same documents as one packed row. ULD there is `cross-entropy + 0.5 ULD` as ours (Eq.
+6), with `uld_token_merge_strategy="bayesian"`, whose logits predict the tokens that are compared;
+its JSD is `beta=1`, the reverse KL of ours, without the cross-entropy that ours has. An online step
+needs one number per teacher token, GOLD whole distributions: that ratio compares methods rather
+than code. The models are mostly head, as small ones are: with real sizes ratios are nearer 1.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import statistics
+import tempfile
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, chain
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers.utils import logging as transformers_logging
+
+from benchmarks.generated import make_texts, tokenizer
+from benchmarks.harness import Claim, Measured, Skipped, Way, quartiles, take_turns_apart
+from vocagnolm import VocAgnoTrainer, prepare_dataset
+from vocagnolm.conventions import IGNORED_LABEL
+
+CLAIMS = (
+    Claim("online time", "an online step takes 0.15 of the time of TRL's GOLD", at_most=0.15),
+    Claim("online memory", "and 0.08 of its memory", at_most=0.08),
+    Claim("ULD time", "a ULD step takes half the time of GOLD's", at_most=0.5),
+    Claim("ULD memory", "and 0.15 of its memory", at_most=0.15),
+    Claim("KLD time", "a KLD step takes 0.7 of the time of GOLD's JSD", at_most=0.7),
+    Claim("KLD memory", "and 0.35 of its memory", at_most=0.35),
+    Claim("CPT time", "a step without a teacher takes the time of TRL's SFT", at_most=1.0),
+)
+OURS = {"CPT": "cpt", "online": "vocagnolm", "ULD": "uld", "KLD": "kld"}
+GOLD: dict[str, dict[str, Any]] = {
+    "GOLD ULD": {
+        "use_uld_loss": True,
+        "uld_crossentropy_weight": 1.0,
+        "uld_distillation_weight": 0.5,
+        "uld_token_merge_strategy": "bayesian",
+    },
+    "GOLD JSD": {"use_uld_loss": False, "beta": 1.0},
+}
+SFT = "TRL SFT"
+WAYS = (*OURS, SFT, *GOLD)
+ONE_VOCABULARY = ("KLD", "GOLD JSD")
+PEERS = {"online": "GOLD ULD", "ULD": "GOLD ULD", "KLD": "GOLD JSD", "CPT": SFT}
+ROLES = ("student", "teacher")
+
+
+@dataclass(frozen=True)
+class Size:
+    """Models, tokenizers and documents.
+
+    Attributes:
+        student: a kind of tokenizer, or a directory of a byte-level one.
+        teacher_vocabulary: of the teacher's head.
+        document: student tokens of a document, about.
+        max_length: student tokens of a step.
+        hidden: of the student; the teacher is twice as wide.
+    """
+
+    student: str = "gpt2"
+    teacher: str = "qwen"
+    teacher_vocabulary: int = 152_064
+    document: int = 120
+    max_length: int = 512
+    hidden: int = 128
+    layers: int = 4
+    turns: int = 3
+
+
+FULL = Size()
+TINY = Size("tiny-gpt2", "tiny-qwen", 2048, 40, max_length=96, hidden=64, layers=1, turns=1)
+
+
+def measure(size: Size) -> Measured:
+    """Return the medians of all ratios.
+
+    Raises:
+        Skipped: TRL is not installed.
+    """
+    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        # Here, for the processes that are forked from this one.
+        importlib.import_module("trl.experimental.gold")
+        importlib.import_module("trl").SFTTrainer  # noqa: B018 - imported where it is asked for
+    except ImportError:
+        raise Skipped("it needs TRL: pip install -e '.[bench]'") from None
+    with tempfile.TemporaryDirectory() as name:
+        prepare(size, Path(name))
+        makers = {way: partial(make_way, way, size, Path(name)) for way in WAYS}
+        ways = take_turns_apart(makers, size.turns, memory=1)
+    values, details = {}, [f"{way:10}{taken.spread}{taken.added}" for way, taken in ways.items()]
+    for ours, theirs in PEERS.items():
+        for what, taken in (("time", "seconds"), ("memory", "added_bytes")):
+            both = zip(getattr(ways[ours], taken), getattr(ways[theirs], taken), strict=True)
+            ratios = [x / y for x, y in both]
+            values[f"{ours} {what}"] = statistics.median(ratios)
+            details.append(f"{ours} / {theirs}, {what}: {quartiles(ratios)}")
+    return Measured(values, details)
+
+
+def prepare(size: Size, directory: Path) -> None:
+    """Write what every process reads: tokenizers, and the documents of each turn."""
+    for role, name in zip(ROLES, (size.student, size.teacher), strict=True):
+        tokenizer(name).save_pretrained(directory / role)
+    texts = make_texts(2000, characters=3 * size.document)
+    lengths = map(len, AutoTokenizer.from_pretrained(directory / "student")(texts)["input_ids"])
+    fitting = (
+        (text, tokens)
+        for text, tokens in zip(texts, lengths, strict=True)
+        if 0.8 * size.document < tokens < 1.06 * size.document
+    )
+    turns: list[list[str]] = []
+    for _ in range(1 + size.turns):
+        turns.append([])
+        left = float(size.max_length)
+        while left > 1.06 * size.document + 2:
+            text, tokens = next(fitting)
+            turns[-1].append(text)
+            left -= tokens + 2  # and its start and end
+    (directory / "turns.json").write_text(json.dumps(turns))
+
+
+def make_way(way: str, size: Size, directory: Path) -> Way:
+    """Make one way, in its process."""
+    datasets.disable_progress_bars()
+    job = Job(way, size, directory)
+    trainer: Any = job.ours() if way in OURS else job.theirs()
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1  # set by `train`
+    ends = list(accumulate(map(len, job.turns), initial=0))
+
+    def rows(turn: int) -> list[Any]:
+        indices = [turn] if way in OURS else range(ends[turn], ends[turn + 1])
+        return [trainer.train_dataset[index] for index in indices]
+
+    def step(rows: Any) -> None:
+        batch = trainer.data_collator(rows)
+        trainer.training_step(trainer.model, batch, (batch["labels"] != IGNORED_LABEL).sum())
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+
+    return Way(step, rows)
+
+
+class Job:
+    """One way's models, tokenizers and documents."""
+
+    def __init__(self, way: str, size: Size, directory: Path):
+        self.way, self.size, self.directory = way, size, directory
+        self.tokenizers = [AutoTokenizer.from_pretrained(directory / role) for role in ROLES]
+        self.turns: list[list[str]] = json.loads((directory / "turns.json").read_text())
+        self.arguments: dict[str, Any] = {
+            "output_dir": str(directory / "runs" / way),
+            "use_cpu": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "save_strategy": "no",
+        }
+
+    def model(self, vocabulary: int, scale: int) -> LlamaForCausalLM:
+        """Make a random model, `scale` times as wide, with heads of 64."""
+        hidden = self.size.hidden * scale
+        torch.manual_seed(scale)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=hidden,
+            intermediate_size=3 * hidden,
+            num_hidden_layers=self.size.layers,
+            num_attention_heads=hidden // 64,
+            num_key_value_heads=hidden // 64,
+            max_position_embeddings=8 * self.size.max_length,
+        )
+        return LlamaForCausalLM(config)
+
+    def models(self) -> tuple[LlamaForCausalLM, LlamaForCausalLM | None]:
+        """Make the student and, if there is one in the step, the teacher."""
+        vocabulary = len(self.tokenizers[0])
+        student = self.model(vocabulary, 1)
+        if self.way in ("CPT", SFT):
+            return student, None
+        is_one = self.way in ONE_VOCABULARY
+        return student, self.model(vocabulary if is_one else self.size.teacher_vocabulary, 2)
+
+    def ours(self) -> VocAgnoTrainer:
+        """Make our trainer, with a packed sequence for each turn."""
+        width = self.size.max_length
+        tokenizers = self.tokenizers if self.way in ("online", "ULD") else self.tokenizers[:1]
+        packed = [
+            prepare_dataset(
+                datasets.Dataset.from_dict({"text": texts}),
+                *tokenizers,
+                max_length=width,
+                teacher_context=3 * width,
+            )
+            for texts in self.turns
+        ]
+        assert all(len(blocks) == 1 for blocks in packed), "a turn is one packed sequence"
+        model, teacher = self.models()
+        trainer = VocAgnoTrainer(
+            model=model,
+            teacher=teacher,
+            method=OURS[self.way],
+            args=TrainingArguments(**self.arguments),
+            train_dataset=packed[0],
+        )
+        trainer.train_dataset = [blocks[0] for blocks in packed]
+        return trainer
+
+    def theirs(self) -> Any:
+        """Make TRL's trainer, with a row for each document."""
+        import trl
+        from trl.experimental import gold
+
+        model, teacher = self.models()
+        texts = list(chain(*self.turns))
+        columns: dict[str, Any] = {"text": texts}
+        given = self.arguments | {"bf16": False, "gradient_checkpointing": False}
+        if self.way == SFT:
+            # The documents of a step in one row, as ours; positions tell attention where they end.
+            make = trl.SFTTrainer
+            arguments = trl.SFTConfig(**given, padding_free=True, max_length=None)
+        else:
+            parts = [text.partition(" ") for text in texts]
+            columns = {"prompt": [p[0] for p in parts], "completion": [p[1] + p[2] for p in parts]}
+            given |= {"lmbda": 0.0, "max_length": self.size.max_length, "max_completion_length": 8}
+            if self.way not in ONE_VOCABULARY:
+                given["teacher_tokenizer_name_or_path"] = str(self.directory / "teacher")
+            make = partial(gold.GOLDTrainer, teacher_model=teacher)
+            arguments = gold.GOLDConfig(**given, **GOLD[self.way])
+        return make(
+            model=model,
+            args=arguments,
+            train_dataset=datasets.Dataset.from_dict(columns),
+            processing_class=self.tokenizers[0],
+        )

@@ -1,1 +1,0 @@
-"""Numbers that are computed from sizes and assumptions; nothing is run."""
