@@ -4,7 +4,7 @@
 
 The reference is float32 for both models. Of the tokens that it selects (40 % of each block), the
 share that is not selected any more is shown, over several seeds, and beside it by how much the
-teacher's losses move. bf16 and compiled layers are real; float8, int8 and 4 bits are simulated on
+teacher's losses move. bf16 is real; float8, int8 and 4 bits are simulated on
 the CPU: the numbers are rounded as the kernels round them, products and sums are of another
 hardware. Two pairs: the demo's student, pretrained here with `seed`, and its teacher; and random
 Llamas, whose losses say nothing, so that little stands between one token and the next. Pairs as
@@ -29,14 +29,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from vocagnolm import Method
 from vocagnolm.collator import PackedCollator, student_segments
 from vocagnolm.data import align_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.io import ASSETS
-from vocagnolm.models.layers import compile_layers
-from vocagnolm.objective import Method, Objective
+from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.teacher import ResidentTeacher
@@ -132,12 +132,6 @@ def simulated(linear: Callable[[nn.Linear], Callable[[Tensor], Tensor]]) -> Call
     return change
 
 
-def compiled(model: Any) -> Any:
-    """A model whose layers are compiled."""
-    compile_layers(model)
-    return model
-
-
 def varlen(model: Any) -> Any:
     """A model that is told of segments."""
     model.set_attn_implementation("torch_varlen")
@@ -153,7 +147,6 @@ WAYS = {
     "teacher fp8, simulated": Way(simulated(float8_linear)),
     "teacher nf4, simulated": Way(simulated(nf4_linear)),
 }
-COMPILED = {"`--compile_layers`, float32": Way(compiled, compiled)}
 
 
 @torch.no_grad()
@@ -226,7 +219,6 @@ def random_pair(seed: int, directory: Path) -> tuple[Any, Any]:
 def measure(arguments: argparse.Namespace) -> Iterator[str]:
     """The rows of a table."""
     pairs = {"demo": demo_pair, "random": random_pair}
-    ways = WAYS | (COMPILED if arguments.compile else {})
     changed: dict[tuple[str, str], list[float]] = {}
     moved: dict[tuple[str, str], list[float]] = {}
     tokens = 0
@@ -236,7 +228,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
             models = make(seed, arguments.students)
             expected = select(*models, batches, Way())
             tokens = int(expected.is_selected.sum())
-            for name, way in ways.items():
+            for name, way in WAYS.items():
                 found = select(*models, batches, way)
                 lost = (expected.is_selected & ~found.is_selected).sum() / tokens
                 changed.setdefault((pair, name), []).append(100 * float(lost))
@@ -247,7 +239,7 @@ def measure(arguments: argparse.Namespace) -> Iterator[str]:
     heads = [f"{pair}: {what}" for pair in pairs for what in ("changed, %", "L_T moves, nats")]
     yield f"| | {' | '.join(heads)} |"
     yield "|---" * (1 + len(heads)) + "|"
-    for name in ways:
+    for name in WAYS:
         cells = []
         for pair in pairs:
             values = changed[pair, name]
@@ -263,7 +255,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pages", type=int, default=400, help="Texts of a seed.")
     parser.add_argument("--students", type=Path, help="Where the demo's students are kept.")
-    parser.add_argument("--compile", action="store_true", help="With inductor too: minutes.")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:

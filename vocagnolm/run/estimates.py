@@ -31,7 +31,7 @@ _SHARE_OF_PRODUCT = 0.5
 _TIMED_S = 0.2
 # A parameter in a file, and AdamW's moments of one.
 _WEIGHT, _MOMENTS = 4, 8
-# Bytes of a store for a teacher token (docs/scaling.md).
+# Bytes of a store for a teacher token (PlanetMath).
 _STORED = 3.05
 
 

