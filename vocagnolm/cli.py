@@ -41,8 +41,8 @@ _RANK_0_FIRST_S = 2
 
 # name: (the module with `main(argv)`, one line of help)
 COMMANDS = {
-    "audit": ("vocagnolm.report.audit_main", "How well a teacher's tokens map to a student's"),
-    "compare": ("vocagnolm.report.compare_main", "Tables and figures over finished runs"),
+    "audit": ("vocagnolm.report.audit", "How well a teacher's tokens map to a student's"),
+    "compare": ("vocagnolm.report.compare", "Tables and figures over finished runs"),
     "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
     "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
     "export": (
@@ -50,7 +50,7 @@ COMMANDS = {
         "The whole student of a checkpoint, for from_pretrained",
     ),
     "inspect": (
-        "vocagnolm.report.inspect_main",
+        "vocagnolm.report.inspect",
         "A text with its tokens kept, dropped and unmapped",
     ),
     "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),

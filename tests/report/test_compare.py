@@ -1,18 +1,18 @@
-"""Runs side by side: worked examples, exact tests against enumeration, and refusals to mix."""
+"""Runs side by side: worked examples, what is never mixed, the paper's rows, tables and page."""
 
 from __future__ import annotations
 
-import itertools
 import json
+import re
 from collections.abc import Callable
-from fractions import Fraction
-from math import comb
+from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
-import numpy as np
+import pandas as pd
 import pytest
-from fake_results import record, write_evaluation
+from fake_results import edit_results, record, write_evaluation, write_json, write_run
+from real_data import real_data
 
 from vocagnolm import cli
 from vocagnolm.evaluation import report
@@ -20,37 +20,18 @@ from vocagnolm.evaluation.records import RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.sources import load_items
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.report.compare import compare
-from vocagnolm.report.frame import read_frame
-from vocagnolm.report.paired import (
-    Discordance,
-    holm,
-    mcnemar_p,
-    percentile_interval,
-    resampled_differences,
-)
-from vocagnolm.report.paper import REPORTED_FILE, read_reported
-from vocagnolm.report.report import comparison_markdown, write_comparison
-from vocagnolm.report.runs import heading, read_runs
+from vocagnolm.report.compare import Comparison, compare, comparison_markdown, write_comparison
+from vocagnolm.report.curves import read_curves
+from vocagnolm.report.page import bar_series
+from vocagnolm.report.paper import REPORTED_FILE, read_reported, teacher_name
+from vocagnolm.report.runs import METHODS, find_sources, heading
+from vocagnolm.run import parse as config
+from vocagnolm.run.arguments import GuidanceArguments
 
 ROW = "Qwen2.5-Math-Instruct VocAgnoLM"
 # Eight items: only the first right on 1, only the other on 3, both on 2, none on 2.
 FIRST = [True, False, False, False, True, True, False, False]
 OTHER = [False, True, True, True, True, True, False, False]
-
-
-def edit(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = directory / "results.json"
-    results = json.loads(path.read_text())
-    change(results)
-    path.write_text(json.dumps(results))
-
-
-def edit_last_item(directory: Path, name: str, **fields: Any) -> None:
-    path = directory / f"{name}.jsonl"
-    lines = path.read_text().splitlines(keepends=True)
-    lines[-1] = to_line(json.loads(lines[-1]) | fields)
-    path.write_text("".join(lines))
 
 
 @pytest.fixture
@@ -70,114 +51,64 @@ def paper_runs(tmp_path: Path) -> list[Path]:
     ]
 
 
-# paired_tests
+def paired(comparison: Comparison) -> dict[str, Any]:
+    """The rows of the only pairing, by column."""
+    assert len(comparison.pairings[["first", "other"]].drop_duplicates()) == 1
+    return {row.column: row for row in comparison.pairings.itertuples()}
 
 
-def enumerated_p(only_first: int, only_other: int) -> Fraction:
-    """Of all ways in which the discordant items could fall, those at least as uneven."""
-    n = only_first + only_other
-    uneven = sum(
-        abs(2 * sum(sides) - n) >= abs(only_first - only_other)
-        for sides in itertools.product((0, 1), repeat=n)
-    )
-    return Fraction(uneven, 2**n)
+def refused(comparison: Comparison) -> dict[str, str]:
+    rows = paired(comparison).values()
+    return {row.column: row.not_paired for row in rows if pd.notna(row.not_paired)}
 
 
-def test_mcnemar_equals_enumeration_when_small() -> None:
-    for only_first, only_other in itertools.product(range(7), repeat=2):
-        expected = float(enumerated_p(only_first, only_other))
-        assert mcnemar_p(only_first, only_other) == pytest.approx(expected, rel=1e-15)
+def cells(text: str, start: str) -> list[str]:
+    """The cells of the first row that starts so."""
+    line = next(line for line in text.splitlines() if line.startswith(f"| {start} "))
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-@pytest.mark.parametrize(("only_first", "only_other"), [(450, 520), (1500, 1700)])
-def test_mcnemar_equals_rational_sum_when_large(only_first: int, only_other: int) -> None:
-    n, least = only_first + only_other, min(only_first, only_other)
-    expected = min(1.0, float(Fraction(2 * sum(comb(n, k) for k in range(least + 1)), 2**n)))
-    assert mcnemar_p(only_first, only_other) == expected
-    assert mcnemar_p(only_other, only_first) == expected
-
-
-def test_mcnemar_stays_in_range() -> None:
-    assert mcnemar_p(0, 12_000) == 0.0  # below the smallest float
-    assert mcnemar_p(6_000, 6_000) == 1.0
-
-
-def test_holm_equals_hand_computation_when_order_is_mixed() -> None:
-    # Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, then 0.04 x 1, which may not fall below 0.06.
-    expected = [0.03, 0.06, 0.06, 0.02]
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx(expected)
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
-    assert holm([]) == []
-
-
-def test_resampling_agrees_with_drawing_items() -> None:
-    pairs = [(True, False)] * 12 + [(False, True)] * 30 + [(True, True)] * 58
-    counts = Discordance.of(pairs)
-    assert counts == Discordance(100, 12, 30)
-    ours = resampled_differences(counts, 20_000, 0)
-    gains = np.array([other - first for first, other in np.array(pairs, int)])
-    drawn = np.random.default_rng(1).integers(0, 100, size=(20_000, 100))
-    theirs = gains[drawn].mean(axis=1) * 100
-    assert ours.mean() == pytest.approx(theirs.mean(), abs=0.2)
-    assert ours.std() == pytest.approx(theirs.std(), rel=0.03)
-    assert percentile_interval(ours) == pytest.approx(percentile_interval(theirs), abs=1.0)
-
-
-def test_bootstrap_interval_covers_truth_when_repeated() -> None:
-    rng = np.random.default_rng(0)
-    shares, covered = [0.12, 0.2, 0.68], 0
-    for seed in range(400):
-        only_first, only_other, _ = rng.multinomial(300, shares)
-        counts = Discordance(300, int(only_first), int(only_other))
-        low, high = percentile_interval(resampled_differences(counts, 1000, seed))
-        covered += low <= 8.0 <= high
-    assert 0.92 <= covered / 400 <= 0.98
-
-
-# pairs
+# Pairs
 
 
 def test_pairing_equals_hand_computation(runs: list[Path]) -> None:
-    (pairing,) = compare(runs).pairings
-    gsm8k, math = pairing.differences["gsm8k"], pairing.differences["math"]
-    assert gsm8k.counts == Discordance(8, only_first=1, only_other=3)
+    comparison = compare(runs)
+    rows = paired(comparison)
+    gsm8k, math = rows["gsm8k"], rows["math"]
+    assert (gsm8k.items, gsm8k.only_first, gsm8k.only_other) == (8, 1, 3)
     assert (gsm8k.points, math.points) == (25.0, -25.0)
     assert gsm8k.p == 0.625  # 2 (1 + 4) / 16
     assert gsm8k.p_holm == 1.0
-    assert gsm8k.interval[0] < 25.0 < gsm8k.interval[1]
-    assert pairing.refused == {}
+    assert gsm8k.low < 25.0 < gsm8k.high
+    assert refused(comparison) == {}
 
 
 def test_pairing_is_by_idx_in_any_order(runs: list[Path]) -> None:
     before = compare(runs).pairings
     path = runs[1] / "gsm8k.jsonl"
     path.write_text("".join(reversed(path.read_text().splitlines(keepends=True))))
-    assert compare(runs).pairings == before
+    pd.testing.assert_frame_equal(compare(runs).pairings, before)
 
 
 def test_pairing_is_independent_of_other_benchmarks(tmp_path: Path) -> None:
     few = [write_evaluation(tmp_path / name, {"math": FIRST}) for name in "ab"]
     many = [write_evaluation(tmp_path / name, {"gsm8k": OTHER, "math": FIRST}) for name in "cd"]
-    alone, beside = (compare(paths).pairings[0].differences["math"] for paths in (few, many))
-    assert alone.interval == beside.interval
+    alone, beside = (paired(compare(paths))["math"] for paths in (few, many))
+    assert (alone.low, alone.high) == (beside.low, beside.high)
 
 
-def test_average_difference_is_narrower_than_its_columns(
-    paper_runs: list[Path],
-) -> None:
-    differences = compare(paper_runs).pairings[0].differences
-    assert list(differences)[-3:] == list(AVERAGES)
+def test_average_difference_is_narrower_than_its_columns(paper_runs: list[Path]) -> None:
+    rows = paired(compare(paper_runs))
+    assert list(rows)[-3:] == list(AVERAGES)
     for average in AVERAGES:
-        assert differences[average].points == pytest.approx(25.0)
-        assert differences[average].p is None
-    widths = {
-        name: differences[name].interval[1] - differences[name].interval[0]
-        for name in ("gsm8k", "AVG")
-    }
-    assert widths["AVG"] == pytest.approx(widths["gsm8k"] / 3, rel=0.2)  # nine: a third
+        assert rows[average].points == pytest.approx(25.0)
+        assert pd.isna(rows[average].p)
+    widths = [rows[name].high - rows[name].low for name in ("AVG", "gsm8k")]
+    assert widths[0] == pytest.approx(widths[1] / 3, rel=0.2)  # nine: a third
 
 
-REFUSALS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+Change = Callable[[dict[str, Any]], object]
+CHANGES: dict[str, tuple[Change, str]] = {
     "grader": (lambda results: results.update(grader="harness@2"), "other grader"),
     "version": (
         lambda results: results["benchmarks"]["gsm8k"].update(version=2),
@@ -198,103 +129,115 @@ REFUSALS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_pairing_is_refused_when_conditions_differ(paper_runs: list[Path], name: str) -> None:
-    change, reason = REFUSALS[name]
-    edit(paper_runs[1], change)
+@pytest.mark.parametrize("name", CHANGES)
+def test_nothing_is_paired_when_conditions_differ(paper_runs: list[Path], name: str) -> None:
+    change, reason = CHANGES[name]
+    edit_results(paper_runs[1], change)
     comparison = compare(paper_runs)
-    (pairing,) = comparison.pairings
-    assert pairing.refused["gsm8k"] == reason
-    assert "gsm8k" not in pairing.differences
-    assert "GSM8K" in pairing.refused["AVG"]
-    assert not pairing.differences.keys() & AVERAGES.keys()
-    assert ("math" in pairing.differences) == (name != "grader")
+    found = refused(comparison)
+    assert found["gsm8k"] == reason
+    assert "GSM8K" in found["AVG"]
+    assert AVERAGES.keys() <= found.keys()
+    assert ("math" in found) == (name == "grader")
+    assert pd.isna(paired(comparison)["gsm8k"].points)
     assert f"not paired: {reason}" in comparison_markdown(comparison)
 
 
-def test_pairing_is_refused_when_item_sets_differ(tmp_path: Path) -> None:
+def test_nothing_is_paired_when_item_sets_differ(tmp_path: Path) -> None:
     paths = [
         write_evaluation(tmp_path / "first", {"gsm8k": FIRST}),
         write_evaluation(tmp_path / "other", {"gsm8k": OTHER[:5]}, partial=["gsm8k"]),
     ]
-    assert compare(paths).pairings[0].refused == {"gsm8k": "other items: 8 and 5, shared 5"}
+    assert refused(compare(paths)) == {"gsm8k": "other items: 8 and 5, shared 5"}
 
 
 @pytest.mark.parametrize("fields", [{"prompt_sha256": "other"}, {"gold": "other"}])
-def test_pairing_is_refused_when_items_differ(runs: list[Path], fields: dict[str, str]) -> None:
-    edit_last_item(runs[1], "gsm8k", **fields)
-    (pairing,) = compare(runs).pairings
-    assert pairing.refused == {"gsm8k": "other prompts or golds of 1 items"}
-    assert list(pairing.differences) == ["math"]
+def test_nothing_is_paired_when_items_differ(runs: list[Path], fields: dict[str, str]) -> None:
+    path = runs[1] / "gsm8k.jsonl"
+    *lines, last = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines, to_line(json.loads(last) | fields)]))
+    found = compare(runs)
+    assert refused(found) == {"gsm8k": "other prompts or golds of 1 items"}
+    assert paired(found)["math"].points == -25.0
 
 
-def test_average_is_refused_without_one_benchmark(paper_runs: list[Path]) -> None:
-    edit(paper_runs[1], lambda results: results["benchmarks"].pop("sat"))
-    (pairing,) = compare(paper_runs).pairings
-    assert pairing.refused == {"AVG": "SAT not paired"}
-    assert "AVG w/o SAT" in pairing.differences
+def test_average_is_not_paired_without_one_benchmark(paper_runs: list[Path]) -> None:
+    edit_results(paper_runs[1], lambda results: results["benchmarks"].pop("sat"))
+    found = compare(paper_runs)
+    assert refused(found) == {"AVG": "SAT not paired"}
+    assert paired(found)["AVG w/o SAT"].points == pytest.approx(25.0)
 
 
 def test_averages_are_those_of_both_runs(paper_runs: list[Path], tmp_path: Path) -> None:
     shared = "AVG w/o TAB, MMLU-STEM, SAT"
     few = write_evaluation(tmp_path / "few", dict.fromkeys(AVERAGES[shared], OTHER))
-    (pairing,) = compare([paper_runs[0], few]).pairings
-    assert list(pairing.differences) == [*AVERAGES[shared], shared]
-    assert pairing.refused == {}
+    found = compare([paper_runs[0], few])
+    assert list(paired(found)) == [*AVERAGES[shared], shared]
+    assert refused(found) == {}
+
+
+def test_items_that_contradict_their_results_are_an_error(runs: list[Path]) -> None:
+    path = runs[1] / "gsm8k.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(ValueError, match="expected 8 items, 5 of them right"):
+        compare(runs)
+
+
+def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
+    def in_chat(results: dict[str, Any]) -> None:
+        results["benchmarks"]["gsm8k"].update(prompts=None, marked=["chat"], marks=["zero-shot"])
+
+    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "asked in a chat alone"]
+    for path, right in zip(paths, (FIRST, OTHER, FIRST), strict=True):
+        edit_results(write_evaluation(path / "evaluation-chat", {"gsm8k": right[1:]}), in_chat)
+    for path, right in zip(paths[:2], (FIRST, OTHER), strict=True):
+        write_evaluation(path / "evaluation", {"gsm8k": right})
+    comparison = compare(paths)
+    pairs = comparison.pairings[["first", "other"]].to_numpy().tolist()
+    assert pairs == [["a", "b"], ["a-chat", "b-chat"], ["a-chat", f"{paths[2].name}-chat"]]
+    assert comparison.pairings.not_paired.isna().all()
+    text = comparison_markdown(comparison)
+    assert cells(text, "a") == ["a", "harness", "37.5 +- 10.0"]
+    assert cells(text, "a-chat") == ["a-chat", "chat", "28.6* +- 10.0"]
+    series = bar_series(comparison.runs, comparison.settings, comparison.reported)
+    assert {label: bars["gsm8k"]["value"] for label, bars in series.items()} == pytest.approx(
+        dict(zip(["a", "a-chat", "b", "b-chat"], [37.5, 200 / 7, 62.5, 500 / 7], strict=True))
+        | {f"{paths[2].name}-chat": 200 / 7}
+    )
 
 
 # The paper's rows
 
 
-def readme_rows(shared_dir: Path) -> dict[str, list[float | None]]:
-    """Tables 1 and 4 as the digest of the paper has them."""
-    text = (shared_dir / "paper" / "README.md").read_text(encoding="utf-8")
-    rows: dict[str, list[float | None]] = {}
-    for title, names in (("### Table 1", 2), ("### Table 4", 1)):
-        table = text.split(title)[1].split("\n\n")[1]
-        for line in table.splitlines()[2:]:
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            key = " ".join(cells[:names])
-            rows[key] = [None if cell == "-" else float(cell) for cell in cells[names:]]
-    return rows
-
-
-def test_reported_rows_equal_the_digest(shared_dir: Path) -> None:
-    renamed = {
-        "nothing: TinyLlama -": "TinyLlama",
-        "nothing: TinyLlama-CPT CPT": "TinyLlama-CPT",
-        "Rho-1 reference Rho-1": "Rho-1",
-    }
-    expected = {renamed.get(key, key): row for key, row in readme_rows(shared_dir).items()}
+def test_reported_rows_equal_the_papers_text() -> None:
+    root = real_data("paper")
     tables = json.loads(REPORTED_FILE.read_text())["tables"]
-    assert [len(table["rows"]) for table in tables] == [17, 9, 7, 6]
-    assert {**tables[0]["rows"], **tables[3]["rows"]} == expected
-    columns = [*PAPER_BENCHMARKS, *AVERAGES]
-    assert [table["columns"] for table in tables] == [columns, columns, columns, columns[:10]]
-
-
-@pytest.mark.parametrize("number", [2, 3])
-def test_reported_tables_equal_the_papers_text(shared_dir: Path, number: int) -> None:
-    (path,) = (shared_dir / "paper").glob("arxiv-*.txt")
-    table = path.read_text(encoding="utf-8").split(f"\nTable {number}: ")[1].split("\n\n")[1]
-    printed = [line.strip("| ").split(" | ") for line in table.splitlines() if line.count("|") > 5]
-    rows = json.loads(REPORTED_FILE.read_text())["tables"][number - 1]["rows"]
-    for (first, second, *values), (name, row) in zip(printed[1:], rows.items(), strict=True):
-        chunks = "token level" if second == "-" else f"{second} chunks"
-        assert name == (f"{chunks}, {first.lower()}" if number == 2 else f"{first} {second}")
-        assert [float(value) for value in values] == row
-
-
-def test_reported_table_names_all_its_rows_when_given() -> None:
-    rows = read_reported(["Llemma", "Table 3", "Exclude 2B"])[1]
-    assert list(dict.fromkeys(rows.table)) == ["Table 4", "Table 3"]
-    assert rows.row.nunique() == 8
-    assert len(rows) == 10 + 7 * 12
+    # Tables 1 and 4 as the digest of the paper has them.
+    expected: dict[str, list[float | None]] = {}
+    digest = (root / "README.md").read_text(encoding="utf-8")
+    for title, names in (("### Table 1", 2), ("### Table 4", 1)):
+        for line in digest.split(title)[1].split("\n\n")[1].splitlines()[2:]:
+            row = [cell.strip() for cell in line.strip("|").split("|")]
+            numbers = [None if cell == "-" else float(cell) for cell in row[names:]]
+            expected[" ".join(row[:names])] = numbers
+    renamed = {"nothing: TinyLlama -": "TinyLlama", "Rho-1 reference Rho-1": "Rho-1"}
+    renamed["nothing: TinyLlama-CPT CPT"] = "TinyLlama-CPT"
+    ours = {**tables[0]["rows"], **tables[3]["rows"]}
+    assert ours == {renamed.get(key, key): row for key, row in expected.items()}
+    # Tables 2 and 3 as its text has them.
+    (path,) = root.glob("arxiv-*.txt")
+    for number in (2, 3):
+        table = path.read_text(encoding="utf-8").split(f"\nTable {number}: ")[1].split("\n\n")[1]
+        lines = [line.strip("| ").split(" | ") for line in table.splitlines()]
+        printed = [line[2:] for line in lines if len(line) > 5 and line[-1][0].isdigit()]
+        rows = tables[number - 1]["rows"].values()
+        assert list(rows) == [list(map(float, row)) for row in printed]
 
 
 def test_reported_averages_are_means_of_their_columns() -> None:
     tables = json.loads(REPORTED_FILE.read_text())["tables"]
-    _, rows = read_reported([name for table in tables for name in table["rows"]])
+    _, rows = read_reported([table["table"] for table in tables])
+    assert rows.row.nunique() == 17 + 9 + 7 + 6
     checked = 0
     for name, row in rows.groupby("row"):
         values = row.set_index("column").reported
@@ -312,9 +255,7 @@ def test_reported_row_stands_beside_ours(runs: list[Path]) -> None:
     assert set(lines) == {(run, name) for run in ("first", "other") for name in ("gsm8k", "math")}
     line = lines["first", "gsm8k"]  # 3 of 8, 27.5 to 47.5
     assert (line.rounded, line.reported, line.points, line.inside) == (37.5, 11.3, 26.2, False)
-    text = comparison_markdown(comparison)
-    assert f"reported: {ROW} (Table 1)" in text
-    assert "arXiv 2503.19123v1" in text
+    assert f"reported: {ROW} (Table 1)" in comparison_markdown(comparison)
 
 
 def test_reported_row_of_a_runs_name_stands_apart(tmp_path: Path) -> None:
@@ -332,18 +273,20 @@ def test_reported_row_of_a_runs_name_stands_apart(tmp_path: Path) -> None:
 def test_reported_number_is_inside_our_interval(
     runs: list[Path], interval: list[float], inside: bool
 ) -> None:
-    edit(runs[0], lambda results: results["benchmarks"]["gsm8k"].update(interval=interval))
+    edit_results(runs[0], lambda results: results["benchmarks"]["gsm8k"].update(interval=interval))
     line = compare(runs[:1], [ROW]).against_reported.iloc[0]  # 11.3 is reported
     assert (line.column, line.inside) == ("gsm8k", inside)
 
 
+def test_teachers_have_the_papers_names() -> None:
+    paper = json.loads(REPORTED_FILE.read_text())
+    assert paper["models"].keys() == paper["tables"][3]["rows"].keys()
+    for name, others in paper["models"].items():
+        assert {teacher_name(f"/x/{other}") for other in (name, *others)} == {name}
+    assert teacher_name("some/qwen2.5-math-7b-rl") == "qwen2.5-math-7b-rl"
+
+
 # Tables and files
-
-
-def cells(text: str, start: str) -> list[str]:
-    """The cells of the first row that starts so."""
-    line = next(line for line in text.splitlines() if line.startswith(f"| {start} "))
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
@@ -355,64 +298,53 @@ def test_table_has_the_columns_of_table_1(paper_runs: list[Path]) -> None:
     assert (values["ASDiv"], values["SAT"], values["AVG"]) == ("41.2", "-", "-")
 
 
-def test_outputs_mark_partial_columns(tmp_path: Path) -> None:
+def test_partial_columns_are_marked(tmp_path: Path) -> None:
     paths = [
         write_evaluation(tmp_path / name, {"gsm8k": FIRST, "math": FIRST}, partial=["math"])
         for name in ("first", "other")
     ]
     text = comparison_markdown(compare(paths, ["Rho-1"]))
-    accuracy, paired, reported = (
+    accuracy, pairs, reported = (
         [line for line in part.splitlines() if line.startswith("|")][2:]
         for part in text.split("\n## ")
     )
     assert [line.count("*") for line in accuracy] == [1, 1, 0]
-    assert [line.split("|")[2].strip() for line in paired] == ["GSM8K", "MATH*"]
+    assert [line.split("|")[2].strip() for line in pairs] == ["GSM8K", "MATH*"]
     assert [line.split("|")[3:5] for line in reported] == [[" +30.4 out ", " +32.5* out "]] * 2
     assert "partial: 8 of many items (MATH)" in text
-    # A paragraph, and then a list.
-    assert "say why.\n\n- first: first, revision abc" in text
-
-
-def test_table_names_the_prompts(runs: list[Path]) -> None:
-    def ours(results: dict[str, Any]) -> None:
-        for benchmark in results["benchmarks"].values():
-            benchmark["prompts"].update(origin="vocagnolm", sha256="q")
-            benchmark["marked"] = ["own_prompts"]
-            benchmark["marks"] = ["prompts: not the harness's"]
-
-    edit(runs[1], ours)
-    text = comparison_markdown(compare(runs))
-    accuracies = text.split("\n## ")[0].splitlines()
-    rows = [line for line in accuracies if line.startswith(("| first", "| other"))]
-    assert [row.split("|")[2].strip() for row in rows] == ["harness", "ours"]
-    assert [row.count("*") for row in rows] == [0, 2]
-    assert "prompts: not the harness's (GSM8K, MATH)" in text
 
 
 def test_second_opinion_has_its_own_table(runs: list[Path]) -> None:
     opinion = {"n": 8, "correct": 2, "rounded": 25.0, "exact": 25.0, "interval": [7.0, 59.0]}
-    edit(runs[0], lambda results: results["benchmarks"]["math"].update(math_verify=opinion))
-    text = comparison_markdown(compare(runs))
-    verdicts, second, *_ = text.split("\n## ")
+    edit_results(runs[0], lambda results: results["benchmarks"]["math"].update(math_verify=opinion))
+    verdicts, second, *_ = comparison_markdown(compare(runs)).split("\n## ")
     assert "25.0 +- 26.0" not in verdicts
     row = cells(second, "first")
     assert row == ["first", "math-verify 9", "harness", "25.0 +- 26.0"]
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_one_name_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [tmp_path / "a" / "model", tmp_path / "b" / "model", tmp_path / "c"]
     for path in paths:
         write_evaluation(path / "evaluation", {"gsm8k": FIRST})
-    assert [run.label for run in read_runs(paths)] == [str(paths[0]), str(paths[1]), "c"]
+    assert [x.label for x in find_sources(paths)] == [str(paths[0]), str(paths[1]), "c"]
+    # The present directory has a name, and a link has a name of its own.
+    (tmp_path / "link").symlink_to(paths[2])
+    monkeypatch.chdir(paths[2])
+    assert [x.label for x in find_sources([Path()])] == ["c"]
+    assert [x.label for x in find_sources([tmp_path / "link"])] == ["link"]
+    with pytest.raises(ValueError, match="twice"):
+        find_sources([paths[2], tmp_path / "link"])
 
 
 def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> None:
-    edit(paper_runs[1], REFUSALS["prompts"][0])
+    edit_results(paper_runs[1], CHANGES["prompts"][0])
     comparison = compare(paper_runs, [ROW, "Rho-1"], resamples=100)
     write_comparison(comparison, tmp_path / "out")
     data = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert data["pairings"][0]["refused"]["gsm8k"] == "other prompts"
-    assert data["pairings"][0]["differences"]["math"]["p"] == 0.625
+    pairs = {row["column"]: row for row in data["pairings"]}
+    assert pairs["gsm8k"]["not_paired"] == "other prompts"
+    assert (pairs["math"]["p"], pairs["math"]["not_paired"]) == (0.625, None)
     scores = {(row["run"], row["column"]): row["value"] for row in data["scores"]}
     assert scores["first", "AVG"] == pytest.approx(37.5)
     assert list(dict.fromkeys(row["row"] for row in data["reported"])) == [ROW, "Rho-1"]
@@ -421,136 +353,11 @@ def test_files_hold_the_comparison(paper_runs: list[Path], tmp_path: Path) -> No
     assert (tmp_path / "out" / "comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
-    def in_chat(results: dict[str, Any]) -> None:
-        results["benchmarks"]["gsm8k"].update(prompts=None, marked=["chat"], marks=["zero-shot"])
-
-    paths = [tmp_path / "a", tmp_path / "b", tmp_path / "asked in a chat alone"]
-    for path, right in zip(paths, (FIRST, OTHER, FIRST), strict=True):
-        edit(write_evaluation(path / "evaluation-chat", {"gsm8k": right[1:]}), in_chat)
-    for path, right in zip(paths[:2], (FIRST, OTHER), strict=True):
-        write_evaluation(path / "evaluation", {"gsm8k": right})
-    comparison = compare(paths)
-    firsts = [(each.first, each.other) for each in comparison.pairings]
-    chats = [("a-chat", "b-chat"), ("a-chat", f"{paths[2].name}-chat")]
-    assert firsts == [("a", "b"), *chats]
-    assert not any(each.refused for each in comparison.pairings)
-    text = comparison_markdown(comparison)
-    assert cells(text, "a") == ["a", "harness", "37.5 +- 10.0"]
-    assert cells(text, "a-chat") == ["a-chat", "chat", "28.6* +- 10.0"]
-    assert "## Points above a, over" in text
-    assert "## Points above a-chat, over" in text
-    write_comparison(comparison, tmp_path / "out")
-    assert "a-chat" in (tmp_path / "out" / "comparison.html").read_text()
-    # A figure's mark is of one protocol.
-    assert read_frame(paths[:1]).value.tolist() == [37.5]
-
-
-# The command
-
-
-def test_command_prints_tables_when_called(
-    runs: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_prints_tables(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", *map(str, runs), "--reported", ROW, "--resamples", "100"]) == 0
-    output = capsys.readouterr()
-    assert output.err == ""
-    differences = output.out.split("## Points above first, over the same items")[1]
+    differences = capsys.readouterr().out.split("## Points above first, over the same items")[1]
     assert cells(differences, "other")[1:3] == ["GSM8K", "+25.0"]
     assert cells(differences, "other")[4:] == ["8", "1", "3", "0.625", "1.000"]
-
-
-# Changes the other run, or returns the paths to give in place of both.
-Change = Callable[[Path, Path], object]
-
-
-def write(name: str, text: str) -> Change:
-    return lambda first, other: (other / name).write_text(text)
-
-
-def name_twice(first: Path, other: Path) -> list[Path]:
-    (other.parent / "link").symlink_to(first)
-    return [first, other, other.parent / "link"]
-
-
-BROKEN: dict[str, tuple[Change, str]] = {
-    "no_directory": (lambda first, other: [first, other / "absent"], "expected results.json in"),
-    "no_results": (lambda first, other: [first, other.parent], "run evaluate_math.py first"),
-    "damaged_json": (write("results.json", '{"model": '), "Expecting value"),
-    "deep_json": (write("results.json", "[" * 100_000), "maximum recursion depth exceeded"),
-    "wrong_marks": (
-        lambda _, other: edit(other, lambda x: x["benchmarks"]["math"].update(marked=[[1]])),
-        "marked must be list[str], got [[1]] (list)",
-    ),
-    "wrong_type": (write("results.json", "[1]"), "expected the results of evaluate_math.py"),
-    "unknown_benchmark": (
-        lambda _, other: edit(other, lambda results: results["benchmarks"].update(gsm9k={})),
-        "results.json: expected",
-    ),
-    "missing_item_field": (
-        write("gsm8k.jsonl", '{"idx": 0, "correct": true}\n'),
-        "the items of evaluate_math.py, found none or an unknown 'prompt_sha256'",
-    ),
-    "other_verdict": (
-        lambda _, other: edit_last_item(other, "gsm8k", correct=True),
-        "expected 8 items, 5 of them right, as in results.json",
-    ),
-    "no_items": (lambda _, other: (other / "gsm8k.jsonl").unlink(), "gsm8k.jsonl, found none"),
-    "nothing_shared": (
-        lambda first, other: [first, write_evaluation(other.parent / "third", {"svamp": FIRST})],
-        "to share a benchmark, found gsm8k, math and svamp",
-    ),
-    "same_run": (name_twice, "twice"),
-    "none": (lambda first, other: [], "expected a RUN to compare, found none: give directories of"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-def test_command_rejects_wrong_runs_in_one_line(
-    runs: list[Path], name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    change, message = BROKEN[name]
-    found = change(*runs)
-    paths = found if isinstance(found, list) else runs
-    assert cli.main(["compare", *map(str, paths)]) == 2
-    output = capsys.readouterr()
-    assert message in output.err
-    assert output.err.startswith("vocagnolm compare: error: ")
-    assert output.err.count("\n") == 1
-    assert output.out == ""
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--reported", "GPT-4"], "found 'GPT-4': give one of 'Table 1', 'Table 2', "),
-        (["--resamples", "0"], "--resamples must be at least 1, got 0"),
-        (["--resamples", str(10**14)], "Unable to allocate"),
-        (["--seed", "-1"], "--seed must be from 0 to 2^32 - 1, got -1"),
-        (["--output_dir", "{file}"], "is a file, not a directory"),
-    ],
-)
-def test_command_rejects_wrong_options_in_one_line(
-    runs: list[Path], options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = str(runs[0] / "results.json")
-    argv = [option.format(file=file) for option in options]
-    assert cli.main(["compare", *map(str, runs), *argv]) == 2
-    output = capsys.readouterr()
-    assert message in output.err
-    assert output.err.count("\n") == 1
-
-
-def test_command_rejects_row_without_shared_column(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write_evaluation(tmp_path / "run", {"demo": FIRST})
-    assert cli.main(["compare", str(path)]) == 0
-    assert cli.main(["compare", str(path), "--reported", ROW]) == 2
-    assert "expected run to share a column with the reported" in capsys.readouterr().err
-
-
-# The rest of the project
 
 
 def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
@@ -566,6 +373,170 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
         settings = {"model": {"name": name, "revision": "r"}}
         report.write_results(report.build_results([task], directory, settings), directory)
     comparison = compare([tmp_path / "first", tmp_path / "other"])
-    assert comparison.pairings[0].differences["demo"].points == 25.0
+    assert paired(comparison)["demo"].points == 25.0
     assert [run.prompts for run in comparison.runs] == ["none", "none"]
     assert "partial: 8 of 400 items (Demo)" in comparison_markdown(comparison)
+
+
+# Training runs
+
+
+def entry(step: int, loss: float, **values: float) -> dict[str, float]:
+    return {"step": step, "student_loss_nats": loss, "selected_fraction": 0.4} | values
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> list[Path]:
+    """Two methods with a seed each, evaluated, and a third that is not."""
+    excess = {f"excess_loss_p{n}_nats": value for n, value in ((10, -1.0), (50, 0.5), (90, 2.0))}
+    guided = [entry(n, 3 - n / 10, tokens_per_s=100.0 + n, **excess) for n in range(1, 10)]
+    guided.append({"step": 9, "train_runtime": 7200.0, "eval_loss": 2.5})
+    paths = [
+        write_run(tmp_path / "plain", [entry(1, 2.0)], method="cpt", teacher=None),
+        write_run(tmp_path / "guided", guided),
+        write_run(tmp_path / "wider", [entry(1, 1.0)], top_k=0.6, dataset="/home/someone/d"),
+    ]
+    for path, right in zip(paths, (FIRST, OTHER), strict=False):
+        write_evaluation(path / "evaluation", dict.fromkeys(PAPER_BENCHMARKS, right))
+    return paths
+
+
+def section(text: str, title: str) -> list[list[str]]:
+    """The rows of a table, without its rule."""
+    part = text.split(f"## {title}\n")[1].split("\n## ")[0]
+    lines = [line for line in part.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [rows[0], *rows[2:]]
+
+
+def test_curves_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / f"{seed}", [entry(n, n + seed) for n in steps], seed=seed)
+        for seed, steps in ((0, (1, 2, 3)), (2, (1, 2)))
+    ]
+    (curve,) = read_curves(compare(paths).settings)["loss on all tokens (nats)"].values()
+    # The third step has one run only.
+    assert curve.to_numpy().tolist() == [[1000, 2, 1, 3], [2000, 3, 2, 4]]
+
+
+def test_curves_have_the_log_of_each_method(trained: list[Path]) -> None:
+    found = read_curves(compare(trained).settings)
+    guided = [f"VocAgnoLM, T, top_k {k}, dataset d" for k in (0.4, 0.6)]
+    assert list(found["loss on all tokens (nats)"]) == ["CPT", *guided]
+    (excess,) = found["excess, median (nats)"].values()
+    assert excess[["mean", "low", "high"]].drop_duplicates().to_numpy().tolist() == [[0.5, -1, 2]]
+    assert "unmapped share of the tokens" not in found
+
+
+def test_long_curves_are_averaged(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [entry(n, n) for n in range(1, 1001)])
+    (curve,) = read_curves(compare([run]).settings)["loss on all tokens (nats)"].values()
+    assert len(curve) == 200
+    # Of five steps of 1,000 tokens each.
+    assert curve[["tokens", "mean"]].iloc[0].tolist() == [3000, 3]
+    assert curve["mean"].iloc[-1] == 998
+
+
+def test_bars_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed) for seed in range(3)]
+    for path, correct in zip(paths, (20, 21, 22), strict=True):
+        write_evaluation(path / "evaluation", {"gsm8k": [idx < correct for idx in range(100)]})
+
+    def bars() -> dict[str, Any]:
+        found = compare(paths, resamples=10)
+        series = bar_series(found.runs, found.settings, found.reported)
+        return {label: tuple(bar["gsm8k"].values()) for label, bar in series.items()}
+
+    assert bars() == {"VocAgnoLM, T": (21.0, 20.0, 22.0, False)}
+    # Graded differently, they are not averaged.
+    edit_results(paths[1] / "evaluation", CHANGES["grader"][0])
+    assert [bar[0] for bar in bars().values()] == [20.0, 21.0, 22.0]
+
+
+def test_settings_are_listed_only_when_they_differ(trained: list[Path]) -> None:
+    _, *rows = section(comparison_markdown(compare(trained)), "Settings that differ")
+    assert {row[0]: row[1:] for row in rows} == {
+        "teacher": ["-", "T", "T"],
+        "method": ["cpt", "vocagnolm", "vocagnolm"],
+        "top_k": ["0.4", "0.4", "0.6"],
+        "dataset": ["d", "d", "d"],
+    }
+    assert "Settings that differ" not in comparison_markdown(compare(trained[:1]))
+
+
+def test_costs_are_read_off_the_log(trained: list[Path]) -> None:
+    head, *rows = section(comparison_markdown(compare(trained)), "Cost")
+    by_run = {row[0]: dict(zip(head, row, strict=True)) for row in rows}
+    assert list(by_run) == ["plain", "guided", "wider"]
+    guided = by_run["guided"]
+    assert (guided["steps"], guided["student tokens"]) == ("9", "9,000")
+    assert (guided["tokens/s"], guided["hours"]) == ("105", "2.00")
+    assert (guided["FLOPs of the student"], guided["held-out loss"]) == ("3e+12", "2.5000")
+    assert (by_run["plain"]["tokens/s"], by_run["plain"]["held-out loss"]) == ("-", "-")
+
+
+def test_loss_that_is_not_finite_is_shown(tmp_path: Path) -> None:
+    # One before the last step does not count.
+    log = [entry(1, 2.0, eval_loss=1.0), entry(2, float("nan"), eval_loss=float("nan"))]
+    head, row = section(comparison_markdown(compare([write_run(tmp_path, log)])), "Cost")
+    assert row[head.index("held-out loss")] == "nan"
+
+
+def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path / name, [entry(1, 1.0)]) for name in ("run", "run2")]
+    third = write_run(tmp_path / "other seed", [entry(1, 1.0)], seed=1)
+    settings = compare([*paths, third]).settings
+    assert list(settings) == [f"VocAgnoLM, T, {name}" for name in ("run", "run2", "other seed")]
+
+
+def test_seeds_are_pooled_when_named_in_paths_only(tmp_path: Path) -> None:
+    for n in range(2):
+        write_run(tmp_path / f"{n}", [entry(1, 1.0)], student=f"/x/seed{n}/student", method="cpt")
+    (runs,) = compare([tmp_path / "0", tmp_path / "1"]).settings.values()
+    assert len(runs) == 2
+
+
+def test_teacher_is_named_by_stores(tmp_path: Path) -> None:
+    stores = [{"store": "/s", "teacher": "Qwen/Qwen2.5-Math-7B"}, {"teacher": "x/other"}]
+    settings = compare([write_run(tmp_path, [entry(1, 1.0)], teacher_losses=stores)]).settings
+    assert list(settings) == ["VocAgnoLM, Qwen2.5-Math + other"]
+
+
+def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
+    settings = config.parse(["--teacher", "a/T1", "b/T2", "--use_cpu", "True"]).settings
+    write_json(tmp_path / "run.json", settings)
+    assert list(compare([tmp_path]).settings) == ["VocAgnoLM, T1 + T2"]
+    assert set(get_args(get_type_hints(GuidanceArguments)["method"])) == set(METHODS)
+
+
+# The page
+
+
+def test_page_has_everything_and_loads_nothing(trained: list[Path], tmp_path: Path) -> None:
+    write_comparison(compare(trained, ["Rho-1"], resamples=10), tmp_path / "out")
+    html = (tmp_path / "out" / "comparison.html").read_text()
+    assert not re.search(r"(src|href)=\"(?!#|data:)|@import|url\((?!#)|<script", html)
+    assert html.count("data:image/png") == 2
+    for words in ("plain", "guided", "wider", "reported: Rho-1", "Differences are to plain"):
+        assert words in html
+    assert str(tmp_path) not in html
+    assert "/home/someone" not in html
+    titles = re.findall(r"<h2>(.*)</h2>", unescape(html))
+    assert titles[:2] == ["Accuracy", "Along the training"]
+    assert titles[2:5] == [
+        "Accuracy (%)",
+        "Points above plain, over the same items",
+        "Points above the reported numbers",
+    ]
+    assert titles[5:] == ["Settings that differ", "Cost"]
+
+
+def test_page_escapes_the_names_of_runs(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "<b>&$x$", [entry(1, 1.0)], teacher="<i>T $\\bad$")
+    write_comparison(compare([run]), tmp_path / "out")
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["comparison.html", "comparison.json", "comparison.md"]
+    html = (tmp_path / "out" / "comparison.html").read_text()
+    assert "<i>" not in html
+    assert "<b>" not in html
+    assert "&lt;b&gt;&amp;" in html

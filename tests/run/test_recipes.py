@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
-
-from vocagnolm import dist as processes
 from vocagnolm.report.figures import NUMBERS
 from vocagnolm.report.frame import METHOD_LABELS
+
+from vocagnolm import dist as processes
 from vocagnolm.report.paper import REPORTED_FILE, teacher_name
 from vocagnolm.run import parse as config
 from vocagnolm.run.config import RunArguments

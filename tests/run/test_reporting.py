@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 from transformers import TrainerCallback
-from wandb_files import stored
+from wandb_files import stored, wandb_records
 from world import make_trainer
 
 from vocagnolm.host.trackers import (
@@ -25,7 +25,6 @@ from vocagnolm.host.trackers import (
     tracked_name,
 )
 from vocagnolm.packing import Blocks
-from vocagnolm.report.wandb_runs import wandb_records
 from vocagnolm.run.reporting import Reporter
 from vocagnolm.trainer import VocAgnoTrainer
 

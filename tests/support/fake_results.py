@@ -1,9 +1,9 @@
-"""Fakes of what evaluate_math.py leaves."""
+"""Fakes of what train.py and evaluate_math.py leave."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,57 +17,11 @@ def write_json(path: Path, content: object) -> Path:
     return path
 
 
-def write_results(
-    directory: Path,
-    exact: Mapping[str, float],
-    *,
-    name: str = "m",
-    around: float = 2.0,
-    partial: Sequence[str] = (),
-    n: int = 100,
-) -> Path:
-    """Write a results.json of some accuracies; intervals are `around` points to either side."""
-
-    def numbers(value: float, is_partial: bool) -> dict[str, Any]:
-        interval = [value - around, value + around]
-        marked = ["partial"] if is_partial else []
-        return {
-            "exact": value,
-            "rounded": round(value, 1),
-            "interval": interval,
-            "marked": marked,
-        }
-
-    columns = {
-        one: {
-            "column": BENCHMARKS[one].column,
-            "version": 1,
-            "n": n,
-            "correct": round(n * value / 100),
-            **numbers(value, one in partial),
-            "unanswered": 0.0,
-            "math_verify": None,
-            "prompts": {"name": "gsm8k", "origin": "harness", "sha256": "p"},
-            "data": {"origin": "d", "digest": "d", "verified": True},
-            "marks": [f"partial: {n} of many items"] if one in partial else [],
-        }
-        for one, value in exact.items()
-    }
-    averages = {
-        average: numbers(sum(exact[one] for one in members) / len(members), bool(partial))
-        for average, members in AVERAGES.items()
-        if set(members) <= set(exact)
-    }
-    results = {
-        "model": {"name": name, "revision": "abc"},
-        "grader": "harness@1",
-        "second_opinion": "math-verify 9",
-        "benchmarks": columns,
-        "averages": averages,
-        "marks": [],
-    }
-    write_json(directory / "results.json", results)
-    return directory
+def edit_results(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "results.json"
+    results = json.loads(path.read_text())
+    change(results)
+    path.write_text(json.dumps(results))
 
 
 def record(idx: int, correct: bool) -> dict[str, Any]:
@@ -78,10 +32,53 @@ def write_evaluation(
     directory: Path, verdicts: Mapping[str, Sequence[bool]], partial: Sequence[str] = ()
 ) -> Path:
     """Write results with their items; every interval is 10 points to either side."""
+
+    def numbers(value: float, is_partial: bool) -> dict[str, Any]:
+        shown = {"exact": value, "rounded": round(value, 1), "interval": [value - 10, value + 10]}
+        return shown | {"marked": ["partial"] if is_partial else []}
+
     exact = {name: sum(right) / len(right) * 100 for name, right in verdicts.items()}
-    (n,) = {len(right) for right in verdicts.values()}
-    write_results(directory, exact, name=directory.name, around=10, partial=partial, n=n)
+    columns = {
+        name: {
+            "column": BENCHMARKS[name].column,
+            "version": 1,
+            "n": len(right),
+            "correct": sum(right),
+            **numbers(exact[name], name in partial),
+            "unanswered": 0.0,
+            "math_verify": None,
+            "prompts": {"name": "gsm8k", "origin": "harness", "sha256": "p"},
+            "data": {"origin": "d", "digest": "d", "verified": True},
+            "marks": [f"partial: {len(right)} of many items"] if name in partial else [],
+        }
+        for name, right in verdicts.items()
+    }
+    averages = {
+        average: numbers(sum(exact[name] for name in members) / len(members), bool(partial))
+        for average, members in AVERAGES.items()
+        if set(members) <= set(exact)
+    }
+    results = {
+        "model": {"name": directory.name, "revision": "abc"},
+        "grader": "harness@1",
+        "second_opinion": "math-verify 9",
+        "benchmarks": columns,
+        "averages": averages,
+        "marks": [],
+    }
+    write_json(directory / "results.json", results)
     for name, right in verdicts.items():
         lines = [to_line(record(idx, correct)) for idx, correct in enumerate(right)]
         (directory / f"{name}.jsonl").write_text("".join(lines))
     return directory
+
+
+def write_run(place: Path, log: Sequence[dict[str, float]], **options: Any) -> Path:
+    """Write settings and the log of a run; a batch has 1,000 tokens."""
+    defaults = {"method": "vocagnolm", "teacher": "T", "top_k": 0.4, "dataset": "d", "seed": 0}
+    defaults |= {"data_seed": None, "teacher_losses": None, "global_batch_tokens": 1000}
+    write_json(place / "run.json", defaults | options)
+    last = max(entry["step"] for entry in log)
+    state = {"max_steps": last, "global_step": last, "total_flos": 3e12, "log_history": list(log)}
+    write_json(place / "trainer_state.json", state)
+    return place

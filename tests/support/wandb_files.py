@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -32,10 +36,17 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "wandb"
 
 
+def wandb_records(path: Path) -> list[dict[str, Any]]:
+    """A file as `wandb leet inspect --json` prints it: a record a line."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
+    # It would tell its server that it is used.
+    environment = os.environ | {"WANDB_MODE": "offline"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
 def stored(run: Path) -> dict[str, Any]:
     """Config, summary, history and the record of the start of a run that has ended."""
-    from vocagnolm.report.wandb_runs import wandb_records
-
     (file,) = run.glob("*.wandb")
     deadline = time.monotonic() + 60
     # wandb's own process may still be writing.

@@ -153,7 +153,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 def _draw_curves(plan: Plan, results: Results) -> None:
     """Draw the loss on held-out clean text along the runs, and the accuracies, to `curves.png`."""
-    figure, (curves, dots) = new_plot(9, 3.6, (2, 1))
+    figure, (curves, dots) = new_plot(9, 3.6, columns=2, width_ratios=(2, 1))
     for position, (method, metrics) in enumerate(results.items()):
         style = series_style(position)
         color, marker = style["color"], style["marker"]

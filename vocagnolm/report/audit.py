@@ -1,29 +1,36 @@
-"""Measure how well the tokenizers of a student and of teachers fit, before any model is loaded."""
+"""Audit the tokenizers of a student and of teachers, before any model is loaded.
+
+    vocagnolm audit --student S --teacher T [T2 ...] --dataset D [--output_dir DIR]
+
+Tokens in common, the make-up of the token-level map on every document, the overlap of chunks of
+equal token count (Figure 3 of the paper), and the documents that fit worst. docs/audit.md explains
+every number. Exit status: 0 done, 2 a wrong argument or file.
+"""
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import datasets
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import template_of
-from vocagnolm.host.options import checked
-from vocagnolm.io import JsonObject, write_json, write_text
+from vocagnolm.cli import Parser, corpora_of, one_for_each, say, shell
+from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.readers import Reader
-from vocagnolm.report.audit_report import audit_markdown, draw_audit
 from vocagnolm.report.overlap import (
     chunk_overlaps,
     count_map,
@@ -32,42 +39,67 @@ from vocagnolm.report.overlap import (
     mean_overlaps,
     vocabulary_overlap,
 )
-from vocagnolm.spans import encode, encode_batch
+from vocagnolm.report.plots import add_legend, dashes, new_plot, save_plot, series_style
+from vocagnolm.spans import encode_batch
 from vocagnolm.texts.column import TEXT, unusable, values
-from vocagnolm.texts.tokenizers import Role, tokenizer_sha256
+from vocagnolm.texts.tokenizers import Role, load_tokenizer, tokenizer_sha256
 from vocagnolm.texts.tokens import Spans
 
 if TYPE_CHECKING:
+    import datasets
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
 # Documents that are in memory at once.
 _BATCH = 128
+# Lines of the tables, and where a teacher has their numbers: shares in percent, then ratios.
+_VOCABULARY = {
+    f"{whose}, as {how}": f"vocabulary_overlap.{kind}.{key}"
+    for how, kind in (("written", "raw"), ("bytes", "bytes"))
+    for whose, key in (("teacher's", "teacher"), ("student's", "student"), ("either's", "union"))
+}
+_SHARES = {
+    "mapped": "mapping.mapped",
+    "unmapped": "mapping.unmapped",
+    "range of 1 teacher token": "mapping.range_of_1",
+    "range of 2": "mapping.range_of_2",
+    "range of 3 or more": "mapping.range_of_3_or_more",
+    "one-to-one (same characters)": "mapping.one_to_one",
+    "one-to-many": "mapping.one_to_many",
+    "many-to-one": "mapping.many_to_one",
+    "straddling": "mapping.straddling",
+    "IoU": "token_level.iou",
+    "IoS": "token_level.ios",
+}
+_RATIOS = {
+    "teacher tokens per student token": "mapping.teacher_tokens_per_student_token",
+    "student tokens per character": "mapping.student_tokens_per_character",
+    "teacher tokens per character": "mapping.teacher_tokens_per_character",
+}
 
-# A number in the corpus, and a text or, with how both kinds of models read it, a conversation.
+# An index in the corpus, and a text or a conversation.
 _Document = tuple[int, str | Conversation]
 _Read = Callable[[Sequence[Any]], list[Spans]]
 
 
-@checked
 @dataclass(frozen=True)
 class AuditSettings:
     """Sizes of an audit."""
 
     # Student tokens of a sequence that is cut into chunks.
     sequence_length: int = 2048
-    # Their number, at most.
+    # Sequences, at most.
     sequences: int = 150
-    # Numbers of chunks of a sequence.
+    # Chunks of a sequence.
     chunks: Sequence[int] = (2, 4, 8, 16, 32, 64, 128, 256, 512)
     # Documents to name per teacher.
     worst: int = 10
-    # Order in which documents are put into sequences.
+    # Of the order in which documents are put into sequences.
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if (most := max(self.chunks, default=0)) > self.sequence_length:
+        if (most := max(self.chunks)) > self.sequence_length:
             tokens = f"--sequence_length {self.sequence_length}"
             raise ValueError(f"--chunks {most} exceeds {tokens}: a chunk needs a token")
 
@@ -90,35 +122,6 @@ class Named(NamedTuple):
         return reader
 
 
-@dataclass
-class _Tally:
-    """Running totals for one teacher, and its worst documents, the worst one first."""
-
-    kept: int
-    counts: dict[str, float] = field(default_factory=dict)
-    worst: list[JsonObject] = field(default_factory=list)
-
-    def add(self, document: _Document, student_spans: Spans, teacher_spans: Spans) -> None:
-        number, content = document
-        text = content if isinstance(content, str) else content.text
-        ranges = align_spans(student_spans, teacher_spans)
-        counts = count_map(len(text), student_spans, teacher_spans, ranges)
-        self.counts = {name: self.counts.get(name, 0) + x for name, x in counts.items()}
-        means = mean_overlaps(counts)
-        if means["iou"] == 1:
-            return
-        about = {
-            "document": number,
-            **means,
-            "mapped": 1 - counts["unmapped"] / counts["student_tokens"],
-            "student_tokens": counts["student_tokens"],
-            "teacher_tokens": counts["teacher_tokens"],
-            "beginning": text[:60],
-        }
-        worst = sorted([*self.worst, about], key=lambda one: (one["iou"], one["document"]))
-        self.worst = worst[: self.kept]
-
-
 def audit(
     student: Named, teachers: Sequence[Named], corpus: datasets.Dataset, settings: AuditSettings
 ) -> JsonObject:
@@ -134,31 +137,57 @@ def audit(
     Raises:
         ValueError: no document of the corpus can be read.
     """
+    # Here, because --help needs none of what reads a corpus.
+    from vocagnolm.chat.columns import is_conversations
+
     reads = [partial(_read, one.tokenizer) for one in (student, *teachers)]
     if is_turns := is_conversations(corpus):
         readers = [student.reader("student"), *(one.reader("teacher") for one in teachers)]
         reads = [partial(_read_turns, reader) for reader in readers]
-    tallies = [_Tally(settings.worst) for _ in teachers]
+    counts = [Counter[str]() for _ in teachers]
+    worst: list[list[JsonObject]] = [[] for _ in teachers]
     documents, rejected = 0, set[int]()
-    numbers = tqdm(range(len(corpus)), desc="documents", disable=None)
-    for batch in _batches(corpus, numbers):
-        rejected |= {number for number, _ in batch}
-        for document, (ours, *theirs) in _encode(reads, batch):
+    for batch in _batches(corpus, tqdm(range(len(corpus)), desc="documents", disable=None)):
+        rejected |= {index for index, _ in batch}
+        for (index, content), (ours, *theirs) in _encode(reads, batch):
             documents += 1
-            rejected.remove(document[0])
-            for tally, teacher_spans in zip(tallies, theirs, strict=True):
-                tally.add(document, ours, teacher_spans)
+            rejected.remove(index)
+            text = content if isinstance(content, str) else content.text
+            for place, spans in enumerate(theirs):
+                found = count_map(len(text), ours, spans, align_spans(ours, spans))
+                counts[place].update(found)
+                if (means := mean_overlaps(found))["iou"] < 1:
+                    worst[place].append(_about(index, text, found, means))
+                    worst[place].sort(key=lambda one: (one["iou"], one["document"]))
+                    del worst[place][settings.worst :]
     if not documents:
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
             " or without tokens; give another one, or another --text_column"
         )
-    # Numbers without a text keep their place: the order is drawn from all that none rejects.
-    numbers = (number for number in range(len(corpus)) if number not in rejected)
-    sampled = [] if is_turns else [*_sequences(corpus, numbers, student.tokenizer, settings)]
+    # Indices without a text keep their place: the order is drawn from all that none rejects.
+    order = [index for index in range(len(corpus)) if index not in rejected]
+    sampled = [] if is_turns else list(_sequences(corpus, order, student.tokenizer, settings))
     if not (sampled or is_turns):
         text = "no sequence of %d student tokens in %d documents, so no chunks: lower %s"
         logger.warning(text, settings.sequence_length, documents, "--sequence_length")
+    found_teachers = []
+    for teacher, sums, worst_documents in zip(teachers, counts, worst, strict=True):
+        both = (student.tokenizer, teacher.tokenizer)
+        raw = vocabulary_overlap(*(set(tokenizer.get_vocab()) for tokenizer in both))
+        as_bytes = vocabulary_overlap(*map(decoded_vocabulary, both))
+        found_teachers.append(
+            {
+                "teacher": teacher.name,
+                "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
+                "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
+                "mapping": map_shares(sums),
+                "token_level": mean_overlaps(sums),
+                "chunks": _chunks(teacher.tokenizer, sampled, settings.chunks),
+                "counts": dict(sums),
+                "worst": worst_documents,
+            }
+        )
     return {
         "format": 1,
         "student": student.name,
@@ -167,44 +196,35 @@ def audit(
         "skipped": len(corpus) - documents,
         "sequences": len(sampled),
         "settings": asdict(settings),
-        "teachers": [
-            _about(student, teacher, tally, _chunks(teacher, sampled, settings.chunks))
-            for teacher, tally in zip(teachers, tallies, strict=True)
-        ],
+        "teachers": found_teachers,
     }
 
 
-def _about(student: Named, teacher: Named, tally: _Tally, chunks: list[JsonObject]) -> JsonObject:
-    counts = tally.counts
-    both = (student.tokenizer, teacher.tokenizer)
-    words = {
-        "raw": vocabulary_overlap(*(set(tokenizer.get_vocab()) for tokenizer in both)),
-        "bytes": vocabulary_overlap(*map(decoded_vocabulary, both)),
-    }
+def _about(index: int, text: str, counts: JsonObject, means: JsonObject) -> JsonObject:
     return {
-        "teacher": teacher.name,
-        "teacher_sha256": tokenizer_sha256(teacher.tokenizer),
-        "vocabulary_overlap": words,
-        "mapping": map_shares(counts),
-        "token_level": mean_overlaps(counts),
-        "chunks": chunks,
-        "counts": counts,
-        "worst": tally.worst,
+        "document": index,
+        **means,
+        "mapped": 1 - counts["unmapped"] / counts["student_tokens"],
+        "student_tokens": counts["student_tokens"],
+        "teacher_tokens": counts["teacher_tokens"],
+        "beginning": text[:60],
     }
 
 
-def _batches(corpus: datasets.Dataset, numbers: Iterable[int]) -> Iterator[list[_Document]]:
+def _batches(corpus: datasets.Dataset, indices: Iterable[int]) -> Iterator[list[_Document]]:
     """Read some documents, in the order given; yield those that are text."""
-    if corpus.features[TEXT] == datasets.Value("string"):
+    from vocagnolm.chat.columns import conversations_of, is_conversations
+
+    if getattr(corpus.features[TEXT], "dtype", None) == "string":
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
-    rest = iter(numbers)
+    rest = iter(indices)
     while batch := list(itertools.islice(rest, _BATCH)):
         if is_conversations(corpus):
             yield [*conversations_of(corpus[batch], batch)[0].items()]
             continue
         documents = zip(batch, values(corpus[batch][TEXT]), strict=True)
-        yield [(number, text) for number, text in documents if not unusable(text)]
+        yield [(index, text) for index, text in documents if not unusable(text)]
 
 
 def _read(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Spans]:
@@ -243,7 +263,7 @@ def _encode(
 
 def _sequences(
     corpus: datasets.Dataset,
-    numbers: Iterable[int],
+    indices: Iterable[int],
     student: PreTrainedTokenizerBase,
     settings: AuditSettings,
 ) -> Iterator[tuple[str, Spans]]:
@@ -252,7 +272,7 @@ def _sequences(
     Whole documents in random order, with a blank line between them, until there are enough tokens;
     the text ends with the last one.
     """
-    order = list(numbers)
+    order = list(indices)
     random.Random(settings.seed).shuffle(order)
     parts: list[str] = []
     tokens, made, read = 0, 0, partial(_read, student)
@@ -263,7 +283,7 @@ def _sequences(
         if tokens < settings.sequence_length:
             continue
         joined = "\n\n".join(parts)
-        kept = encode(student, joined).spans[: settings.sequence_length]
+        kept = read([joined])[0][: settings.sequence_length]
         # Tokens may merge where documents meet; then there are too few, and one more is read.
         if len(kept) < settings.sequence_length:
             continue
@@ -275,12 +295,12 @@ def _sequences(
 
 
 def _chunks(
-    teacher: Named, sampled: Sequence[tuple[str, Spans]], numbers: Sequence[int]
+    teacher: PreTrainedTokenizerBase, sampled: Sequence[tuple[str, Spans]], counts: Sequence[int]
 ) -> list[JsonObject]:
     """Average IoU and IoS over sequences for each number of chunks, with standard errors."""
-    pairs = [(ours, encode(teacher.tokenizer, text).spans) for text, ours in sampled]
+    pairs = [(ours, _read(teacher, [text])[0]) for text, ours in sampled]
     found: list[JsonObject] = []
-    for chunks in numbers if pairs else ():
+    for chunks in counts if pairs else ():
         overlaps = [map(np.mean, chunk_overlaps(*pair, chunks)) for pair in pairs]
         means = pd.DataFrame(overlaps, columns=["iou", "ios"])
         # A single sequence has no standard error.
@@ -289,9 +309,162 @@ def _chunks(
     return found
 
 
+# -- Tables and figure -----------------------------------------------------------------------
+
+
+def audit_markdown(content: JsonObject) -> str:
+    """Lay out an audit as tables: a column per teacher, in percent."""
+    teachers, names = content["teachers"], labels(content)
+    # A row for each number, as "mapping.one_to_one", and a column for each teacher.
+    numbers = pd.json_normalize(teachers).T
+    vocabulary = [["shared tokens, of", *names]]
+    for title, key in _VOCABULARY.items():
+        vocabulary.append([title, *map(_percent, numbers.loc[key])])
+    mapping = [["", *names]]
+    for title, key in _SHARES.items():
+        mapping.append([title, *map(_percent, numbers.loc[key])])
+    for title, key in _RATIOS.items():
+        mapping.append([title, *map("{:.4f}".format, numbers.loc[key])])
+    tables = {
+        "Vocabulary overlap (%)": vocabulary,
+        "Token-level map (% of the student's tokens)": mapping,
+    }
+    if content["sequences"]:
+        rows = [["chunks", *names]]
+        for place, count in enumerate(content["settings"]["chunks"]):
+            points = [teacher["chunks"][place] for teacher in teachers]
+            cells = [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in points]
+            rows.append([str(count), *cells])
+        sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
+        tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = rows
+    for name, teacher in zip(names, teachers, strict=True):
+        if teacher["worst"]:
+            tables[f"Documents that fit {name} worst, numbered from 0"] = _worst(teacher)
+    lines = [
+        f"student: {content['student']}",
+        *(f"teacher: {teacher['teacher']}" for teacher in teachers),
+        f"corpus: {content['dataset']}, {content['documents']:,} documents"
+        f" ({content['skipped']:,} left out)",
+    ]
+    for title, rows in tables.items():
+        lines += ["", f"## {title}", "", markdown_table(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def labels(content: JsonObject) -> list[str]:
+    """Shorten the names of the teachers to their last parts, unless two have the same."""
+    names = [teacher["teacher"] for teacher in content["teachers"]]
+    short = [PurePosixPath(name).name or name for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}"
+
+
+def _worst(teacher: JsonObject) -> list[list[str]]:
+    rows = [["document", "IoU", "IoS", "mapped", "student tokens", "teacher tokens", "begins"]]
+    for one in teacher["worst"]:
+        shares = (_percent(one[key]) for key in ("iou", "ios", "mapped"))
+        tokens = (str(one[key]) for key in ("student_tokens", "teacher_tokens"))
+        beginning = json.dumps(one["beginning"], ensure_ascii=False)
+        rows.append([str(one["document"]), *shares, *tokens, beginning])
+    return rows
+
+
+def draw_audit(content: JsonObject, path: Path) -> None:
+    """Draw IoU and IoS against the number of chunks, and beside them the token level."""
+    figure, places = new_plot(10.4, 4.2, columns=2)
+    handles = {}
+    for axes, key, name in zip(places, ("iou", "ios"), ("IoU", "IoS"), strict=True):
+        ticks = [*map(str, content["settings"]["chunks"]), "token level"]
+        axes.set_xticks(range(len(ticks)), ticks)
+        for index, teacher in enumerate(content["teachers"]):
+            look, points = series_style(index), teacher["chunks"]
+            # Bars: 95 % intervals over sequences.
+            handles[labels(content)[index]] = axes.errorbar(
+                range(len(points)),
+                [100 * point[key] for point in points],
+                yerr=[196 * point.get(f"{key}_standard_error", 0.0) for point in points],
+                linestyle=dashes(index),
+                capsize=2.5,
+                **look,
+            )
+            axes.plot(len(ticks) - 1, 100 * teacher["token_level"][key], linestyle="none", **look)
+        axes.set(xlabel="chunks of a sequence", ylabel=f"{name} (% of characters)")
+    add_legend(figure, handles)
+    save_plot(figure, path)
+
+
 def write_audit(content: JsonObject, directory: Path) -> None:
     """Write `audit.json`, `audit.md` and `audit.png`."""
     directory.mkdir(parents=True, exist_ok=True)
     write_json(directory / "audit.json", content)
     write_text(directory / "audit.md", audit_markdown(content))
     draw_audit(content, directory / "audit.png")
+
+
+# -- The command -----------------------------------------------------------------------------
+
+
+def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser, sizes = Parser("vocagnolm audit", __doc__), AuditSettings()
+    add = parser.add_argument
+    add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
+    add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
+    parser.add_dataset(required=True)
+    add("--student_chat_template", help="plain, chatml or a file; default: its tokenizer's.")
+    add("--teacher_chat_template", nargs="+", help="Likewise: one for all, or one for each.")
+    add("--documents", type=int, help="Only the first ones; default: all.")
+    # Chunks of equal token count, Figure 3 of the paper.
+    cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
+    add("--sequence_length", type=int, default=sizes.sequence_length, help=cut)
+    most = "How many, at most; default: 150."
+    add("--sequences", type=int, default=sizes.sequences, help=most)
+    chunks = "Numbers of chunks of a sequence; default: 2 4 8 ... 512."
+    add("--chunks", type=int, nargs="+", default=sizes.chunks, help=chunks)
+    order = "Of the documents' order in sequences; default: 0."
+    add("--seed", type=int, default=sizes.seed, help=order)
+    worst = "Documents to name per teacher; default: 10."
+    add("--worst", type=int, default=sizes.worst, help=worst)
+    add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
+    add("--trust_remote_code", action="store_true")
+    return parser.parse_args(argv)
+
+
+@shell("vocagnolm audit")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Audit the tokenizers, and print what was found."""
+    arguments = _parse(argv)
+    from vocagnolm.corpus import load_corpus, load_sample
+
+    # Before the work, which may take minutes.
+    if arguments.output_dir:
+        check_writable(arguments.output_dir)
+    settings = AuditSettings(
+        sequence_length=arguments.sequence_length,
+        sequences=arguments.sequences,
+        chunks=arguments.chunks,
+        worst=arguments.worst,
+        seed=arguments.seed,
+    )
+    trust = arguments.trust_remote_code
+    tokenizer = load_tokenizer(arguments.student, "student", trust_remote_code=trust)
+    student = Named(arguments.student, tokenizer, arguments.student_chat_template)
+    names, option = arguments.teacher, "teacher_chat_template"
+    templates = one_for_each(option, arguments.teacher_chat_template, len(names), "teachers")
+    teachers = [
+        Named(name, load_tokenizer(name, "teacher", trust_remote_code=trust), template)
+        for name, template in zip(names, templates, strict=True)
+    ]
+    ((_, options),) = corpora_of(arguments)
+    # A sample is read without downloading the rest.
+    if arguments.documents is None:
+        corpus = load_corpus(arguments.dataset, **options)
+    else:
+        corpus, _ = load_sample(arguments.dataset, arguments.documents, **options)
+    found = audit(student, teachers, corpus, settings)
+    content = {"dataset": arguments.dataset, **options, **found}
+    if arguments.output_dir:
+        write_audit(content, arguments.output_dir)
+    say(audit_markdown(content).rstrip("\n"))

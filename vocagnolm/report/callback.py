@@ -1,4 +1,4 @@
-"""The guidance view of a few fixed blocks, again and again while a student is trained."""
+"""The guidance view of a few fixed packed sequences, again and again while a student is trained."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from vocagnolm.collator import Batch
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.report.page import labelled_tokens, token_cells, write_view
+from vocagnolm.report.render import labelled_tokens, token_cells, write_view
 from vocagnolm.report.view import GuidanceView, Sample, ViewSettings, view_rows
 
 _COLUMNS = ("token", "status", "student_nats", "teacher_nats", "excess_nats", "teacher_pieces")
@@ -20,9 +20,8 @@ class GuidanceTable(TrainerCallback):
     """Write `guidance/step-000100.html` and `.json`, and report a table of the tokens.
 
     Before the first step, every so many steps and after the last one. It looks only: a run has the
-    same weights with and without it. All processes compute, the main one writes.
-    The guide decides over a batch, as `VocAgnoTrainer.token_guidance`; the sample is the same on
-    all processes, and the step of the settings is replaced.
+    same weights with and without it. All processes compute, rank 0 writes. The guide decides over a
+    batch, as `VocAgnoTrainer.token_guidance`; the sample is the same on all processes.
     """
 
     def __init__(
@@ -34,8 +33,6 @@ class GuidanceTable(TrainerCallback):
         settings: ViewSettings,
         report: Report | None = None,
     ):
-        if steps < 1:
-            raise ValueError(f"--guidance_table_steps must be at least 1, got {steps}")
         self._guide, self._sample, self._steps, self._report = guide, sample, steps, report
         self._directory, self._settings = Path(output_dir) / "guidance", settings
 
@@ -44,22 +41,22 @@ class GuidanceTable(TrainerCallback):
     ) -> None:
         """Show the student as it comes; a resumed run has done so."""
         if state.global_step == 0:
-            self._show(args, state)
+            self._show(state)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         """Show it after every so many steps, and after the last one."""
         if state.global_step % self._steps == 0 or state.global_step >= state.max_steps:
-            self._show(args, state)
+            self._show(state)
 
-    def _show(self, args: TrainingArguments, state: TrainerState) -> None:
-        batch = self._sample.batch
+    def _show(self, state: TrainerState) -> None:
+        batch, segments = self._sample
         guidance = self._guide(batch)
         if not state.is_world_process_zero:
             return
         settings = replace(self._settings, step=state.global_step)
-        view = GuidanceView(settings, view_rows(batch, guidance, self._sample.rows))
+        view = GuidanceView(settings, view_rows(batch, guidance, segments))
         write_view(view, self._directory, f"step-{state.global_step:06}")
         if self._report is None:
             return

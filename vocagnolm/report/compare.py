@@ -1,27 +1,79 @@
-"""Runs side by side, with the paper's reported rows, and their differences from the first."""
+"""Compare runs: accuracies, paired tests, curves, settings and costs, on one page.
 
+    vocagnolm compare runs/a runs/b --reported "Qwen2.5-Math-Instruct VocAgnoLM" --output_dir out
+    vocagnolm compare --wandb lab/students --output_dir out
+
+The first run is the baseline of the others, over the same items. Numbers are never mixed: runs
+that were asked or graded differently are not paired, and a number that is partial, or of other
+prompts or data than the published ones, is marked wherever it is shown. Exit status: 0 done, 2 a
+wrong argument or file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 
-from vocagnolm.host.settings import RUN_FILE
-from vocagnolm.report.frame import read_frame
-from vocagnolm.report.paired import Pairing, pair
+from vocagnolm.cli import Parser, say, shell
+from vocagnolm.host.cards import public_name
+from vocagnolm.io import JsonObject, check_writable, markdown_table, write_text
+from vocagnolm.report.curves import read_curves
+from vocagnolm.report.page import bar_series, draw_bars, draw_curves, render_page
 from vocagnolm.report.paper import read_reported
+from vocagnolm.report.plots import embed, save_plot
 from vocagnolm.report.runs import (
     Run,
-    find_evaluation,
-    read_runs,
+    TrainingRun,
+    differing,
+    find_sources,
+    group_by_setting,
+    heading,
+    in_order,
+    read_run,
+    read_training,
     reject,
-    run_directory,
-    with_chats,
+    setting_text,
 )
+from vocagnolm.report.statistics import PAIRING_COLUMNS, pair
+from vocagnolm.report.wandb_runs import fetch
 
 RESAMPLES = 10_000
-SEED = 0
 _SCORE = ["run", "column", "second", "value", "rounded", "low", "high", "marked"]
+# All that has to be known to read the tables and pictures.
+_STAR = "*: may not be put beside a published number; the notes on its run say why."
+_ACCURACIES = f"+-: half the width of the 95 % interval. {_STAR}"
+_PAIRINGS = (
+    "points: of the accuracies before they are rounded. Interval: paired bootstrap, {resamples:,} "
+    "resamples, seed {seed}; too narrow where few items are decided by one run only. p: McNemar's "
+    "exact test, two-sided, not corrected for the number of benchmarks; p (Holm): corrected. "
+    f"{_STAR}"
+)
+_REPORTED = (
+    "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
+    f"number alone; the reported one has an error of its own. {_STAR}"
+)
+_COSTS = (
+    "Held-out loss: nats per token after the last step. Tokens/s: the median of the log. Hours: of "
+    "the training since it was last started. FLOPs: as Trainer counts them."
+)
+_BARS = (
+    "Bars of one run: 95 % interval of its evaluation; of several seeds: their mean and standard "
+    "deviation. Hollow: as reported (arXiv 2503.19123v1)."
+)
+_CURVES = (
+    "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of the "
+    "excess: the tokens' median, and a band from their 10th to their 90th percentile."
+)
+_Rows = Sequence[Sequence[str]]
+# Title, rows with their header first, notes.
+_Section = tuple[str, _Rows, Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -30,33 +82,26 @@ class Comparison:
 
     # Evaluations, the baseline first.
     runs: Sequence[Run]
-    # All their numbers, as rows.
+    # Runs of train.py by their setting.
+    settings: Mapping[str, Sequence[TrainingRun]]
+    # Names of all of them.
+    labels: Sequence[str]
+    # All numbers of the evaluations: columns as `_SCORE`.
     scores: pd.DataFrame
-    # All runs, also those without an evaluation, and what each is called.
-    frame: pd.DataFrame
-    labels: Mapping[str, str]
     # The paper's numbers: row, table, column, reported.
     reported: pd.DataFrame
     # Rows of `scores` beside rows of `reported`, with the difference in points and whether the
     # reported number is inside our 95 % interval.
     against_reported: pd.DataFrame
     source: str
-    # Every other run against the first of its protocol, few-shot or chat.
-    pairings: Sequence[Pairing]
+    # Every other run against the first of its protocol, few-shot or chat: `PAIRING_COLUMNS`.
+    pairings: pd.DataFrame
     resamples: int
     seed: int
 
-    @property
-    def verdicts(self) -> pd.DataFrame:
-        """The scores by the first grader."""
-        return self.scores[~self.scores.second]
-
 
 def compare(
-    paths: Sequence[Path],
-    reported: Sequence[str] = (),
-    resamples: int = RESAMPLES,
-    seed: int = SEED,
+    paths: Sequence[Path], reported: Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0
 ) -> Comparison:
     """Read runs, pair each evaluation with its protocol's first, and add rows of the paper.
 
@@ -64,47 +109,278 @@ def compare(
         ValueError: a directory, a file or a name is wrong, or there is nothing to compare.
     """
     if not paths:
-        advice = "give directories of evaluate_math.py, or --figure 4 with --reported 'Table 1'"
-        reject("a RUN to compare", "none", advice)
+        reject("a RUN to compare", "none", "give directories of train.py or evaluate_math.py")
     source, theirs = read_reported(reported)
-    paths = list(with_chats(paths))
-    # Runs of train.py need no evaluation.
-    runs = read_runs([x for x in paths if find_evaluation(x) or not (x / RUN_FILE).is_file()])
-    frame = read_frame(paths)
-    # A repeated run is no seed of a setting: it stands beside the other.
-    is_repeated = frame.groupby(["setting", "seed"]).run.transform("nunique") > 1
-    frame.loc[is_repeated, "setting"] = frame.run
+    sources = find_sources(paths)
+    runs = [read_run(x.label, x.evaluation) for x in sources if x.evaluation]
+    trained = [read_training(x.label, x.run) for x in sources if x.run]
     # Asked few-shot and in a chat, a model gives other answers to other prompts.
     first = {run.prompts == "chat": run for run in reversed(runs)}
-    pairs = ((first[run.prompts == "chat"], run) for run in runs)
-    pairings = [pair(one, run, resamples, seed) for one, run in pairs if one is not run]
+    pairings = []
+    for run in runs:
+        baseline = first[run.prompts == "chat"]
+        if baseline is not run:
+            pairings += pair(baseline, run, resamples, seed)
     rows = [{"run": run.label, **score} for run in runs for score in run.scores]
     scores = pd.DataFrame(rows, columns=_SCORE).astype({"second": bool})
     # Every number of ours beside every reported number of its column.
     verdicts = scores[~scores.second]
     for row, printed in theirs.groupby("row", sort=False):
-        for run, ours in verdicts.groupby("run", sort=False):
+        for name, ours in verdicts.groupby("run", sort=False):
             if not ours.column.isin(printed.column).any():
+                expected = f"{name} to share a column with the reported {row!r}"
                 advice = "evaluate the paper's benchmarks or leave it out"
-                expected = f"{run} to share a column with the reported {row!r}"
                 reject(expected, ", ".join(ours.column), advice)
     against = verdicts.merge(theirs, on="column")
     against = against.assign(
         points=(against.rounded - against.reported).round(1),
         inside=against.reported.between(against.low, against.high),
     )
-    labels = _labels(frame, runs)
     return Comparison(
-        *(runs, scores, frame, labels, theirs, against, source, pairings, resamples, seed)
+        runs=runs,
+        settings=group_by_setting(trained),
+        labels=[x.label for x in sources],
+        scores=scores,
+        reported=theirs,
+        against_reported=against,
+        source=source,
+        pairings=pd.DataFrame(pairings, columns=PAIRING_COLUMNS),
+        resamples=resamples,
+        seed=seed,
     )
 
 
-def _labels(frame: pd.DataFrame, runs: Sequence[Run]) -> dict[str, str]:
-    """Call runs as their evaluations are called, others by their names or else by their paths."""
-    evaluated = {run_directory(run.directory).resolve(): run.label for run in runs}
-    places = [Path(run) for run in dict.fromkeys(frame.run)]
-    names = [evaluated.get(place.resolve(), place.name) for place in places]
+# -- Tables ----------------------------------------------------------------------------------
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """Lay out the comparison as tables."""
+    parts = []
+    for title, rows, notes in _sections(comparison):
+        lines = []
+        for note in notes:
+            # Items of a list stand close.
+            lines += [note] if note.lstrip().startswith("- ") else [note, ""]
+        parts.append("\n".join([f"## {title}", "", markdown_table(rows), "", *lines]).rstrip("\n"))
+    return "\n\n".join(parts) + "\n"
+
+
+def _sections(comparison: Comparison) -> list[_Section]:
+    sections = [_accuracies(comparison), _second_opinions(comparison), *_pairings(comparison)]
+    sections += [_against_reported(comparison), _settings(comparison), _costs(comparison)]
+    # A table of nothing but its header says nothing.
+    return [section for section in sections if len(section[1]) > 1]
+
+
+def _accuracies(comparison: Comparison) -> _Section:
+    cells = _cells(comparison.scores[~comparison.scores.second])
+    heads = {run.label: [run.label, run.prompts] for run in comparison.runs}
+    # Reported rows stand below ours, in the same columns.
+    if comparison.runs:
+        for x in comparison.reported.itertuples():
+            title = f"reported: {x.row} ({x.table})"
+            cells[title, x.column], heads[title] = f"{x.reported:.1f}", [title, "paper"]
+    notes = [_ACCURACIES]
+    for run in comparison.runs:
+        name, revision = run.model.rsplit(", revision ", 1)
+        # As much of a hash as tells it apart.
+        model = f"{public_name(name)}, revision {revision[:19]}"
+        notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
+        notes += [f"  - {note}" for note in run.notes]
+    if len(comparison.reported):
+        notes.append(f"- reported: as printed in {comparison.source}")
+    return "Accuracy (%)", _table(["run", "prompts"], heads, cells), notes
+
+
+def _second_opinions(comparison: Comparison) -> _Section:
+    """Lay out the second opinion apart: no number of it may stand beside a verdict."""
+    scores = comparison.scores[comparison.scores.second]
+    judged = [run for run in comparison.runs if run.label in set(scores.run)]
+    heads = {run.label: [run.label, run.second_opinion, run.prompts] for run in judged}
+    rows = _table(["run", "grader", "prompts"], heads, _cells(scores))
+    return "Accuracy (%), second opinion", rows, []
+
+
+def _cells(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
     return {
-        str(place): name if names.count(name) == 1 else str(place)
-        for place, name in zip(places, names, strict=True)
+        (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
+        for x in scores.itertuples()
     }
+
+
+def _table(
+    titles: Sequence[str],
+    heads: Mapping[str, Sequence[str]],
+    cells: Mapping[tuple[str, str], str],
+) -> _Rows:
+    """Lay out cells by row and column, below the columns that any row has."""
+    columns = in_order(column for _, column in cells)
+    rows = [[*titles, *map(heading, columns)]]
+    for key, head in heads.items():
+        rows.append([*head, *(cells.get((key, column), "-") for column in columns)])
+    return rows
+
+
+def _pairings(comparison: Comparison) -> list[_Section]:
+    """Lay out the paired tests, a table for each baseline."""
+    scores = comparison.scores[~comparison.scores.second]
+    marked = {(x.run, x.column) for x in scores.itertuples() if x.marked}
+    note = _PAIRINGS.format(resamples=comparison.resamples, seed=comparison.seed)
+    sections: list[_Section] = []
+    for first, pairings in comparison.pairings.groupby("first", sort=False):
+        rows = [["run", "benchmark", "points", "95 % interval", "items"]]
+        rows[0] += [f"only {first} right", "only the run right", "p", "p (Holm)"]
+        for other, of_run in pairings.groupby("other", sort=False):
+            by_column = {x.column: x for x in of_run.itertuples()}
+            for column in in_order(by_column):
+                x = by_column[column]
+                star = _star({(first, column), (other, column)} & marked)
+                row = [str(other), heading(column) + star]
+                if pd.notna(x.not_paired):
+                    rows.append([*row, f"not paired: {x.not_paired}", *["-"] * 6])
+                    continue
+                row += [_points(x.points), f"{_points(x.low)} to {_points(x.high)}"]
+                for count in (x.items, x.only_first, x.only_other):
+                    row.append("-" if pd.isna(count) else f"{count:.0f}")
+                for p in (x.p, x.p_holm):
+                    row.append("-" if pd.isna(p) else "< 0.001" if p < 0.001 else f"{p:.3f}")
+                rows.append(row)
+        sections.append((f"Points above {first}, over the same items", rows, [note]))
+    return sections
+
+
+def _against_reported(comparison: Comparison) -> _Section:
+    cells, heads = {}, {}
+    for x in comparison.against_reported.itertuples():
+        place = "in" if x.inside else "out"
+        title = f"{x.run} less reported: {x.row}"
+        cells[title, x.column] = f"{_points(x.points)}{_star(x.marked)} {place}"
+    for row in dict.fromkeys(comparison.reported.row):
+        for run in comparison.runs:
+            title = f"{run.label} less reported: {row}"
+            heads[title] = [title, run.prompts]
+    return "Points above the reported numbers", _table(["", "prompts"], heads, cells), [_REPORTED]
+
+
+def _points(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}"  # never -0.0
+
+
+def _star(marked: object) -> str:
+    return "*" if marked else ""
+
+
+def _settings(comparison: Comparison) -> _Section:
+    firsts = [runs[0] for runs in comparison.settings.values()]
+    rows = [["option", *comparison.settings]]
+    for name in differing(firsts):
+        cells = [setting_text(run.options.get(name)) for run in firsts]
+        rows.append([name, *cells])
+    return "Settings that differ", rows, []
+
+
+def _costs(comparison: Comparison) -> _Section:
+    rows = [["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]]
+    rows[0] += ["tokens/s", "hours", "FLOPs of the student"]
+    for run in _trained(comparison):
+        log, steps = run.state.get("log_history", []), run.state.get("global_step", 0)
+        speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
+        seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
+        flops = run.state.get("total_flos")
+        row = [run.label, run.name, str(json.loads(run.seed)[0])]
+        row += [f"{steps:,}", f"{steps * run.batch_tokens:,}"]
+        row.append("-" if run.eval_loss is None else f"{run.eval_loss:.4f}")
+        row.append(f"{statistics.median(speeds):,.0f}" if speeds else "-")
+        row.append(f"{max(seconds) / 3600:,.2f}" if seconds else "-")
+        row.append(f"{flops:.3g}" if flops else "-")
+        rows.append(row)
+    return "Cost", rows, [_COSTS]
+
+
+def _trained(comparison: Comparison) -> list[TrainingRun]:
+    """List the runs of train.py in the order of the arguments."""
+    runs = [run for setting in comparison.settings.values() for run in setting]
+    return sorted(runs, key=lambda run: comparison.labels.index(run.label))
+
+
+# -- Files -----------------------------------------------------------------------------------
+
+
+def to_json(comparison: Comparison) -> JsonObject:
+    """Return the content of `comparison.json`, from which recipes/paper/figures.py draws."""
+    runs = [asdict(run) for run in comparison.runs]
+    for run in runs:
+        # They are in the table of all scores.
+        del run["scores"]
+    setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
+    trained = []
+    for x in _trained(comparison):
+        about = {"run": x.label, "method": x.method, "teacher": x.teacher, "seed": x.seed}
+        about |= {"setting": setting_of[x.label], "options": x.options, "eval_loss": x.eval_loss}
+        trained.append(about)
+    content: JsonObject = {"runs": runs, "trained": trained, "source": comparison.source}
+    for name in ("scores", "reported", "against_reported", "pairings"):
+        # None stands for what a row has not.
+        frame = getattr(comparison, name).astype(object)
+        content[name] = frame.where(frame.notna(), None).to_dict("records")
+    return content | {"resamples": comparison.resamples, "seed": comparison.seed}
+
+
+def write_comparison(comparison: Comparison, directory: Path) -> None:
+    """Write `comparison.html`, `.md`, `.json` and, of what has accuracies, `.png`."""
+    text = json.dumps(to_json(comparison), indent=2, default=str)
+    write_text(directory / "comparison.json", text + "\n")
+    write_text(directory / "comparison.md", comparison_markdown(comparison))
+    pictures = []
+    if comparison.runs:
+        graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
+        series = bar_series(comparison.runs, comparison.settings, comparison.reported)
+        figure = draw_bars(series, f"Accuracies; verdicts of {graders}")
+        save_plot(figure, directory / "comparison.png")
+        pictures.append(("Accuracy", embed(figure), _BARS))
+    if curves := read_curves(comparison.settings):
+        pictures.append(("Along the training", embed(draw_curves(curves)), _CURVES))
+    page = render_page(
+        "comparison.html",
+        names=comparison.labels,
+        baselines=list(dict.fromkeys(comparison.pairings["first"])),
+        pictures=pictures,
+        sections=_sections(comparison),
+    )
+    write_text(directory / "comparison.html", page)
+
+
+# -- The command -----------------------------------------------------------------------------
+
+
+@shell("vocagnolm compare")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compare runs, from here and from Weights & Biases."""
+    arguments = _parse(argv)
+    out = arguments.output_dir
+    # Before the work, which may take minutes.
+    if out:
+        check_writable(out)
+    with TemporaryDirectory() as scratch:
+        runs = arguments.runs
+        if arguments.wandb:
+            runs += fetch(arguments.wandb, out or Path(scratch))
+        comparison = compare(runs, arguments.reported, arguments.resamples, arguments.seed)
+        if out:
+            write_comparison(comparison, out)
+        say(comparison_markdown(comparison).rstrip("\n"))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser("vocagnolm compare", __doc__)
+    add = parser.add_argument
+    shown = "A run of train.py, or the evaluation of any model."
+    add("runs", nargs="*", type=Path, metavar="RUN", help=shown)
+    projects = "Runs in Weights & Biases; with --output_dir they are kept there."
+    add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
+    row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
+    add("--reported", action="append", default=[], metavar="NAME", help=row)
+    add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")
+    add("--resamples", type=int, default=RESAMPLES, help="Bootstrap resamples.")
+    add("--seed", type=int, default=0, help="Bootstrap seed.")
+    return parser.parse_args(argv)

@@ -2,67 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from vocagnolm.report.frame import option_of
-from vocagnolm.report.panels import Mark, Panel, line
-from vocagnolm.report.runs import TEXTS, read_state, readable
+from vocagnolm.report.runs import TrainingRun
 
-_UNITS = {1e9: "billions", 1e6: "millions", 1e3: "thousands", 1.0: ""}
+# Titles, and entries of the log: the value, and the ends of its band, if it has some.
+CURVES = {
+    "loss on all tokens (nats)": ["student_loss_nats"],
+    "loss on selected tokens (nats)": ["selected_loss_nats"],
+    "held-out loss (nats)": ["eval_loss"],
+    "excess, median (nats)": [
+        "excess_loss_p50_nats",
+        "excess_loss_p10_nats",
+        "excess_loss_p90_nats",
+    ],
+    "selected share of the tokens": ["selected_fraction"],
+    "unmapped share of the tokens": ["unmapped_fraction"],
+}
 # More points than a page has room for are averaged.
 _MOST_POINTS = 200
 
 
-def curve_panels(all_settings: Sequence[pd.DataFrame], labels: Sequence[str]) -> list[Panel]:
-    """Draw every curve that a run has in its log against the student tokens it has seen."""
-    logs = [_log(setting) for setting in all_settings]
-    most = max((log.tokens.max() for log in logs if len(log)), default=0)
-    scale = next((scale for scale in _UNITS if most >= 2 * scale), 1.0)
-    x_label = " of ".join(filter(None, (_UNITS[scale], "student tokens")))
-    panels = []
-    for title, entries in TEXTS["curves"].items():
-        found: list[Mark] = []
-        for style, (label, log) in enumerate(zip(labels, logs, strict=True)):
-            if {*entries} <= {*log}:
-                found += line(_curve(log, entries, scale), label, style)
-        if found:
-            panels.append(Panel(x_label, title, found))
-    return panels
+def read_curves(
+    settings: Mapping[str, Sequence[TrainingRun]],
+) -> dict[str, dict[str, pd.DataFrame]]:
+    """Return the curves by title and setting, of those that have any.
+
+    A curve has columns tokens, mean, low and high: over the seeds of its setting, or the ends of
+    its own band.
+    """
+    curves: dict[str, dict[str, pd.DataFrame]] = {}
+    for label, runs in settings.items():
+        log = _log(runs)
+        for title, entries in CURVES.items():
+            if set(entries) <= set(log.columns):
+                curves.setdefault(title, {})[label] = _curve(log, entries)
+    return {title: curves[title] for title in CURVES if title in curves}
 
 
-def _log(setting: pd.DataFrame) -> pd.DataFrame:
-    """Read the logs of a setting's runs: a row for each entry, with its run and tokens."""
+def _log(runs: Sequence[TrainingRun]) -> pd.DataFrame:
+    """Return the logs of a setting's runs: a row for each entry, with its run and tokens."""
     rows = []
-    for run in setting.drop_duplicates("run").itertuples():
-        place, batch = Path(run.run), option_of(run, "global_batch_tokens")
-        with readable(place / "trainer_state.json", "the log of train.py"):
-            history = read_state(place).get("log_history", [])
-            rows += [{**x, "run": run.run, "tokens": x["step"] * batch} for x in history]
+    for run in runs:
+        for entry in run.state.get("log_history", ()):
+            tokens = entry["step"] * run.batch_tokens
+            rows.append({**entry, "run": run.label, "tokens": tokens})
     return pd.DataFrame(rows)
 
 
-def _curve(log: pd.DataFrame, entries: Sequence[str], scale: float) -> list[Mark]:
+def _curve(log: pd.DataFrame, entries: Sequence[str]) -> pd.DataFrame:
     main, *ends = entries
-    log = log.dropna(subset=main)
-    runs = tuple(log.run.unique())
-    points = log.groupby("tokens")[main].agg(["mean", "min", "max", "count"])
+    log = log.dropna(subset=[main])
+    points = log.groupby("tokens")[main].agg(mean="mean", low="min", high="max", runs="count")
     if ends:
-        points[["min", "max"]] = log.groupby("tokens")[ends].mean()
+        points[["low", "high"]] = log.groupby("tokens")[ends].mean()
     # Where all of the runs are.
-    points = points[points["count"] >= len(runs)].reset_index()
+    points = points[points.runs >= log.run.nunique()].reset_index()
     bins = np.arange(len(points)) * _MOST_POINTS // max(len(points), _MOST_POINTS)
-    has_band = len(runs) > 1 or bool(ends)
-    return [
-        Mark(
-            x.tokens / scale,
-            x.mean,
-            (x.min, x.max) if has_band else None,
-            seeds=len(runs),
-            runs=runs,
-        )
-        for x in points.groupby(bins).mean().itertuples(index=False)
-    ]
+    return points.groupby(bins)[["tokens", "mean", "low", "high"]].mean()

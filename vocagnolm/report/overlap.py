@@ -1,4 +1,4 @@
-"""Measure how well two tokenizers fit: words in common, and characters that aligned tokens share.
+"""Measure how well two tokenizers fit: tokens in common, and characters that aligned tokens share.
 
 A text part A of the student and a part B of the teacher, as sets of characters, give
 IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.packing import chunk_edges
 from vocagnolm.texts.token_bytes import byte_level, sentencepiece
 from vocagnolm.texts.tokens import Spans
 
@@ -28,10 +27,10 @@ Shares = npt.NDArray[np.float64]
 
 
 def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
-    """Count the words in common, and their share of the teacher's, the student's and either's.
+    """Count the tokens in common, and their share of the teacher's, the student's and either's.
 
-    Words as they are written, added tokens included, give the paper's number, of the teacher's. It
-    takes ` the`, written `▁the` by one family and `Ġthe` by the other, for different words; those
+    Tokens as they are written, added ones included, give the paper's number, of the teacher's. It
+    takes ` the`, written `▁the` by one family and `Ġthe` by the other, for different tokens; those
     of `decoded_vocabulary` are compared by what they stand for.
     """
     shared = len(student & teacher)
@@ -46,7 +45,7 @@ def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, 
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
-    """Decode the words of a vocabulary to the byte strings that they stand for.
+    """Decode the tokens of a vocabulary to the byte strings that they stand for.
 
     In a byte-level vocabulary every letter is a byte. In any other one `▁` is a space, and
     `<0xAB>` a byte. Added tokens are themselves.
@@ -99,6 +98,9 @@ def chunk_overlaps(
     Only the student's chunks that have tokens count: all of them where N is at least `chunks`. Both
     numbers are 0 where the teacher's chunk has none.
     """
+    # Here, because it brings torch, which the command's --help does not need.
+    from vocagnolm.packing import chunk_edges
+
     both = (chunk_edges(len(spans), chunks) for spans in (student_spans, teacher_spans))
     student, teacher = (np.stack((edges[:-1], edges[1:]), axis=1) for edges in both)
     teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED

@@ -1,278 +1,135 @@
-"""Guidance views for a terminal and as one HTML file that needs no network and no colour.
-
-What cannot be seen (control characters, directions of writing, zero width) is shown by name, so
-that no text can draw on the page or the terminal.
-"""
+"""Pages for a browser, each one file that loads nothing, and the pictures of a comparison."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import unicodedata
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
-from pathlib import Path
-from statistics import fmean
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from vocagnolm.host.cards import public_name
-from vocagnolm.io import write_json, write_text
-from vocagnolm.report.pages import render_page
-from vocagnolm.report.view import (
-    STATUSES,
-    GuidanceView,
-    PieceView,
-    Status,
-    TextView,
-    TokenView,
-    ViewSettings,
-    to_json,
+import jinja2
+
+from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
+from vocagnolm.report.runs import Row, Run, TrainingRun, heading, in_order
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("vocagnolm", "assets"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
 )
 
-# Categories of Unicode.
-_INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
-_COLORS: dict[Status, str] = {
-    "kept": "1;30;43",  # bold, black on yellow
-    "dropped": "2",  # dim
-    "unmapped": "4;35",  # underlined, magenta
-    "unlabelled": "2;3",  # dim, italic
-}
-_MARKS: dict[Status, str] = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
-_SUMMARY_HEAD = ("", "tokens", "trained", "student", "teacher", "excess")
+
+def render_page(template: str, **values: object) -> str:
+    """Fill a template of `assets`; every text is escaped."""
+    return _TEMPLATES.get_template(template).render(**values)
 
 
-def write_view(view: GuidanceView, directory: Path, name: str) -> None:
-    """Write `NAME.json`, which `view.read_views` reads, and `NAME.html`, each atomically."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / f"{name}.json", to_json(view))
-    write_text(directory / f"{name}.html", render_html(view))
+def bar_series(
+    runs: Sequence[Run], settings: Mapping[str, Sequence[TrainingRun]], reported: pd.DataFrame
+) -> dict[str, dict[str, Row]]:
+    """Return the bars of a picture of accuracies by label and column.
 
-
-# -- Words and characters --------------------------------------------------------------------
-
-
-def invisible_name(character: str) -> str | None:
-    r"""Name a character that cannot be seen; None for all others, "\n" and "\t".
-
-    >>> invisible_name("\x1b"), invisible_name("\u202e"), invisible_name("x")
-    ('␛', 'U+202E', None)
+    The runs of a setting are one bar, the mean over its seeds with its standard deviation; others
+    have the 95 % interval of their evaluation, and rows of the paper have none. Runs that were
+    asked or graded differently are never averaged.
     """
-    code = ord(character)
-    if character in "\n\t" or unicodedata.category(character) not in _INVISIBLE:
-        return None
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"U+{code:04X}"
-
-
-def label(text: str) -> str:
-    r"""Write a token's characters on one line, each of them visible.
-
-    >>> label(" 9\n")
-    '␣9↵'
-    """
-    shown = (invisible_name(character) or character for character in text)
-    return "".join(shown).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
-
-
-def labelled_tokens(view: GuidanceView) -> list[tuple[str, TokenView]]:
-    """List all tokens with their labels; parts of one character are numbered."""
-    found: list[tuple[str, TokenView]] = []
-    for text in view.texts:
-        inside = [token for token in text.tokens if not token.is_special]
-        labels = _labels(inside, (text.text[token.start : token.end] for token in inside))
-        found += [(x.text if x.is_special else next(labels), x) for x in text.tokens]
-    return found
-
-
-def _labels(tokens: Sequence[TokenView | PieceView], texts: Iterable[str]) -> Iterator[str]:
-    spans = [(token.start, token.end) for token in tokens]
-    counts, seen = Counter(spans), Counter[tuple[int, int]]()
-    # The bytes of one character have the same span: "é (1 of 2)", "é (2 of 2)".
-    for span, text in zip(spans, texts, strict=True):
-        seen[span] += 1
-        part = f" ({seen[span]} of {counts[span]})" if counts[span] > 1 else ""
-        yield label(text) + part
-
-
-def _pieces(token: TokenView) -> Iterator[tuple[str, PieceView]]:
-    """Label the teacher's tokens behind a token."""
-    names = _labels(token.pieces, (piece.text for piece in token.pieces))
-    return zip(names, token.pieces, strict=True)
-
-
-def _settings_line(settings: ViewSettings) -> str:
-    method = settings.method
-    parts = [
-        f"method {method.method}",
-        f"top_k {method.top_k:g} of {settings.competition}",
-        f"aggregation {method.aggregation}",
-        f"unmapped {method.unmapped}",
-    ]
-    if settings.step is not None:
-        parts.insert(0, f"step {settings.step:,}")
-    return " · ".join(parts)
-
-
-def _number(value: float | None, *, signed: bool = False) -> str:
-    if value is None:
-        return "\u2013"
-    return f"{value:{'+' if signed else ''}.2f}".replace("-", "\u2212")  # a minus sign
-
-
-def _summary_rows(view: GuidanceView) -> list[list[str]]:
-    """Count the tokens of each status, and all with a label, and average their losses."""
-    labelled = [token for token in view.tokens if token.status != "unlabelled"]
-    rows = []
-    for name in (*STATUSES[:-1], "all"):
-        tokens = [token for token in labelled if name in (token.status, "all")]
-        share = len(tokens) / max(len(labelled), 1)
-        trained = sum(token.is_trained for token in tokens)
-        rows.append(
-            [
-                name,
-                f"{len(tokens):,} ({share:.0%})",
-                f"{trained:,}",
-                _number(_mean(token.student_loss_nats for token in tokens)),
-                _number(_mean(token.teacher_loss_nats for token in tokens)),
-                _number(_mean(token.excess_nats for token in tokens), signed=True),
-            ]
-        )
-    return rows
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-# -- The terminal ----------------------------------------------------------------------------
-
-
-def render_text(view: GuidanceView, *, color: bool) -> str:
-    """Render texts, a legend and the summary for a terminal, tokens in colour or in brackets."""
-    settings = view.settings
-    legend = " ".join(_paint(status, status, color) for status in STATUSES)
-    lines = [f"{settings.student} \u2190 {settings.teacher}", _settings_line(settings), legend]
-    for text in view.texts:
-        lines += ["", _heading(text)]
-        lines.append(
-            "".join(_turn(t) + _paint(_token_text(t), t.status, color) for t in text.tokens)
-        )
-    summary = _table([_SUMMARY_HEAD, *_summary_rows(view)], right=range(1, 6))
-    return "\n".join([*lines, "", summary, "Losses: means in nats per token.", ""])
-
-
-def render_table(view: GuidanceView) -> str:
-    """List all tokens for a terminal, with losses in nats and the teacher's pieces."""
-    head = ("#", "token", "status", "student", "teacher", "excess", "teacher pieces")
-    rows: list[Sequence[str]] = [head]
-    for number, (name, token) in enumerate(labelled_tokens(view)):
-        rows.append((str(number), name, *token_cells(token)))
-    return _table(rows, right=(0, 3, 4, 5)) + "\n"
-
-
-def token_cells(token: TokenView) -> tuple[str, str, str, str, str]:
-    """Write status, both losses, excess (nats) and the pieces of a token as words."""
-    return (
-        token.status_key,
-        _number(token.student_loss_nats),
-        _number(token.teacher_loss_nats),
-        _number(token.excess_nats, signed=True),
-        " | ".join(f"{name} {_number(piece.loss_nats)}" for name, piece in _pieces(token)),
-    )
-
-
-def _heading(text: TextView) -> str:
-    end = text.start + len(text.text)
-    return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.block}"
-
-
-def _turn(token: TokenView) -> str:
-    """Head a turn of a conversation, in a line of its own."""
-    return f"\n\u2500\u2500 {label(token.turn)}\n" if token.turn is not None else ""
-
-
-def _token_text(token: TokenView) -> str:
-    """Show a token in a terminal; the later parts of a character show a ring."""
-    shown = (invisible_name(character) or character for character in token.text)
-    return "".join(shown).replace("\n", "↵\n") or "\u25e6"
-
-
-def _paint(text: str, status: Status, color: bool) -> str:
-    before, _, after = _MARKS[status].partition(" ")
-    if color:
-        before, after = f"\x1b[{_COLORS[status]}m", "\x1b[0m"
-    # A line end stays outside: a background would run to the edge of the terminal.
-    return "\n".join(f"{before}{line}{after}" if line else "" for line in text.split("\n"))
-
-
-def _table(rows: Sequence[Sequence[str]], right: Container[int]) -> str:
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-
-    def pad(place: int, cell: str) -> str:
-        space = " " * (widths[place] - _width(cell))
-        return space + cell if place in right else cell + space
-
-    return "\n".join("  ".join(itertools.starmap(pad, enumerate(row))).rstrip() for row in rows)
-
-
-def _width(text: str) -> int:
-    """Count the columns of a terminal."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
-
-
-# -- HTML ------------------------------------------------------------------------------------
-
-
-def render_html(view: GuidanceView) -> str:
-    """Render a page of its own: nothing is loaded, and every text is escaped."""
-    settings = view.settings
-    losses = (loss for t in view.tokens for loss in (t.student_loss_nats, t.teacher_loss_nats))
-    # Tokens are numbered through the page: #t12 in its address chooses one.
-    tokens = labelled_tokens(view)
-    numbered = ((number, name, token) for number, (name, token) in enumerate(tokens))
-    return render_page(
-        "guidance.html",
-        student=public_name(settings.student),
-        teacher=" and ".join(map(public_name, settings.teacher.split(" and "))),
-        settings=_settings_line(settings),
-        method=settings.method,
-        summary=_summary_rows(view),
-        statuses=STATUSES,
-        texts=[
-            (_heading(text), [(gap, *next(numbered)) for gap in _gaps(text)]) for text in view.texts
-        ],
-        invisible_name=invisible_name,
-        label=label,
-        number=_number,
-        facts={
-            "tokens": list(itertools.starmap(_facts, tokens)),
-            "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
-        },
-    )
-
-
-def _gaps(text: TextView) -> Iterator[str]:
-    """Yield the characters before each token that none has, as between two messages."""
-    shown = 0
-    for token in text.tokens:
-        if token.is_special:
-            yield ""
+    # A chat has no training run.
+    setting_of = {run.label: label for label, setting in settings.items() for run in setting}
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(setting_of.get(run.label, run.label), []).append(run)
+    series: dict[str, dict[str, Row]] = {}
+    for label, group in groups.items():
+        if all(run.conditions == group[0].conditions for run in group):
+            series[label] = _bars(group)
         else:
-            yield text.text[shown : token.start]
-            shown = token.end
+            series |= {f"{label}, {run.label}": _bars([run]) for run in group}
+    for row, lines in reported.groupby("row", sort=False):
+        series[f"reported: {row}"] = {
+            x.column: {"value": x.reported, "marked": False} for x in lines.itertuples()
+        }
+    return series
 
 
-def _facts(name: str, token: TokenView) -> list[object]:
-    """List what the script shows of a token: label, status, losses, then its pieces."""
-    pieces = [
-        [piece_name, piece.start, piece.end, _finite(piece.loss_nats)]
-        for piece_name, piece in _pieces(token)
-    ]
-    losses = (_finite(token.student_loss_nats), _finite(token.teacher_loss_nats))
-    return [name, token.status_key, *losses, pieces]
+def _bars(group: Sequence[Run]) -> dict[str, Row]:
+    """Average the columns that all runs have."""
+    columns: dict[str, list[Row]] = {}
+    for run in group:
+        for score in run.scores:
+            if not score["second"]:
+                columns.setdefault(score["column"], []).append(score)
+    bars = {}
+    for column, scores in columns.items():
+        if len(scores) < len(group):
+            continue
+        values = [score["value"] for score in scores]
+        mean, low, high = statistics.fmean(values), scores[0]["low"], scores[0]["high"]
+        if len(values) > 1:
+            deviation = statistics.stdev(values)
+            low, high = mean - deviation, mean + deviation
+        marked = any(score["marked"] for score in scores)
+        bars[column] = {"value": mean, "low": low, "high": high, "marked": marked}
+    return bars
 
 
-def _finite(value: float | None) -> float | None:
-    return round(value, 4) if value is not None and math.isfinite(value) else None
+def draw_bars(series: Mapping[str, Mapping[str, Row]], title: str) -> Figure:
+    """Draw accuracies with their intervals; those of the paper are hollow."""
+    columns = in_order(column for bars in series.values() for column in bars)
+    # Not wider than a fifth of a column, however few there are.
+    width = min(0.8 / max(len(series), 1), 0.2)
+    inches = max(5.2, 1.2 + len(columns) * max(0.8, 0.25 + 0.12 * len(series)))
+    figure, (axes,) = new_plot(min(inches, 16.0), 3.6 + 0.2 * len(series))
+    handles = {}
+    for index, (label, bars) in enumerate(series.items()):
+        color = series_style(index)["color"]
+        is_reported = all("low" not in bar for bar in bars.values())
+        offset = width * (index - (len(series) - 1) / 2)
+        distances = [
+            [max(bar["value"] - bar.get("low", bar["value"]), 0) for bar in bars.values()],
+            [max(bar.get("high", bar["value"]) - bar["value"], 0) for bar in bars.values()],
+        ]
+        is_marked = any(bar["marked"] for bar in bars.values())
+        handles[f"{label}*" if is_marked else label] = axes.bar(
+            [columns.index(column) + offset for column in bars],
+            [bar["value"] for bar in bars.values()],
+            0.85 * width,
+            yerr=None if is_reported else distances,
+            facecolor="white" if is_reported else color,
+            edgecolor=color,
+            error_kw={"capsize": 1.5, "elinewidth": 0.9},
+        )
+    names = [heading(column).replace("w/o ", "w/o\n").replace(", ", ",\n") for column in columns]
+    axes.set_xticks(range(len(names)), names)
+    axes.set(ylabel="accuracy (%)", xlim=(-0.6, len(names) - 0.4))
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, loc="left", fontsize=8, parse_math=False)
+    add_legend(figure, handles)
+    return figure
+
+
+def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
+    """Draw a plot for each title: every setting's mean, with a band."""
+    most = max(curve.tokens.max() for each in curves.values() for curve in each.values())
+    scale, unit = 1.0, "student tokens"
+    for size, name in ((1e3, "thousands"), (1e6, "millions"), (1e9, "billions")):
+        if most >= 2 * size:
+            scale, unit = size, f"{name} of student tokens"
+    labels = list(dict.fromkeys(label for each in curves.values() for label in each))
+    rows, columns = -(-len(curves) // 3), min(3, len(curves))
+    figure, places = new_plot(4.3 * columns, 3.2 * rows + 0.25 * len(labels), rows, columns)
+    handles = {}
+    for axes, (title, each) in zip(places, curves.items(), strict=False):
+        for label, curve in each.items():
+            index = labels.index(label)
+            color, tokens = series_style(index)["color"], curve.tokens / scale
+            (handles[label],) = axes.plot(tokens, curve["mean"], dashes(index), color=color)
+            axes.fill_between(tokens, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
+        axes.set(xlabel=unit, ylabel=title)
+    for axes in places[len(curves) :]:
+        axes.remove()
+    add_legend(figure, handles)
+    return figure

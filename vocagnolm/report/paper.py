@@ -22,28 +22,24 @@ def read_reported(names: Sequence[str]) -> tuple[str, pd.DataFrame]:
     The frame has a line for each number as printed: row, table, column, reported (percent).
 
     Raises:
-        ValueError: there is no row or table of that name; the message lists those there are.
+        ValueError: there is no row or table of that name.
     """
-    of_row = {row: table for table in _paper()["tables"] for row in table["rows"]}
-    whole = {table["table"]: list(table["rows"]) for table in _paper()["tables"]}
+    tables = {table["table"]: table for table in _paper()["tables"]}
+    table_of = {row: table for table in tables.values() for row in table["rows"]}
+    rows: list[str] = []
     for name in names:
-        if name not in whole and name not in of_row:
-            known = ", ".join(map(repr, [*whole, *of_row]))
+        if name not in tables and name not in table_of:
+            known = ", ".join(map(repr, [*tables, *table_of]))
             expected = "expected --reported to name a row or a table of the paper"
             raise ValueError(f"{expected}, found {name!r}: give one of {known}")
-    lines = [
-        (row, table["table"], column, value)
-        for row in dict.fromkeys(row for name in names for row in whole.get(name, [name]))
-        for table in [of_row[row]]
-        for column, value in zip(table["columns"], table["rows"][row], strict=True)
-        if value is not None
-    ]
+        rows += tables[name]["rows"] if name in tables else [name]
+    lines = []
+    for row in dict.fromkeys(rows):
+        table = table_of[row]
+        for column, value in zip(table["columns"], table["rows"][row], strict=True):
+            if value is not None:
+                lines.append((row, table["table"], column, value))
     return _paper()["source"], pd.DataFrame(lines, columns=["row", "table", "column", "reported"])
-
-
-def paper_models() -> dict[str, list[str]]:
-    """Return the paper's teachers, each with the last parts of its names on the hub."""
-    return dict(_paper()["models"])
 
 
 def teacher_name(reference: str) -> str:
@@ -53,7 +49,7 @@ def teacher_name(reference: str) -> str:
     ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
     """
     own = Path(reference).name
-    for name, others in paper_models().items():
+    for name, others in _paper()["models"].items():
         if own.casefold() in (name.casefold(), *map(str.casefold, others)):
-            return name
+            return str(name)
     return own

@@ -1,10 +1,10 @@
-"""The style of all plots: series told apart by colour, and in grey by marker, dashes and place."""
+"""The style of all plots: series differ in colour, and in grey by marker and dashes."""
 
 from __future__ import annotations
 
+import base64
 import io
-import re
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,62 +13,62 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS, DASHES = "os^DvPX", ("-", "--", ":", "-.")
-# Neighbours differ in lightness too. `assets/page.css` has each as --series-N, for light and dark.
+# Neighbours differ in lightness too.
 COLORS = "#1f5fbf #d2691e #1b7f4d #8e44ad #0e7490 #b5267b #7a5c00 #475569".split()
-INK, PAPER = "#1c1b19", "#ffffff"
-# Points: legends, ticks and notes.
-SMALL = 8
-_STYLE = {
-    # Names of models and options are no formulas: a dollar sign is a dollar sign.
-    **{"text.parse_math": False, "font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "v"},
-    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color"), INK),
-}
+_DPI = 150
 
 
-def series_style(number: int) -> dict[str, Any]:
+def series_style(index: int) -> dict[str, Any]:
     """Return the marker and the colour of a series; both repeat, but not together soon."""
-    return {"marker": MARKERS[number % len(MARKERS)], "color": COLORS[number % len(COLORS)]}
+    return {"marker": MARKERS[index % len(MARKERS)], "color": COLORS[index % len(COLORS)]}
 
 
-def dashes(number: int) -> str:
+def dashes(index: int) -> str:
     """Return the line style of a series."""
-    return DASHES[number % len(DASHES)]
-
-
-def plot_style() -> AbstractContextManager[None]:
-    """Draw in the style of all figures for as long as the block lasts."""
-    import matplotlib
-
-    return matplotlib.rc_context(_STYLE)  # type: ignore[arg-type]
+    return DASHES[index % len(DASHES)]
 
 
 def new_plot(
-    width: float, height: float, widths: tuple[float, ...] = (1.0,), *, share_y: bool = False
+    width: float, height: float, rows: int = 1, columns: int = 1, **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Open a figure, in inches, with axes side by side of the given relative widths."""
+    """Open a figure, in inches, with axes in rows; options as of `Figure.subplots`."""
     # A bare Figure needs no screen, and leaves the backend of a notebook as it is.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(1, len(widths), width_ratios=widths, sharey=share_y, squeeze=False)
-    return figure, list(axes[0])
+    places = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
+    for axes in places:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=8)
+    return figure, places
+
+
+def add_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """Put a legend below a figure, as many entries beside each other as have room."""
+    longest = max(map(len, handles), default=1)
+    # Inches of a letter and of a key.
+    columns = int(figure.get_figwidth() / (0.075 * longest + 0.6))
+    legend = figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower left",
+        ncols=max(1, columns),
+        frameon=False,
+        fontsize=8,
+    )
+    for text in legend.get_texts():
+        # Names of models and options are no formulas: a dollar sign is a dollar sign.
+        text.set_parse_math(False)
 
 
 def save_plot(figure: Figure, path: Path, *suffixes: str) -> None:
     """Write a figure at `path`, and beside it under further suffixes, as ".pdf"."""
     for suffix in (path.suffix, *suffixes):
-        figure.savefig(path.with_suffix(suffix), dpi=150)
+        figure.savefig(path.with_suffix(suffix), dpi=_DPI)
 
 
-def inline_svg(figure: Figure) -> str:
-    """Write a figure as an element of a page, whose colours are those of `assets/page.css`."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    svg = file.getvalue()
-    # Of no use on a page, or twice on it.
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    for number, color in enumerate(COLORS):
-        svg = svg.replace(color, f"var(--series-{number})")
-    return svg.replace(INK, "currentColor").replace(PAPER, "var(--card)")
+def embed(figure: Figure) -> str:
+    """Write a figure as the address of a picture that a page holds itself."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=_DPI)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"

@@ -1,49 +1,64 @@
-"""Read the directories of evaluations, training runs and audits."""
+"""Read the directories of evaluations and of training runs."""
 
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.host.manifest import unsealed
-from vocagnolm.host.options import raise_first, wrong_values
+from vocagnolm.host.cards import public_name
 from vocagnolm.host.settings import RUN_FILE
 from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
-from vocagnolm.io import JsonObject, read_asset, read_json
+from vocagnolm.io import JsonObject, read_json
 from vocagnolm.report.paper import teacher_name
 
-Row = dict[str, object]
-# Names, tables and texts of comparisons and audits.
-TEXTS = read_asset("analysis.yaml")
-RESULTS_FILE, AUDIT_FILE, GUIDANCE_FILE = "results.json", "audit.json", "guidance.json"
-_GUIDANCE_DIR = "guidance"
-# Of a state, beside its log.
-_NUMBERS = ("global_step", "max_steps", "total_flos")
-# The column of runs without an evaluation.
-EVAL_LOSS = "eval_loss"
+Row: TypeAlias = dict[str, Any]
+# Of each item, by `idx`: whether it is right, the hash of its prompt, its gold.
+Items: TypeAlias = dict[int, tuple[bool, str, object]]
+RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
 # Table 1's columns, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
-_WHOSE = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
+_AUTHORS = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
+# Names of the methods in tables and figures.
+METHODS = {
+    "vocagnolm": "VocAgnoLM",
+    "uld": "ULD",
+    "kld": "KLD",
+    "cpt": "CPT",
+    "rho1": "Rho-1",
+    "chunk": "chunks",
+    "random": "random tokens",
+}
+_OF_A_SEED = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sha256"}
+_SEED_IN_A_PATH = re.compile(r"seed[-_=]?\d+")
+
+
+class Source(NamedTuple):
+    """What there is to read of a directory; chats are sources of their own."""
+
+    # Unlike that of any other source.
+    label: str
+    # Of train.py.
+    run: Path | None
+    # Holds `results.json` and one file of items per benchmark.
+    evaluation: Path | None
 
 
 @dataclass(frozen=True)
 class Run:
     """The results of one evaluation."""
 
-    # Unlike that of any other run of the comparison.
     label: str
-    # Holds `results.json` and one file of items per benchmark.
     directory: Path
     # Name and revision.
     model: str
     grader: str
     second_opinion: str
-    # Authors of the exemplars: "ours", "harness", "other", "none", or several of them.
+    # Authors of the exemplars: "ours", "harness", "other", "none", or several of them; or "chat".
     prompts: str
     # Rows in Table 1's order, the second opinion's last: column (a benchmark's id or an average),
     # second, value in percent, rounded as the harness does, low and high of the 95 % interval, and
@@ -56,21 +71,17 @@ class Run:
     # Reasons not to put numbers beside published ones, each with its columns; engine.
     notes: Sequence[str]
 
-    def items(self, benchmark: str) -> dict[int, tuple[bool, str, object]]:
-        """Read verdict, hash of the prompt and gold of the items of a benchmark, by `idx`.
+    def items(self, benchmark: str) -> Items:
+        """Read the items of a benchmark.
 
         Raises:
-            ValueError: the file is missing, damaged, or contradicts `results.json`.
+            ValueError: the file is damaged, or contradicts `results.json`.
         """
         path = self.directory / f"{benchmark}.jsonl"
-        if not path.is_file():
-            reject(path, "none", "run evaluate_math.py again")
-        records = read_records(path)
-        with readable(path, "the items of evaluate_math.py"):
-            items = {
-                idx: (record["correct"] is True, record["prompt_sha256"], record["gold"])
-                for idx, record in records.items()
-            }
+        items = {
+            idx: (record["correct"] is True, record["prompt_sha256"], record["gold"])
+            for idx, record in read_records(path).items()
+        }
         found = len(items), sum(correct for correct, *_ in items.values())
         if found != (counts := self.counts[benchmark]):
             expected = f"{counts[0]} items, {counts[1]} of them right, as in {RESULTS_FILE}"
@@ -78,22 +89,42 @@ class Run:
         return items
 
 
+@dataclass(frozen=True)
+class TrainingRun:
+    """A run of train.py."""
+
+    label: str
+    directory: Path
+    # As in `METHODS`.
+    method: str
+    # Who guided it, joined if there are several; "" for nobody.
+    teacher: str
+    # All that makes its setting, so without seeds.
+    options: JsonObject
+    # Its seeds, those in paths included.
+    seed: str
+    batch_tokens: int
+    # Log and cost; empty before the run is saved.
+    state: JsonObject
+
+    @property
+    def name(self) -> str:
+        """Method and teacher."""
+        return f"{self.method}, {self.teacher}" if self.teacher else self.method
+
+    @property
+    def eval_loss(self) -> float | None:
+        """The held-out loss after the last step; None if training has not come so far."""
+        found = None
+        for entry in self.state.get("log_history", ()):
+            if entry["step"] == self.state["max_steps"]:
+                found = entry.get("eval_loss", found)
+        return found
+
+
 def reject(expected: object, found: object, advice: str) -> NoReturn:
     """Raise the ValueError of a wrong directory or option, in one line."""
     raise ValueError(f"expected {expected}, found {found}: {advice}")
-
-
-@contextmanager
-def readable(path: Path, expected: str) -> Iterator[None]:
-    """Turn all that content of a wrong shape raises into one line that names the file."""
-    try:
-        yield
-        return
-    except KeyError as error:
-        found = f"none or an unknown {error}"
-    except (AttributeError, TypeError, ValueError, RecursionError) as error:
-        found = str(error)
-    raise ValueError(f"{path}: expected {expected}, found {found}: make it again or leave it out")
 
 
 def heading(column: str) -> str:
@@ -114,93 +145,97 @@ def in_order(columns: Iterable[str]) -> list[str]:
     return sorted(set(columns), key=_COLUMNS.index)
 
 
+# -- Directories -----------------------------------------------------------------------------
+
+
+def find_sources(paths: Sequence[Path]) -> list[Source]:
+    """Find runs of train.py and evaluations in directories, or in their `evaluation/`.
+
+    Raises:
+        ValueError: a directory has neither, or two paths lead to the same.
+    """
+    found: dict[Path, tuple[str, str, Path | None, Path | None]] = {}
+    for path in paths:
+        # The present directory has a name, and a link has a name of its own.
+        home = Path(os.path.abspath(path))
+        if home.name == EVALUATION_FOLDER and (home.parent / RUN_FILE).is_file():
+            home = home.parent
+        run = home if (home / RUN_FILE).is_file() else None
+        places = [home / EVALUATION_FOLDER, home]
+        evaluation = next((place for place in places if (place / RESULTS_FILE).is_file()), None)
+        chat = home / CHAT_FOLDER
+        has_chat = (chat / RESULTS_FILE).is_file()
+        name = home.name
+        if name in (EVALUATION_FOLDER, CHAT_FOLDER):
+            name = home.parent.name + name.removeprefix(EVALUATION_FOLDER)
+        sources = []
+        if run or evaluation:
+            sources.append((evaluation or home, (name, str(path), run, evaluation)))
+        if has_chat:
+            sources.append((chat, (f"{name}-chat", str(path / CHAT_FOLDER), None, chat)))
+        if not sources:
+            expected = f"{RUN_FILE} or {RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
+            reject(expected, "none", "run train.py or evaluate_math.py first")
+        for place, source in sources:
+            if place.resolve() in found:
+                reject("different runs", f"{place} twice, as {path} too", "give it once")
+            found[place.resolve()] = source
+    names = [name for name, *_ in found.values()]
+    return [
+        Source(name if names.count(name) == 1 else path, run, evaluation)
+        for name, path, run, evaluation in found.values()
+    ]
+
+
 # -- Evaluations -----------------------------------------------------------------------------
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the results of evaluations: their directories, or models' that hold `evaluation/`.
-
-    Raises:
-        ValueError: results are missing or damaged, or two paths lead to the same.
-    """
-    found: dict[Path, Path] = {}
-    for path in paths:
-        directory = find_evaluation(path)
-        if not directory:
-            where = f"{RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
-            reject(where, "none", "run evaluate_math.py first")
-        if directory in found:
-            reject("different runs", f"{directory} twice, as {path} too", "give it once")
-        found[directory] = path
-    # A run is called by its model's directory; runs of the same name by their whole paths.
-    ours, about = (EVALUATION_FOLDER, CHAT_FOLDER), len(EVALUATION_FOLDER)
-    names = [x.parent.name + x.name[about:] if x.name in ours else x.name for x in found]
-    return [
-        _read_run(directory, name if names.count(name) == 1 else str(path))
-        for (directory, path), name in zip(found.items(), names, strict=True)
-    ]
+    """Read the evaluations in some directories."""
+    sources = find_sources(paths)
+    return [read_run(source.label, source.evaluation) for source in sources if source.evaluation]
 
 
-def find_evaluation(path: Path) -> Path | None:
-    """Find an evaluation in the `evaluation/` of a directory, or in the directory itself."""
-    places = (path / EVALUATION_FOLDER, path)
-    return next((x.resolve() for x in places if (x / RESULTS_FILE).is_file()), None)
+def read_run(label: str, directory: Path) -> Run:
+    """Read the results of an evaluation."""
+    results = read_json(directory / RESULTS_FILE)
+    benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
+    # The first grader judges benchmarks and averages, the second one some benchmarks.
+    columns = benchmarks | results["averages"]
+    scores = [_score(name, columns[name], columns[name]["marked"]) for name in in_order(columns)]
+    for name, column in benchmarks.items():
+        if opinion := column["math_verify"]:
+            scores.append(_score(name, opinion, column["marked"]) | {"second": True})
+    authors, conditions = [], {}
+    for name, column in benchmarks.items():
+        is_chat, prompts = "chat" in column["marked"], column["prompts"]
+        authors.append("chat" if is_chat else _AUTHORS[prompts["origin"]] if prompts else "none")
+        conditions[name] = {
+            "grader": results["grader"],
+            "protocol": "chat" if is_chat else "the paper's",
+            "version of the benchmark": column["version"],
+            "prompts": prompts and prompts["sha256"],
+            "data": column["data"]["digest"],
+        }
+    return Run(
+        label=label,
+        directory=directory,
+        model=f"{results['model']['name']}, revision {results['model']['revision']}",
+        grader=results["grader"],
+        second_opinion=results["second_opinion"],
+        prompts=", ".join(dict.fromkeys(authors)),
+        scores=scores,
+        counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
+        conditions=conditions,
+        notes=_notes(benchmarks, results.get("settings", {})),
+    )
 
 
-def with_chats(paths: Sequence[Path]) -> Iterator[Path]:
-    """Yield directories, and behind each its evaluation in a chat, if it has one."""
-    for path in paths:
-        chat = find_evaluation(path / CHAT_FOLDER)
-        if not chat or find_evaluation(path) or (path / RUN_FILE).is_file():
-            yield path
-        if chat:
-            yield path / CHAT_FOLDER
-
-
-def _read_run(directory: Path, label: str) -> Run:
-    path = directory / RESULTS_FILE
-    with readable(path, "the results of evaluate_math.py"):
-        results = unsealed(json.loads(path.read_bytes()))
-        benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
-        # The first grader judges benchmarks and averages, the second one some benchmarks.
-        columns = benchmarks | results["averages"]
-        scores = [_score(name, columns[name], second=False) for name in in_order(columns)]
-        scores += [
-            _score(name, opinion | {"marked": column["marked"]}, second=True)
-            for name, column in benchmarks.items()
-            if (opinion := column["math_verify"])
-        ]
-        authors, conditions = [], {}
-        for name, column in benchmarks.items():
-            is_chat, prompts = "chat" in column["marked"], column["prompts"]
-            authors.append("chat" if is_chat else _WHOSE[prompts["origin"]] if prompts else "none")
-            conditions[name] = {
-                "grader": results["grader"],
-                "protocol": "chat" if is_chat else "the paper's",
-                "version of the benchmark": column["version"],
-                "prompts": prompts and prompts["sha256"],
-                "data": column["data"]["digest"],
-            }
-        return Run(
-            label=label,
-            directory=directory,
-            model=f"{results['model']['name']}, revision {results['model']['revision']}",
-            grader=results["grader"],
-            second_opinion=results["second_opinion"],
-            prompts=", ".join(dict.fromkeys(authors)),
-            scores=scores,
-            counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
-            conditions=conditions,
-            notes=_notes(benchmarks, results.get("settings", {})),
-        )
-
-
-def _score(name: str, column: JsonObject, *, second: bool) -> Row:
-    raise_first(wrong_values(column, {"marked": list[str]}))
+def _score(name: str, column: JsonObject, marked: Sequence[str]) -> Row:
     low, high = map(float, column["interval"])
     values = {"value": float(column["exact"]), "rounded": float(column["rounded"])}
-    interval = {"low": low, "high": high, "marked": tuple(column["marked"])}
-    return {"column": name, "second": second} | values | interval
+    interval = {"low": low, "high": high, "marked": tuple(marked)}
+    return {"column": name, "second": False, **values, **interval}
 
 
 def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:
@@ -216,77 +251,76 @@ def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:
     return notes
 
 
-# -- Training runs and audits ----------------------------------------------------------------
+# -- Training runs ---------------------------------------------------------------------------
 
 
-def run_directory(path: Path) -> Path:
-    """Return the run that an evaluation is in, if it is in one; otherwise the path itself."""
-    # The present directory has a name, and so has the one above.
-    path = path if path.name.strip(".") else path.resolve()
-    is_inside = path.name == EVALUATION_FOLDER and (path.parent / RUN_FILE).is_file()
-    return path.parent if is_inside else path
+def read_training(label: str, directory: Path) -> TrainingRun:
+    """Read the settings and the log of a run of train.py."""
+    settings = read_json(directory / RUN_FILE)
+    path = directory / STATE_FILE
+    # A store names the teacher that scored it.
+    stores = settings.get("teacher_losses")
+    teachers = [store["teacher"] for store in stores] if stores else settings.get("teacher") or []
+    teachers = [teachers] if isinstance(teachers, str) else teachers
+    # The identity of a setting: all options but those of a seed, and paths without their "seedN".
+    kept = json.dumps({name: x for name, x in settings.items() if name not in _OF_A_SEED})
+    in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
+    return TrainingRun(
+        label=label,
+        directory=directory,
+        method=METHODS[settings["method"]],
+        teacher=" + ".join(map(teacher_name, teachers)),
+        options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=_number),
+        seed=json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
+        batch_tokens=settings["global_batch_tokens"],
+        state=read_json(path) if path.is_file() else {},
+    )
 
 
-def read_state(run: Path) -> JsonObject:
-    """Read the log and the cost of a run of train.py; nothing before it is saved."""
-    path = run / "trainer_state.json"
-    state = read_json(path) if path.is_file() else {}
-    with readable(path, "the log of train.py, of numbers"):
-        entries = ({x: state.get(x, 0) for x in _NUMBERS}, *state.get("log_history", ()))
-        # Raises for anything else.
-        [value + 0.0 for entry in entries for value in entry.values()]
-    return state
+def _number(text: str) -> float:
+    # Weights & Biases gives 1.0 back as 1.
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
-def read_eval_loss(run: Path) -> list[Row]:
-    """Read the held-out loss after the last step: no row if training has not come so far."""
-    if not (state := read_state(run)):
-        return []
-    with readable(run / "trainer_state.json", f"the log of train.py with a finite {EVAL_LOSS}"):
-        last = [entry for entry in state["log_history"] if entry["step"] == state["max_steps"]]
-        losses = [float(entry[EVAL_LOSS]) for entry in last if EVAL_LOSS in entry]
-        if losses and not math.isfinite(losses[-1]):
-            raise ValueError(losses[-1])
-    return [{"column": EVAL_LOSS, "value": loss, "marked": ()} for loss in losses[-1:]]
+def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
+    """Group runs that differ in nothing but their seed, under labels that tell settings apart.
 
-
-def read_audit(path: Path) -> list[Row]:
-    """Read an audit: the rows of its teachers, with `teacher` and `dataset`."""
-    audit = read_json(path)
-    with readable(path, "what vocagnolm audit writes"):
-        dataset = Path(audit["dataset"]).name
-        return [
-            {"teacher": teacher_name(one["teacher"]), "dataset": dataset, **row}
-            for one in audit["teachers"]
-            for row in teacher_rows(one)
-        ]
-
-
-def teacher_rows(audited: JsonObject) -> list[Row]:
-    """Read an audited teacher as rows: column, chunks, value, low and high in percent.
-
-    Columns are "raw" and "bytes", the share of the teacher's vocabulary that is in the student's
-    too (strings as written, and decoded), and "iou" and "ios" by chunks, 0 for the token level.
+    A run that was repeated is no seed of a setting: it stands beside the other.
     """
+    keys = [json.dumps(run.options, sort_keys=True) for run in runs]
+    seeds = [(key, run.seed) for key, run in zip(keys, runs, strict=True)]
+    groups: dict[str, list[TrainingRun]] = {}
+    for key, seed, run in zip(keys, seeds, runs, strict=True):
+        is_repeated = seeds.count(seed) > 1
+        groups.setdefault(str(run.directory) if is_repeated else key, []).append(run)
+    settings = list(groups.values())
+    labels = []
+    for first, *_ in settings:
+        # By method and teacher, and where these are equal, by their options.
+        alike = [other[0] for other in settings if other[0].name == first.name]
+        apart = [f"{name} {setting_text(first.options.get(name))}" for name in differing(alike)]
+        labels.append(", ".join([first.name, *apart]))
+    return {
+        f"{label}, {setting[0].label}" if labels.count(label) > 1 else label: setting
+        for label, setting in zip(labels, settings, strict=True)
+    }
 
-    def row(column: str, chunks: int, share: float, error: float = math.nan) -> Row:
-        value, half = 100 * float(share), 196 * error
-        interval = {"low": value - half, "high": value + half}
-        return {"column": column, "chunks": int(chunks), "value": value, **interval}
 
-    words = audited["vocabulary_overlap"]
-    rows = [row(kind, 0, words[kind]["teacher"]) for kind in ("raw", "bytes")]
-    rows += [row(x, 0, audited["token_level"][x]) for x in ("iou", "ios")]
-    # Without a standard error there was a single sequence.
-    return rows + [
-        row(x, one["chunks"], one[x], one.get(f"{x}_standard_error", 0.0))
-        for one in audited["chunks"]
-        for x in ("iou", "ios")
-    ]
+def differing(runs: Sequence[TrainingRun]) -> list[str]:
+    """List the options in which some runs are not all the same, in the order of `run.json`."""
+    found = []
+    for name in dict.fromkeys(name for run in runs for name in run.options):
+        values = [run.options.get(name) for run in runs]
+        if any(value != values[0] for value in values):
+            found.append(name)
+    return found
 
 
-def find_views(path: Path) -> Path | None:
-    """Find the views that an inspection left in a directory, or the last ones of a run."""
-    # Names of steps are padded with zeros, hence in order.
-    steps = sorted((path / _GUIDANCE_DIR).glob("step-*.json"))
-    return next(iter([*path.glob(GUIDANCE_FILE), *reversed(steps)]), None)
+def setting_text(value: object) -> str:
+    """Write a setting without the paths of a machine."""
+    if isinstance(value, list):
+        return ", ".join(map(setting_text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {setting_text(one)}" for name, one in value.items())
+    return "-" if value is None else public_name(str(value))

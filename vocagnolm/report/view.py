@@ -1,18 +1,16 @@
 """The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
 
-From a packed batch, the losses and weights of its tokens (`guidance.TokenGuidance`) and the texts,
-`view_rows` makes plain data, which pages show, for the command and the training callback alike. No
-torch at run time.
+From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
+and the texts, `view_rows` makes plain data, which pages show, for the command and the training
+callback alike. No torch at run time.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -31,8 +29,7 @@ if TYPE_CHECKING:
     from vocagnolm.packing import Block, Blocks
     from vocagnolm.readers import Reader
 
-_FORMAT = 1
-# The settings of a method that a view tells.
+# The settings of a method that a view shows.
 _OF_METHOD = ("method", "top_k", "aggregation", "unmapped")
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
@@ -60,9 +57,8 @@ class TokenView:
     # but those of special tokens, joined, are the text, and the second token of a character (byte
     # fallback) shows none.
     text: str
-    # Begin of its characters in the text, shared ones included.
+    # Its characters in the text, shared ones included; none for a special token.
     start: int
-    # End of them; `start` for a special token.
     end: int
     # "kept" or "dropped" where both losses were compared, "unmapped" where there is no teacher loss
     # to compare with, "unlabelled" where nothing predicts it, as a start token.
@@ -99,7 +95,7 @@ class TokenView:
 
 @dataclass(frozen=True)
 class TextView:
-    """A segment of a document, its begin there, and the block that it was packed into."""
+    """A segment of a document, its begin there, and the packed sequence that it is in."""
 
     text: str
     document: int
@@ -134,6 +130,12 @@ class GuidanceView:
         """The tokens of all texts."""
         return [token for text in self.texts for token in text.tokens]
 
+    def to_json(self) -> JsonObject:
+        """Return the content of `guidance.json`."""
+        method = {name: vars(self.settings.method)[name] for name in _OF_METHOD}
+        settings = vars(self.settings) | method
+        return {"format": 1, "settings": settings, "texts": [asdict(x) for x in self.texts]}
+
 
 @dataclass(frozen=True, eq=False)
 class SegmentText:
@@ -155,12 +157,11 @@ class SegmentText:
     turns: Sequence[tuple[int, str]] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Sample:
-    """Some blocks to look at again and again: a batch, and the segments of each of its rows."""
+class Sample(NamedTuple):
+    """A batch to look at again and again, and the segments of each of its rows."""
 
     batch: Batch
-    rows: tuple[tuple[SegmentText, ...], ...]
+    rows: Sequence[Sequence[SegmentText]]
 
 
 def sample_blocks(
@@ -171,14 +172,14 @@ def sample_blocks(
     corpus: datasets.Dataset,
     student: Reader,
 ) -> Sample:
-    """Read some blocks as the trainer does, and their texts.
+    """Read some packed sequences as the trainer does, and their texts.
 
-    The segments are the rows that the blocks were packed from.
+    The segments are the rows that they were packed from.
     """
-    rows = tuple(
-        tuple(read_segment(segments[int(one)], corpus, student) for one in blocks.segments(number))
-        for number in numbers
-    )
+    rows = []
+    for number in numbers:
+        found = (segments[int(row)] for row in blocks.segments(number))
+        rows.append([read_segment(segment, corpus, student) for segment in found])
     return Sample(collate([blocks[number] for number in numbers]), rows)
 
 
@@ -237,7 +238,7 @@ def view_rows(
         block = int(batch["block"][row])
         for segment in segments:
             found = itertools.islice(tokens, len(segment.spans))
-            views += [_view(segment, block, found, losses)]
+            views.append(_view(segment, block, found, losses))
     return tuple(views)
 
 
@@ -263,7 +264,7 @@ def _view(
             status = "unmapped" if has_label else "unlabelled"
         turn = None
         while turns and start < end > turns[0][0]:
-            # Of several messages, but for the last one empty.
+            # Of several messages, all but the last one are empty.
             turn = turns.pop(0)[1]
         tokens.append(
             TokenView(
@@ -280,38 +281,3 @@ def _view(
         )
         shown = end
     return TextView(text, segment.document, segment.start, block, tuple(tokens))
-
-
-def to_json(view: GuidanceView) -> JsonObject:
-    """Return the content of `guidance.json`, which `read_views` reads."""
-    method = {name: vars(view.settings.method)[name] for name in _OF_METHOD}
-    settings = vars(view.settings) | method
-    return {"format": _FORMAT, "settings": settings, "texts": [asdict(x) for x in view.texts]}
-
-
-def read_views(path: Path) -> GuidanceView:
-    """Read the JSON of `vocagnolm inspect` or a training run.
-
-    Raises:
-        ValueError: it is no such file.
-    """
-    # Torch comes with it, which nothing else here needs at run time.
-    from vocagnolm.objective import Method
-
-    try:
-        content = json.loads(path.read_bytes())
-        if content["format"] != _FORMAT:
-            raise ValueError(f"its format is {content['format']}, expected {_FORMAT}")
-        settings = dict(content["settings"])
-        method = Method(**{name: settings.pop(name) for name in _OF_METHOD})
-        for text in content["texts"]:
-            for token in text["tokens"]:
-                token["pieces"] = tuple(PieceView(**piece) for piece in token["pieces"])
-            text["tokens"] = tuple(TokenView(**token) for token in text["tokens"])
-        texts = tuple(TextView(**text) for text in content["texts"])
-        return GuidanceView(ViewSettings(method=method, **settings), texts)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is no guidance view ({type(error).__name__}: {error}): write it with "
-            "vocagnolm inspect --output_dir, or train.py --guidance_table_steps"
-        ) from error

@@ -18,10 +18,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from vocagnolm import cli as command
 from vocagnolm.chat.reading import TRAIN_ON
+from vocagnolm.cli import Parser, corpora_of, shell
 from vocagnolm.guidance import Aggregation, Unmapped
-from vocagnolm.host.options import refuse_idle
 from vocagnolm.io import check_writable
 
 if TYPE_CHECKING:
@@ -32,12 +31,10 @@ if TYPE_CHECKING:
 
 # Of the files in --output_dir.
 FILE_NAME = "guidance"
-_OF_DATASETS = ("dataset_config", "dataset_split", "text_column", "documents", "document")
-_OF_CONVERSATIONS = ("train_on", "student_chat_template", "teacher_chat_template")
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = command.Parser("vocagnolm inspect", __doc__)
+    parser = Parser("vocagnolm inspect", __doc__)
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="The text itself.")
@@ -59,24 +56,20 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--top_k", type=float, default=0.4, help="Share of the mapped tokens kept, Eq. 4.")
     add("--aggregation", choices=get_args(Aggregation), default="max", help="Eq. 2.")
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
-    add("--train_on", choices=TRAIN_ON, help="Of conversations: answers (default), or all.")
+    add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
     add("--table", action="store_true", help="List all tokens with losses and pieces.")
     add("--color", choices=("auto", "always", "never"), default="auto")
     add("--output_dir", type=Path, help=f"Gets {FILE_NAME}.html and {FILE_NAME}.json.")
-    arguments = parser.parse_args(argv)
-    if not arguments.dataset:
-        refuse_idle(parser.given(arguments), _OF_DATASETS, "without --dataset")
-    return arguments
+    return parser.parse_args(argv)
 
 
-@command.shell("vocagnolm inspect", out_of_memory="lower --max_length")
+@shell("vocagnolm inspect", out_of_memory="lower --max_length")
 def main(argv: Sequence[str] | None = None) -> None:
     """Show texts."""
     arguments = _parse(argv)
-    from vocagnolm.chat.columns import is_conversations
     from vocagnolm.objective import Method
     from vocagnolm.report.measure import view_documents
-    from vocagnolm.report.page import render_table, render_text, write_view
+    from vocagnolm.report.render import render_table, render_text, write_view
     from vocagnolm.report.view import GuidanceView, ViewSettings
 
     # Checked before anything is loaded.
@@ -84,15 +77,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.output_dir:
         check_writable(arguments.output_dir)
     corpus, first = _load_documents(arguments)
-    if not is_conversations(corpus):
-        given = {name for name in _OF_CONVERSATIONS if vars(arguments)[name]}
-        refuse_idle(given, given, "where there are no conversations")
     pair = _load(arguments, guidance)
     length = pair.student_reader.limit
     competition = f"the mapped tokens of each text of up to {length:,} tokens"
     settings = ViewSettings(arguments.student, arguments.teacher, guidance, competition)
-    labelled = arguments.train_on or TRAIN_ON[0]
-    views = view_documents(corpus, pair, guidance, first, labelled)
+    views = view_documents(corpus, pair, guidance, first, arguments.train_on)
     view = GuidanceView(settings, tuple(views))
     if arguments.output_dir:
         write_view(view, arguments.output_dir, FILE_NAME)
@@ -155,10 +144,10 @@ def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", 
     from vocagnolm.texts.column import TEXT
 
     if arguments.dataset:
-        # The documents before a single one are read, and left out.
+        # The documents before a single one are read, and skipped.
         number = arguments.document
         count = (arguments.documents or 1) if number is None else number + 1
-        ((name, options),) = command.corpora_of(arguments)
+        ((name, options),) = corpora_of(arguments)
         corpus, _ = load_sample(name, count, **options)
         if number is None:
             return corpus, 0
@@ -170,9 +159,6 @@ def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", 
         return corpus.select([number]), number
     text = arguments.text
     if arguments.text_file:
-        try:
-            text = arguments.text_file.read_bytes().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            expected = f"--text_file {arguments.text_file}: expected a file in UTF-8"
-            raise ValueError(f"{expected}, found: {error}") from error
+        # As bytes, because a line end is a token of its own.
+        text = arguments.text_file.read_bytes().decode()
     return datasets.Dataset.from_dict({TEXT: [text]}), 0

@@ -1,0 +1,222 @@
+"""The guidance view in a terminal and as a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vocagnolm.objective import Method
+from vocagnolm.report.render import (
+    invisible_name,
+    label,
+    labelled_tokens,
+    render_html,
+    render_table,
+    render_text,
+    write_view,
+)
+from vocagnolm.report.view import (
+    GuidanceView,
+    PieceView,
+    Status,
+    TextView,
+    TokenView,
+    ViewSettings,
+)
+
+SETTINGS = ViewSettings("stu<dent>", "teach&er", Method(), "each text")
+HOSTILE = (
+    "<script>alert('1')</script>\"&amp;' \x1b[31m\x00\r\n\u05e9\u05dc\u05d5\u05dd \u202eabc\u200b\t"
+    "</script><!-- {{facts}} \u2028 🧮 é"
+)
+
+
+def make_view(*texts: str, width: int = 3, settings: ViewSettings = SETTINGS) -> GuidanceView:
+    """Texts cut into tokens of so many characters; a piece for each character of a token."""
+    return GuidanceView(settings, tuple(make_text(text, width) for text in texts))
+
+
+def make_text(text: str, width: int) -> TextView:
+    tokens = [TokenView("<s>", 0, 0, "unlabelled", False, None, None)]
+    for number, start in enumerate(range(0, len(text), width)):
+        end = min(start + width, len(text))
+        pieces = tuple(PieceView(text[i], i, i + 1, i / 2) for i in range(start, end))
+        status: Status = ("kept", "dropped")[number % 2]
+        token = TokenView(text[start:end], start, end, status, not number % 2, 1.5, end / 2, pieces)
+        tokens.append(token)
+    tokens.append(TokenView("</s>", len(text), len(text), "unmapped", True, 0.25, None))
+    return TextView(text, 0, 0, 0, tuple(tokens))
+
+
+class Page(HTMLParser):
+    """The tokens of a page, as a browser without script would see them."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.tokens: list[dict[str, str]] = []
+        self.scripts = 0
+        self._depth = 0
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.scripts += tag == "script"
+        if self._depth:
+            self._depth += tag in ("b", "i")
+        elif tag == "a":
+            self.tokens.append(found | {"text": ""})
+            self._depth = 1
+
+    def handle_endtag(self, tag: str) -> None:
+        self._depth -= bool(self._depth) and tag in ("b", "i", "a")
+
+    def handle_data(self, data: str) -> None:
+        if self._depth:
+            self.tokens[-1]["text"] += data
+
+
+def facts_of(html: str) -> dict[str, Any]:
+    found = re.search(r'<script id="facts" type="application/json">(.*?)</script>', html, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_page_shows_every_character_once_in_order() -> None:
+    page = Page(render_html(make_view(HOSTILE, "b")))
+    inside = [token for token in page.tokens if "special" not in token["class"]]
+    visible = "".join(invisible_name(character) or character for character in HOSTILE)
+    assert "".join(token["text"] for token in inside) == visible + "b"
+    assert [token["id"] for token in page.tokens] == [f"t{n}" for n in range(len(page.tokens))]
+
+
+@pytest.mark.parametrize("width", [3, 100])
+def test_page_escapes_every_text_and_loads_nothing(width: int) -> None:
+    html = render_html(make_view(HOSTILE, width=width))
+    assert Page(html).scripts == html.count("</script>") == 2
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202e\u200b]", html)
+    assert "stu&lt;dent&gt;" in html
+    assert "teach&amp;er" in html
+    assert facts_of(html)["tokens"][1][0] == label(HOSTILE[:width])
+    assert "default-src 'none'" in html
+    assert not re.search(r"(src|href)=\"(?!#)|https?://|@import|url\(", html)
+
+
+def test_page_has_details_of_each_token() -> None:
+    html = render_html(make_view("12 34"))
+    facts = facts_of(html)
+    assert facts["tokens"][0] == ["<s>", "unlabelled", None, None, []]
+    assert facts["tokens"][2] == ["34", "dropped", 1.5, 2.5, [["3", 1.5], ["4", 2.0]]]
+    assert facts["tokens"][3][:2] == ["</s>", "unmapped trained"]
+    assert facts["scale"] == 2.5
+    shown = [token["class"].split()[1] for token in Page(html).tokens]
+    assert shown == ["unlabelled", "kept", "dropped", "unmapped"]
+
+
+def test_page_stays_readable_json() -> None:
+    token = TokenView("a", 0, 1, "kept", True, float("inf"), 1.0)
+    view = GuidanceView(SETTINGS, (TextView("a", 0, 0, 0, (token,)),))
+    assert facts_of(render_html(view))["tokens"][0][2] is None
+
+
+def test_labels_number_the_parts() -> None:
+    tokens = tuple(TokenView("🧮" * (not n), 0, 1, "kept", True, 1.0, 1.0) for n in range(4))
+    view = GuidanceView(SETTINGS, (TextView("🧮", 0, 0, 0, tokens),))
+    names = [name for name, *_ in labelled_tokens(view)]
+    assert names == [f"🧮 ({number} of 4)" for number in range(1, 5)]
+    page = Page(render_html(view))
+    assert "".join(token["text"] for token in page.tokens) == "🧮"
+    assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
+
+
+ENTROPY = Method("rho1", top_k=0.7, rho1_score="loss_and_entropy")
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "expected"),
+    [
+        (Method(), "kept", "Trained: its excess is among the largest 40 %."),
+        (Method("rho1"), "dropped", "Not trained: its excess is not among the largest 40 %."),
+        (ENTROPY, "kept", "Trained: its excess is among the largest 70 %, with an entropy of the"),
+        (Method("chunk"), "kept", "Trained: its chunk's excess is among the largest 40 %."),
+        (Method("chunk", chunk_selection="tokens"), "kept", "Trained: its excess is among the"),
+        (Method(unmapped="exclude"), "unmapped", "Not trained; no teacher loss to compare with."),
+        (Method(unmapped="mean"), "unmapped trained", "Trained; it competed with the mean teacher"),
+    ],
+)
+def test_reasons_name_what_decided(method: Method, key: str, expected: str) -> None:
+    html = render_html(make_view("x", settings=replace(SETTINGS, method=method)))
+    assert facts_of(html)["reasons"][key].startswith(expected)
+
+
+def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
+    student, store = tmp_path / "runs" / "mine", tmp_path / "store"
+    settings = replace(SETTINGS, student=str(student), teacher=f"{store} and Qwen/Qwen2.5-Math-7B")
+    html = render_html(make_view("abc", settings=settings))
+    assert str(tmp_path) not in html
+    assert "<code>mine</code>, guided by <code>store and Qwen/Qwen2.5-Math-7B</code>" in html
+
+
+def test_files_are_the_page_and_its_numbers(tmp_path: Path) -> None:
+    view = make_view(HOSTILE)
+    write_view(view, tmp_path / "new", "guidance")
+    assert (tmp_path / "new" / "guidance.html").read_text() == render_html(view)
+    content = json.loads((tmp_path / "new" / "guidance.json").read_text())
+    assert content["settings"]["top_k"] == 0.4
+    assert content["texts"][0]["text"] == HOSTILE
+    (token, *_), pieces = content["texts"][0]["tokens"][1:], view.tokens[1].pieces
+    assert (token["text"], token["status"], token["teacher_loss_nats"]) == ("<sc", "kept", 1.5)
+    assert [PieceView(**piece) for piece in token["pieces"]] == list(pieces)
+
+
+# The terminal
+
+
+def test_terminal_marks_tokens_with_brackets() -> None:
+    out = render_text(make_view("Anna\nhas 12"), color=False)
+    assert "\x1b" not in out
+    assert "(<s>)[Ann]a↵\nh[as ]12{</s>}" in out
+
+
+def test_terminal_shows_every_character_once_when_coloured() -> None:
+    out = render_text(make_view("Anna\nhas 12"), color=True)
+    assert "<s>Anna↵\nhas 12</s>" in re.sub("\x1b\\[[0-9;]*m", "", out)
+    assert "\x1b[1;30;43mAnn\x1b[0m" in out
+
+
+@pytest.mark.parametrize("render", [lambda v: render_text(v, color=False), render_table])
+def test_terminal_is_not_driven_by_the_text(render: Callable[[GuidanceView], str]) -> None:
+    out = render(make_view("a\x1b[2Jb\u202ec\rd\u009be", width=1))
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
+    assert "␛" in out
+
+
+def test_table_lists_losses_and_pieces() -> None:
+    lines = render_table(make_view("12 34")).splitlines()
+    cells = re.split(" {2,}", lines[3].strip())
+    assert cells == ["2", "34", "dropped", "1.50", "2.50", "\u22121.00", "3 1.50 | 4 2.00"]
+    assert "unmapped trained" in lines[4]
+
+
+def test_columns_line_up_when_characters_are_wide() -> None:
+    lines = render_table(make_view("数学和x = 12", width=3)).splitlines()
+    at = [line.index(status) for line, status in ((lines[2], "kept"), (lines[3], "dropped"))]
+    assert at[0] == at[1] - 3  # three characters of two columns each
+
+
+def test_summary_averages_known_losses() -> None:
+    tokens = (
+        TokenView("a", 0, 1, "kept", True, 3.0, 1.0),
+        TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
+        TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
+    )
+    out = render_text(GuidanceView(SETTINGS, (TextView("ab", 0, 0, 0, tokens),)), color=False)
+    rows = {line.split()[0]: line.split() for line in out.splitlines() if "%)" in line}
+    assert rows["all"] == ["all", "3", "(100%)", "2", "3.00", "1.50", "+0.50"]
+    assert rows["unmapped"][3:] == ["1", "5.00", "\u2013", "\u2013"]

@@ -1,0 +1,75 @@
+"""Paired statistics against enumeration, exact sums and drawn items."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from math import comb
+
+import numpy as np
+import pytest
+
+from vocagnolm.report.statistics import (
+    holm,
+    mcnemar_p,
+    percentile_interval,
+    resampled_differences,
+)
+
+
+def enumerated_p(only_first: int, only_other: int) -> Fraction:
+    """Of all ways in which the discordant items could fall, those at least as uneven."""
+    n = only_first + only_other
+    uneven = sum(
+        abs(2 * sum(sides) - n) >= abs(only_first - only_other)
+        for sides in itertools.product((0, 1), repeat=n)
+    )
+    return Fraction(uneven, 2**n)
+
+
+def test_mcnemar_equals_enumeration_when_small() -> None:
+    for only_first, only_other in itertools.product(range(7), repeat=2):
+        expected = float(enumerated_p(only_first, only_other))
+        assert mcnemar_p(only_first, only_other) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(("only_first", "only_other"), [(450, 520), (1500, 1700)])
+def test_mcnemar_equals_rational_sum_when_large(only_first: int, only_other: int) -> None:
+    n, least = only_first + only_other, min(only_first, only_other)
+    expected = min(1.0, float(Fraction(2 * sum(comb(n, k) for k in range(least + 1)), 2**n)))
+    assert mcnemar_p(only_first, only_other) == expected
+    assert mcnemar_p(only_other, only_first) == expected
+
+
+def test_mcnemar_stays_in_range() -> None:
+    assert mcnemar_p(0, 12_000) == 0.0  # below the smallest float
+    assert mcnemar_p(6_000, 6_000) == 1.0
+
+
+def test_holm_equals_hand_computation_when_order_is_mixed() -> None:
+    # Sorted: 0.005 x 4, 0.01 x 3, 0.03 x 2, then 0.04 x 1, which may not fall below 0.06.
+    expected = [0.03, 0.06, 0.06, 0.02]
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx(expected)
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_resampling_agrees_with_drawing_items() -> None:
+    ours = resampled_differences(100, 12, 30, 20_000, 0)
+    gains = np.array([-1] * 12 + [1] * 30 + [0] * 58)
+    drawn = np.random.default_rng(1).integers(0, 100, size=(20_000, 100))
+    theirs = gains[drawn].mean(axis=1) * 100
+    assert ours.mean() == pytest.approx(theirs.mean(), abs=0.2)
+    assert ours.std() == pytest.approx(theirs.std(), rel=0.03)
+    assert percentile_interval(ours) == pytest.approx(percentile_interval(theirs), abs=1.0)
+
+
+def test_bootstrap_interval_covers_truth_when_repeated() -> None:
+    rng = np.random.default_rng(0)
+    shares, covered = [0.12, 0.2, 0.68], 0
+    for seed in range(400):
+        only_first, only_other, _ = rng.multinomial(300, shares)
+        sample = resampled_differences(300, int(only_first), int(only_other), 1000, seed)
+        low, high = percentile_interval(sample)
+        covered += low <= 8.0 <= high
+    assert 0.92 <= covered / 400 <= 0.98

@@ -1,0 +1,138 @@
+"""Paired statistics: whether two runs differ, judged by what each made of the same items.
+
+Only items on which exactly one of the two is right speak about a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
+from vocagnolm.report.runs import Items, Row, Run, heading, reject
+
+_Floats = npt.NDArray[np.float64]
+PAIRING_COLUMNS = ["first", "other", "column", "points", "low", "high", "items"]
+PAIRING_COLUMNS += ["only_first", "only_other", "p", "p_holm", "not_paired"]
+
+
+def pair(first: Run, other: Run, resamples: int, seed: int) -> list[Row]:
+    """Compare a run with a baseline, the first, on the items of the benchmarks that both have.
+
+    Returns:
+        A row for each benchmark and average: the difference of the exact accuracies in percentage
+        points with its 95 % interval; of a benchmark also the number of items, those that one run
+        alone answered right, McNemar's p, and p corrected for the number of benchmarks. A row of
+        what cannot be paired has the reason instead.
+
+    Raises:
+        ValueError: the runs share no benchmark, or a file of items contradicts its results.
+    """
+    rows: list[Row] = []
+    # {benchmark: (difference in points, resampled differences)}
+    differences: dict[str, tuple[float, _Floats]] = {}
+    names = [name for name in first.counts if name in other.counts]
+    if not names:
+        found = f"{', '.join(first.counts)} and {', '.join(other.counts)}"
+        reject(f"{first.label} and {other.label} to share a benchmark", found, "compare others")
+    for name in names:
+        row: Row = {"first": first.label, "other": other.label, "column": name}
+        rows.append(row)
+        ours, theirs = first.items(name), other.items(name)
+        if reason := _unlike(first.conditions[name], other.conditions[name], ours, theirs):
+            row["not_paired"] = reason
+            continue
+        only_first = sum(ours[idx][0] and not theirs[idx][0] for idx in ours)
+        only_other = sum(theirs[idx][0] and not ours[idx][0] for idx in ours)
+        points = (only_other - only_first) / len(ours) * 100
+        # A benchmark has a seed of its own, so that its interval does not depend on the others.
+        own_seed = [seed, *name.encode()]
+        sample = resampled_differences(len(ours), only_first, only_other, resamples, own_seed)
+        differences[name] = points, sample
+        row |= {"points": points, "items": len(ours)}
+        row |= {"only_first": only_first, "only_other": only_other}
+        row["low"], row["high"] = percentile_interval(sample)
+        row["p"] = mcnemar_p(only_first, only_other)
+    paired = [row for row in rows if "p" in row]
+    for row, p in zip(paired, holm([row["p"] for row in paired]), strict=True):
+        row["p_holm"] = p
+    for average, members in AVERAGES.items():
+        if not all(average in (score["column"] for score in run.scores) for run in (first, other)):
+            continue
+        row = {"first": first.label, "other": other.label, "column": average}
+        rows.append(row)
+        if missing := [heading(name) for name in members if name not in differences]:
+            row["not_paired"] = f"{', '.join(missing)} not paired"
+            continue
+        # Each benchmark is resampled on its own, as its items were drawn on their own.
+        sample = np.mean([differences[name][1] for name in members], axis=0)
+        row["points"] = sum(differences[name][0] for name in members) / len(members)
+        row["low"], row["high"] = percentile_interval(sample)
+    return rows
+
+
+def _unlike(first: Row, other: Row, ours: Items, theirs: Items) -> str:
+    """Return why the items of two runs are not the same, by conditions and items; "" if so."""
+    if differing := [name for name in first if first[name] != other[name]]:
+        return f"other {', '.join(differing)}"
+    if ours.keys() != theirs.keys():
+        shared = len(ours.keys() & theirs.keys())
+        return f"other items: {len(ours)} and {len(theirs)}, shared {shared}"
+    # Items are paired by `idx`, in whatever order they were asked.
+    if changed := sum(ours[idx][1:] != theirs[idx][1:] for idx in ours):
+        return f"other prompts or golds of {changed} items"
+    return ""
+
+
+def mcnemar_p(only_first: int, only_other: int) -> float:
+    """Return the exact two-sided p-value of McNemar's test.
+
+    Under the null hypothesis each discordant item falls to either run with probability 1/2.
+
+    >>> mcnemar_p(1, 5), mcnemar_p(3, 3), mcnemar_p(0, 0)
+    (0.21875, 1.0, 1.0)
+    """
+    n = only_first + only_other
+    # Summed in integers: no count is too large, and no p-value loses digits.
+    tail, ways = 0, 1
+    for k in range(min(only_first, only_other) + 1):
+        tail += ways
+        ways = ways * (n - k) // (k + 1)
+    return min(1.0, 2 * tail / (1 << n))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Correct p-values for their number by Holm's step-down method, in the order given.
+
+    >>> holm([0.02, 0.01, 0.5])
+    [0.04, 0.03, 0.5]
+    """
+    # From the smallest p-value: times the number of those not yet passed, never falling.
+    order = np.argsort(p_values, kind="stable")
+    scaled = np.arange(len(order), 0, -1) * np.asarray(p_values)[order]
+    corrected = np.empty(len(order))
+    corrected[order] = np.maximum.accumulate(np.minimum(scaled, 1))
+    return [float(p) for p in corrected]
+
+
+def resampled_differences(
+    items: int, only_first: int, only_other: int, resamples: int, seed: int | Sequence[int]
+) -> _Floats:
+    """Return differences in percentage points [resamples], each over items with replacement."""
+    # An item says one of three things, so n draws are one multinomial draw: the very distribution
+    # of a paired bootstrap over items, without drawing items.
+    shares = np.array([only_first, only_other, items - only_first - only_other]) / items
+    drawn = np.random.default_rng(seed).multinomial(items, shares, size=resamples)
+    return (drawn[:, 1] - drawn[:, 0]) / items * 100
+
+
+def percentile_interval(values: _Floats) -> tuple[float, float]:
+    """Return the central 95 % of resampled values.
+
+    With few discordant items it is too narrow, and with none it has no width: the test's p-value
+    is exact there, and the interval is not.
+    """
+    low, high = np.quantile(values, (0.025, 0.975))
+    return float(low), float(high)
