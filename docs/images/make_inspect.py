@@ -8,6 +8,7 @@ answer, and lets the demo's teacher judge two pages for it.
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -18,8 +19,7 @@ from vocagnolm.demo.models import TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.demo.world import write_jsonl
 from vocagnolm.io import ASSETS
-from vocagnolm.report import inspect_main as inspect
-from vocagnolm.report.view import read_views
+from vocagnolm.report import inspect
 
 IMAGE = Path(__file__).with_name("inspect.png")
 PAGE = (
@@ -48,8 +48,9 @@ def main() -> None:
         if status:
             sys.exit(status)
         page = scratch / f"{inspect.FILE_NAME}.html"
-        tokens = read_views(page.with_suffix(".json")).tokens
-        number = next(number for number, token in enumerate(tokens) if token.text == SHOWN)
+        texts = json.loads(page.with_suffix(".json").read_text())["texts"]
+        tokens = [token["text"] for text in texts for token in text["tokens"]]
+        number = tokens.index(SHOWN)
         photograph(f"{page.as_uri()}#t{number}", IMAGE, WIDTH, HEIGHT)
 
 

@@ -18,8 +18,7 @@ from accelerate.commands.launch import launch_command_parser
 from benchmarks import __main__ as benchmarks
 from vocagnolm.cli import COMMANDS
 from vocagnolm.evaluation import main as evaluation
-from vocagnolm.report import audit_main as audit
-from vocagnolm.report import inspect_main as inspect
+from vocagnolm.report import audit, inspect
 from vocagnolm.run.parse import make_parser, parse
 from vocagnolm.store import reselect_main as reselect
 from vocagnolm.store import score

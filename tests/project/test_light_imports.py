@@ -19,20 +19,18 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts
         ("from vocagnolm import encode, align_spans", "torch transformers datasets"),
         (
             "import vocagnolm.report.compare",
-            "torch transformers datasets evaluate sympy matplotlib",
+            "torch transformers datasets evaluate sympy matplotlib wandb",
         ),
-        ("import vocagnolm.report.figures", "torch transformers datasets matplotlib"),
         ("import vocagnolm.report.plots", "matplotlib"),
         # The commands' pages of help need what they import at the top, and no more.
         ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
         (
-            "import vocagnolm.report.audit_main, vocagnolm.demo.main, vocagnolm.run.export_main",
+            "import vocagnolm.report.audit, vocagnolm.demo.main, vocagnolm.run.export_main",
             "torch transformers datasets",
         ),
         ("import vocagnolm.store.score, vocagnolm.run.prepare", "torch transformers datasets"),
-        ("import vocagnolm.report.compare_main", "torch transformers datasets wandb matplotlib"),
         (
-            "import vocagnolm.report.inspect_main, vocagnolm.store.reselect_main",
+            "import vocagnolm.report.inspect, vocagnolm.store.reselect_main",
             "transformers datasets peft",
         ),
     ],

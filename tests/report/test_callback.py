@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader
 from vocagnolm.report.callback import GuidanceTable

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from html import unescape
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
@@ -20,13 +20,13 @@ from vocagnolm.evaluation.records import RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.sources import load_items
 from vocagnolm.evaluation.tasks.tasks import Task
+from vocagnolm.method import MethodName
 from vocagnolm.report.compare import Comparison, compare, comparison_markdown, write_comparison
 from vocagnolm.report.curves import read_curves
 from vocagnolm.report.page import bar_series
 from vocagnolm.report.paper import REPORTED_FILE, read_reported, teacher_name
 from vocagnolm.report.runs import METHODS, find_sources, heading
 from vocagnolm.run import parse as config
-from vocagnolm.run.arguments import GuidanceArguments
 
 ROW = "Qwen2.5-Math-Instruct VocAgnoLM"
 # Eight items: only the first right on 1, only the other on 3, both on 2, none on 2.
@@ -506,7 +506,7 @@ def test_settings_of_train_py_are_read(tmp_path: Path) -> None:
     settings = config.parse(["--teacher", "a/T1", "b/T2", "--use_cpu", "True"]).settings
     write_json(tmp_path / "run.json", settings)
     assert list(compare([tmp_path]).settings) == ["VocAgnoLM, T1 + T2"]
-    assert set(get_args(get_type_hints(GuidanceArguments)["method"])) == set(METHODS)
+    assert set(get_args(MethodName)) == set(METHODS)
 
 
 # The page

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.report.render import (
     invisible_name,
     label,

@@ -24,7 +24,7 @@ from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.report import inspect

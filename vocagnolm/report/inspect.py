@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, get_args
 
 from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.cli import Parser, corpora_of, shell
-from vocagnolm.guidance import Aggregation, Unmapped
 from vocagnolm.io import check_writable
+from vocagnolm.method import Aggregation, Method, Unmapped
 
 if TYPE_CHECKING:
     import datasets
 
-    from vocagnolm.objective import Method
     from vocagnolm.report.measure import LoadedPair
 
 # Of the files in --output_dir.
@@ -67,7 +66,6 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Show texts."""
     arguments = _parse(argv)
-    from vocagnolm.objective import Method
     from vocagnolm.report.measure import view_documents
     from vocagnolm.report.render import render_table, render_text, write_view
     from vocagnolm.report.view import GuidanceView, ViewSettings
@@ -98,7 +96,7 @@ def _has_color(choice: str) -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _load(arguments: argparse.Namespace, guidance: "Method") -> "LoadedPair":
+def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     """Load both models: the student in float32, the teacher in `--dtype`."""
     import torch
 

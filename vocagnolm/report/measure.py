@@ -14,7 +14,8 @@ from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.objective import Method, Objective
+from vocagnolm.method import Method
+from vocagnolm.objective import Objective
 from vocagnolm.packing import as_block
 from vocagnolm.readers import Reader
 from vocagnolm.report.view import TextView, read_segment, view_rows

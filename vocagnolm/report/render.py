@@ -28,7 +28,7 @@ from vocagnolm.report.view import (
 )
 
 if TYPE_CHECKING:
-    from vocagnolm.objective import Method
+    from vocagnolm.method import Method
 
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}

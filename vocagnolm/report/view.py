@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from vocagnolm.collator import Batch
     from vocagnolm.guidance import TokenGuidance
-    from vocagnolm.objective import Method
+    from vocagnolm.method import Method
     from vocagnolm.packing import Block, Blocks
     from vocagnolm.readers import Reader
 
