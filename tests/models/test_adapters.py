@@ -121,17 +121,6 @@ def test_only_named_layers_are_trained_whole(
         }
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", "no JSON", '{"peft_type": "X"}', '{"r": 4}'])
-def test_bad_adapter_config_is_rejected_in_one_line(content: str, tmp_path: Path) -> None:
-    path = tmp_path / "adapter_config.json"
-    path.write_text(content)
-    message = f"{path} is no configuration of LoRA adapters as PEFT writes it: copy it from where"
-    with pytest.raises(ValueError, match="LoRA") as caught:
-        read_adapter_config(tmp_path)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
-
-
 def test_packing_is_checked_when_the_model_is_adapted(tiny_llama: Callable[..., Any]) -> None:
     model = tiny_llama(VOCABULARY)
     adapted = add_adapters(model, arguments(), seed=0)
@@ -172,52 +161,31 @@ def test_merged_model_gives_the_same_logits(
 @pytest.mark.parametrize(
     ("tied", "changes", "message"),
     [
-        (
-            False,
-            {"lora_target_modules": ["q_proj", "q_porj"]},
-            "--lora_target_modules: LlamaForCausalLM has no layer q_porj: expected some of act_fn, "
-            "down_proj,",
-        ),
-        (
-            False,
-            {"lora_target_modules": ["all-linear", "q_proj"]},
-            "--lora_target_modules: LlamaForCausalLM has no layer all-linear",
-        ),
-        (
-            False,
-            {"lora_target_modules": ["lm_head"]},
-            "--lora_target_modules: lm_head cannot be adapted, because losses are computed from "
-            "the output head's own weight: leave it out",
-        ),
-        (
-            False,
-            {"lora_modules_to_save": ["lm_head"]},
-            "--lora_modules_to_save: lm_head cannot be adapted, because losses",
-        ),
-        (
-            True,
-            {"lora_modules_to_save": ["model"]},
-            "--lora_modules_to_save: model cannot be adapted, because losses are computed from the "
-            "output head's own weight, which it shares: leave it out",
-        ),
-        (
-            True,
-            {"lora_target_modules": ["embed_tokens"]},
-            "--lora_target_modules: embed_tokens cannot be adapted, because losses",
-        ),
-        (
-            False,
-            {"lora_target_modules": ["mlp"]},
-            "--lora_target_modules: PEFT cannot adapt a layer (Target module LlamaMLP): name "
-            "linear layers",
-        ),
+        (False, {"lora_target_modules": ["q_proj", "q_porj"]}, "has no layer q_porj"),
+        (False, {"lora_target_modules": ["lm_head"]}, "lm_head cannot be adapted"),
+        (False, {"lora_modules_to_save": ["lm_head"]}, "lm_head cannot be adapted"),
+        (True, {"lora_target_modules": ["embed_tokens"]}, "embed_tokens cannot be adapted"),
+        (True, {"lora_modules_to_save": ["model"]}, "model cannot be adapted"),
     ],
 )
 def test_layer_that_cannot_be_adapted_is_rejected(
     tied: bool, changes: dict[str, Any], message: str, tiny_llama: Callable[..., Any]
 ) -> None:
     model = tiny_llama(VOCABULARY, tie_word_embeddings=tied)
-    with pytest.raises(ValueError, match=r"^--lora_") as caught:
+    with pytest.raises(ValueError, match=message):
         add_adapters(model, arguments(**changes), seed=0)
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("change", ["missing", "shape"])
+def test_adapters_of_another_model_are_not_merged(
+    change: str, tiny_llama: Callable[..., Any], tmp_path: Path
+) -> None:
+    add_adapters(tiny_llama(VOCABULARY), arguments(), seed=0).save_pretrained(tmp_path)
+    state = load_file(tmp_path / "adapter_model.safetensors")
+    name = min(state)
+    if change == "missing":
+        del state[name]
+    else:
+        state[name] = state[name][:, 1:]
+    with pytest.raises(ValueError, match="1 of their weights"):
+        merge_adapters(tiny_llama(VOCABULARY), read_adapter_config(tmp_path), state)

@@ -7,7 +7,6 @@ from the output head's own weight, which therefore must not be adapted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,14 +36,7 @@ def add_adapters(
     # The run draws the same numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        try:
-            return _wrap(model, config)
-        # A layer of a kind that PEFT has no adapter for; the message ends with it in full.
-        except ValueError as error:
-            reason = str(error).partition("(")[0].strip()
-            raise ValueError(
-                f"--lora_target_modules: PEFT cannot adapt a layer ({reason}): name linear layers"
-            ) from error
+        return _wrap(model, config)
 
 
 def lora_config(model: nn.Module, options: ModelOptions, revision: str | None = None) -> LoraConfig:
@@ -65,17 +57,12 @@ def lora_config(model: nn.Module, options: ModelOptions, revision: str | None = 
 
 
 def read_adapter_config(directory: Path) -> LoraConfig:
-    """Read the configuration that lies with saved adapters; a ValueError if it is another one."""
+    """Read the configuration that lies with saved adapters."""
     from peft import LoraConfig, PeftConfig
 
-    found: object = None
-    with suppress(KeyError, TypeError, ValueError):
-        found = PeftConfig.from_pretrained(str(directory))
+    found = PeftConfig.from_pretrained(str(directory))
     if not isinstance(found, LoraConfig):
-        raise ValueError(
-            f"{directory / 'adapter_config.json'} is no configuration of LoRA adapters as PEFT "
-            "writes it: copy it from where they were trained"
-        )
+        raise ValueError(f"{directory} holds other adapters than LoRA: {type(found).__name__}")
     return found
 
 
@@ -98,29 +85,18 @@ def _check_names(model: PreTrainedModel, options: ModelOptions) -> None:
 
     A name is that of a layer, or the last parts of it, as in PEFT.
     """
-    targets = () if _targets(options) == _ALL_LINEAR else _targets(options)
     head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embeddings = model.get_input_embeddings()
-    # Tied embeddings are the head's weight under another name.
-    is_tied = head.weight is embeddings.weight
-    asked = [("lora_target_modules", name) for name in targets]
-    asked += [("lora_modules_to_save", name) for name in options.lora_modules_to_save or ()]
-    for where, name in asked:
+    whole = {head, embeddings} if head.weight is embeddings.weight else {head}
+    targets = [] if _targets(options) == _ALL_LINEAR else options.lora_target_modules or []
+    for name in [*targets, *(options.lora_modules_to_save or [])]:
         named = _named(model, name)
         if not named:
-            # The last part of a name; numbers are those of repeated layers.
-            parts = {key.rpartition(".")[2] for key, _ in model.named_modules()}
-            layers = sorted(part for part in parts if part and not part[-1].isdigit())
+            raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
+        if whole & {inner for module in named.values() for inner in module.modules()}:
             raise ValueError(
-                f"--{where}: {type(model).__name__} has no layer {name}: expected some of "
-                f"{', '.join(layers)}"
-            )
-        adapted = {inner for module in named.values() for inner in module.modules()}
-        if head in adapted or (is_tied and embeddings in adapted):
-            shared = "" if head in adapted else ", which it shares"
-            raise ValueError(
-                f"--{where}: {name} cannot be adapted, because losses are computed from the "
-                f"output head's own weight{shared}: leave it out"
+                f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
+                "output head's own weight: leave it out"
             )
 
 
@@ -141,16 +117,13 @@ def merge_adapters(
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
     wrapped = _wrap(model, config)
-    expected = get_peft_model_state_dict(wrapped)
-    # Missing or superfluous; else of another shape.
-    wrong = sorted(expected.keys() ^ state.keys()) or sorted(
-        name for name, weight in expected.items() if weight.shape != state[name].shape
-    )
-    if wrong:
+    expected = {name: w.shape for name, w in get_peft_model_state_dict(wrapped).items()}
+    found = {name: weight.shape for name, weight in state.items()}
+    if expected != found:
+        wrong = sorted(dict(expected.items() ^ found.items()))
         raise ValueError(
             f"the adapters do not fit {model.name_or_path}: {len(wrong)} of their weights are "
-            f"missing, too many or of another shape, such as {wrong[0]}; name the model that they "
-            "were trained around"
+            f"missing, too many or of another shape, such as {wrong[0]}"
         )
     set_peft_model_state_dict(wrapped, dict(state))
     merged: PreTrainedModel = wrapped.merge_and_unload()

@@ -132,13 +132,6 @@ def _kernel_options() -> Collection[str]:
     return inspect.signature(varlen_attn).parameters
 
 
-class _Unnumbered:
-    """An attention module without its number in the model, for which each layer is compiled."""
-
-    def __init__(self, module: torch.nn.Module):
-        self.config, self.is_causal, self.modules = module.config, module.is_causal, module.modules
-
-
 def _flash(
     flash: Callable[..., tuple[Tensor, None]],
     module: torch.nn.Module,
@@ -152,7 +145,7 @@ def _flash(
     rows = (query_BHTD, key_BHTD, value_BHTD)
     if options.get("cu_seq_lens_q") is None:
         return flash(module, *rows, attention_mask, **options)
-    return flash(_Unnumbered(module), *rows, None, **options)
+    return flash(module, *rows, None, **options)
 
 
 for _name in ("flash_attention_2", "flash_attention_3"):

@@ -1,20 +1,13 @@
-"""Decoder layers that run faster with the same numbers: compiled, or with Liger's kernels.
-
-What each of them changes, and which tokens are selected then, is measured in docs/speed.md.
-"""
+"""Decoder layers of a model, and Liger's kernels in them."""
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils.import_utils import is_liger_kernel_available
 
 from vocagnolm.cli import json_settings
 
-# Graphs of a layer's code: of student and teacher, with and without gradient, for the first shape
-# and for any. Beyond PyTorch's limit of 8 a layer would silently run uncompiled.
-_GRAPHS_OF_A_LAYER = 32
 _LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
@@ -24,29 +17,10 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     layers = [module for module in model.modules() if type(module).__name__ in names]
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} names no decoder layers (_no_split_modules), which are "
-            "compiled or sharded one by one: leave --compile_layers and --teacher_sharding out"
+            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
+            "--teacher_sharding shards one by one: leave it out"
         )
     return layers
-
-
-def compile_layers(
-    model: PreTrainedModel, backend: str = "inductor", dynamic: bool | None = None
-) -> int:
-    """Compile every decoder layer of a causal language model, in place, when it first runs.
-
-    Never the whole model: `transformers` would then build a mask for every batch, and the losses
-    choose rows at run time. Layers of a kind share their graphs. Parameters keep their names.
-    Call it behind `add_token_losses` and `check_packing`, whose probes would be compiled too, and
-    before DDP or FSDP2 wrap the model. By default a second shape makes all later ones free. Returns
-    the number of layers.
-    """
-    layers = decoder_layers(model)
-    limit = torch._dynamo.config.recompile_limit
-    torch._dynamo.config.recompile_limit = max(limit, _GRAPHS_OF_A_LAYER)
-    for layer in layers:
-        layer.compile(backend=backend, dynamic=dynamic)
-    return len(layers)
 
 
 def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object]:
@@ -78,13 +52,7 @@ def leave_teachers_alone(
     """Turn Liger's rotary embedding off where a teacher would compute with it, too.
 
     It replaces a function of the module of a model's family, as training begins: behind the probes
-    of the teachers. Asking for it beside a teacher of the student's family is a ValueError.
+    of the teachers.
     """
-    if student.model_type not in (teacher.model_type for teacher in teachers):
-        return dict(settings)
-    if settings.get("rope"):
-        raise ValueError(
-            f"--liger_kernel_config: rope would reach the teacher, a {student.model_type} model as "
-            "the student is: leave it out"
-        )
-    return {**settings, "rope": False}
+    shared = student.model_type in (teacher.model_type for teacher in teachers)
+    return {**settings, "rope": False} if shared else dict(settings)

@@ -1,20 +1,15 @@
-"""Load models with their tokenizers, name their content, and refuse those that cannot work."""
+"""Load models with their tokenizers, and name their content."""
 
 import hashlib
-import logging
-import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -23,7 +18,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vocagnolm.host.options import refuse_idle
 from vocagnolm.io import file_sha256, json_or_empty
 from vocagnolm.texts.tokenizers import Role, load_tokenizer
 
@@ -34,13 +28,6 @@ _CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json",
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
 _MODEL_FILES = _CONFIG_FILES + _WEIGHT_FILES + _TOKENIZER_FILES + ("merges.txt", "*.model")
-# Raised by transformers, torch and safetensors where files are missing, damaged or others.
-_UNREADABLE = (
-    *(OSError, ValueError, LookupError, RuntimeError, ImportError, TypeError, AttributeError),
-    *(EOFError, UnpicklingError, SafetensorError),
-)
-# Options of a source as `from_pretrained` takes them, if they are given.
-_OPTIONS = ("revision", "attn_implementation", "trust_remote_code")
 
 
 @dataclass(frozen=True)
@@ -55,33 +42,24 @@ class ModelSource:
     trust_remote_code: bool = False
 
     @property
-    def _option(self) -> str:
-        return self.role if self.role == "checkpoint" else f"--{self.role}"
+    def _shown(self) -> str:
+        return f"{'' if self.role == 'checkpoint' else '--'}{self.role} {self.name}"
 
-    def _options(self, *names: str) -> dict[str, str | bool]:
-        """Return the options of these names that are given."""
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The options of `from_pretrained`; None would not be its default."""
+        names = ("revision", "attn_implementation", "trust_remote_code")
         return {name: value for name in names if (value := vars(self)[name]) is not None}
 
     def config(self) -> PreTrainedConfig:
-        """Read its configuration only, which must be that of a causal language model."""
+        """Read its configuration only."""
         if is_adapter(self.name):
             raise ValueError(
-                f"{self._option} {self.name} holds adapters, which need the model that they were "
-                f"trained around: merge them with vocagnolm export {self.name} --merge"
+                f"{self._shown} holds adapters: merge them with their model by vocagnolm export "
+                f"{self.name} --merge"
             )
-        if self.revision and Path(self.name).is_dir():
-            name = "revision" if self.role == "model" else f"{self.role}_revision"
-            refuse_idle({name}, {name}, f"on a directory, {self.name}")
-        with self._readable_errors():
-            options = self._options(*_OPTIONS)
-            config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **options)
-        # A class of its own comes with the checkpoint.
-        is_remote = "AutoModelForCausalLM" in (vars(config).get("auto_map") or {})
-        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not is_remote:
-            raise ValueError(
-                f"{self._option} {self.name} is a {config.model_type} model, which is no causal "
-                "language model: give one that predicts the next token"
-            )
+        with self._named_errors():
+            config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options)
         return config
 
     def check_weights(self) -> None:
@@ -90,21 +68,16 @@ class ModelSource:
         if not directory.is_dir():
             return
         found = {path.name for pattern in _WEIGHT_FILES for path in directory.glob(pattern)}
-        for name in sorted(found):
-            if not os.access(directory / name, os.R_OK):
-                raise ValueError(f"{self._option} {self.name}: {name} may not be read")
         needed: set[str] = set()
         for index in directory.glob("*.index.json"):
             needed |= set(json_or_empty(index).get("weight_map", {}).values())
         if not found or needed - found:
             lacks = min(needed - found, default="files of weights (*.safetensors)")
-            raise ValueError(
-                f"{self._option} {self.name} lacks {lacks}: give the complete checkpoint"
-            )
+            raise ValueError(f"{self._shown} lacks {lacks}: give the complete checkpoint")
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
-        with self._readable_errors("the tokenizer of "):
+        with self._named_errors():
             loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
                 self.name, revision=self.revision, trust_remote_code=self.trust_remote_code
             )
@@ -121,14 +94,13 @@ class ModelSource:
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
         are lost on bfloat16 weights. Weights that the checkpoint lacks are a ValueError.
         """
-        logging.getLogger("transformers.modeling_utils").addFilter(_is_no_load_report)
-        options: dict[str, object] = {**self._options(*_OPTIONS), "dtype": dtype}
+        options: dict[str, object] = {**self._options, "dtype": dtype}
         # Quantized weights cannot be moved once they are loaded.
         if quantization:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
         # Sizes that differ are rejected below, by name.
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with self._readable_errors():
+        with self._named_errors():
             loaded: Any = AutoModelForCausalLM.from_pretrained(self.name, **options)
         model: PreTrainedModel
         model, report = loaded
@@ -136,9 +108,8 @@ class ModelSource:
         if absent:
             shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
             raise ValueError(
-                f"{self._option} {self.name}: {len(absent)} weights of {type(model).__name__} are "
-                f"not in the checkpoint, or have another shape there ({shown}): they would be "
-                "random; use the complete checkpoint"
+                f"{self._shown}: {len(absent)} weights are not in the checkpoint, or have another "
+                f"shape there, and would be random ({shown}): use the complete checkpoint"
             )
         return model
 
@@ -158,26 +129,19 @@ class ModelSource:
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
         """Make the model that `load` will give on the meta device: shapes without weights."""
         # `from_config` takes no revision.
-        options = self._options("attn_implementation", "trust_remote_code")
-        make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
-        with self._readable_errors(), torch.device("meta"):
-            return make(config, **options)
+        options = {name: self._options[name] for name in self._options if name != "revision"}
+        with self._named_errors(), torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
+        return model
 
     @contextmanager
-    def _readable_errors(self, part: str = "") -> Iterator[None]:
-        """Turn the errors of transformers into one line with the option that names the model."""
+    def _named_errors(self) -> Iterator[None]:
+        """Name the model in the errors of transformers, which are long."""
         try:
             yield
-        except _UNREADABLE as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            why = lines[0] if lines else type(error).__name__
-            if isinstance(error, UnpicklingError):
-                why = "a pickle of more than tensors is never run: get its weights as safetensors"
-            elif isinstance(error, OSError) and not Path(self.name).exists():
-                if self.name.startswith(("/", ".", "~")) or self.name.count("/") > 1:
-                    raise ValueError(f"{self._option} {self.name}: no such directory") from error
-                why = f"there is no such directory, and as a name on the hub: {why}"
-            raise ValueError(f"{part}{self._option} {self.name} cannot be loaded: {why}") from error
+        except (OSError, ValueError, ImportError, RuntimeError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ValueError(f"{self._shown} cannot be loaded: {why}") from error
 
 
 def is_adapter(name: str | Path) -> bool:
@@ -205,11 +169,6 @@ def model_files(directory: Path) -> list[str]:
     """List the files of a model and its tokenizer; a directory of a run holds much else."""
     found = {path for pattern in _MODEL_FILES for path in directory.glob(pattern)}
     return sorted(path.name for path in found if path.is_file())
-
-
-def _is_no_load_report(record: logging.LogRecord) -> bool:
-    """Keep out the table of missing weights, which `load` says in one line."""
-    return "LOAD REPORT" not in record.getMessage()
 
 
 def context_length(config: PreTrainedConfig) -> int:
@@ -255,8 +214,7 @@ def check_vocabulary(
     if largest >= rows:
         raise ValueError(
             f"{role} tokenizer {tokenizer.name_or_path} has ids up to {largest}, but the {role} "
-            f"has embeddings for {rows}: it belongs to another model; give the right one with "
-            f"--{role}_tokenizer"
+            f"has embeddings for {rows}: give the right one with --{role}_tokenizer"
         )
 
 
@@ -275,7 +233,7 @@ def check_distinct(
     # The teacher may have been loaded in a narrower dtype.
     if ours.shape == theirs.shape and torch.equal(ours.to(theirs.device, theirs.dtype), theirs):
         raise ValueError(
-            f"the student {student.name_or_path} and the teacher {teacher.name_or_path} are the "
-            "same model, but their tokenizers differ: ids would mean other tokens to one; give "
-            "both the model's own tokenizer (--student_tokenizer, --teacher_tokenizer)"
+            f"{student.name_or_path} and {teacher.name_or_path} are the same model, but their "
+            "tokenizers differ: give both the model's own (--student_tokenizer, "
+            "--teacher_tokenizer)"
         )
