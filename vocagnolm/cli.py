@@ -54,8 +54,7 @@ COMMANDS = {
         "A text with its tokens kept, dropped and unmapped",
     ),
     "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
-    "reselect": ("vocagnolm.store.reselect_main", "Selections under other settings, from stores"),
-    "score": ("vocagnolm.store.score", "Write, verify or repair a teacher-loss store"),
+    "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
     "train": ("vocagnolm.run.start", "Continually pretrain a student"),
 }
 

@@ -144,10 +144,6 @@ class Guide(Protocol):
     def fingerprint(self) -> str:
         """Return all that decides what is read and mapped."""
 
-    def check(self) -> None:
-        """Raise a ValueError if what is read from is damaged."""
-        return
-
     def describe(self) -> list[str]:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
         return []

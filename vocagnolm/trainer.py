@@ -46,7 +46,7 @@ class VocAgnoTrainer(ResumableTrainer):
         teacher: a causal LM with any vocabulary, or several, frozen and moved to the student's
             device. Or a `StoredTeacher`, where the blocks bring the losses of a store with them.
         method: all settings of the method, or the name of one with the paper's settings.
-        recorder: keeps the teacher's losses (`vocagnolm.store.recorder`).
+        recorder: keeps the teacher's losses (`vocagnolm.store.record`).
         max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
             NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
         device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.

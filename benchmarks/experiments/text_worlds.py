@@ -27,7 +27,7 @@ from vocagnolm.demo.worker import train
 from vocagnolm.io import ASSETS
 from vocagnolm.readers import start_id
 from vocagnolm.spans import encode, encode_batch
-from vocagnolm.store import store
+from vocagnolm.store import format as store
 
 BoolArray = npt.NDArray[np.bool_]
 Pieces = list[tuple[str, bool]]  # of a text, cut at spaces; and whether each is as it was
@@ -170,7 +170,7 @@ class TextWorld(World):
         ]
         store.write_shard(path, 0, segments, "float32", "oracle")
         about = {"teacher": "oracle", "tokenizer_sha256": "", "context": 2**20}
-        store.finish_store(path, [0], about)
+        store.finish_store(path, about)
 
     @property
     def kept_share(self) -> float:

@@ -23,8 +23,8 @@ from vocagnolm.objective import Method
 from vocagnolm.report.measure import LoadedPair, view_documents
 from vocagnolm.report.page import render_html, render_text
 from vocagnolm.report.view import GuidanceView, ViewSettings
-from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store
+from vocagnolm.store.format import Store
+from vocagnolm.store.read import StoredReader
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 

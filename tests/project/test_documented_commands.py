@@ -20,7 +20,6 @@ from vocagnolm.cli import COMMANDS
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.report import audit, inspect
 from vocagnolm.run.parse import make_parser, parse
-from vocagnolm.store import reselect_main as reselect
 from vocagnolm.store import score
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +68,6 @@ READERS: dict[str, Callable[[Words], Any]] = {
     "evaluate": evaluation._parse,
     "inspect": inspect._parse,
     "prepare": parse,
-    "reselect": reselect.parse_reselect,
     "score": score.parse_score,
     "train": parse,
 }

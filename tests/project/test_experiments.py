@@ -23,7 +23,7 @@ from benchmarks.experiments import (
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.io import ASSETS
-from vocagnolm.store.store import Store
+from vocagnolm.store.format import Store
 
 pytestmark = pytest.mark.processes
 

@@ -30,7 +30,7 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts
         ),
         ("import vocagnolm.store.score, vocagnolm.run.prepare", "torch transformers datasets"),
         (
-            "import vocagnolm.report.inspect, vocagnolm.store.reselect_main",
+            "import vocagnolm.report.inspect",
             "transformers datasets peft",
         ),
     ],

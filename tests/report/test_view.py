@@ -36,7 +36,7 @@ from vocagnolm.report.view import (
     view_rows,
 )
 from vocagnolm.spans import encode
-from vocagnolm.store.reader import StoredReader
+from vocagnolm.store.read import StoredReader
 from vocagnolm.texts.tokenizers import load_tokenizer
 
 SETTINGS = ViewSettings("s", "t", Method(), "each text", step=7)

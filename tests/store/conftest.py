@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.readers import start_id
-from vocagnolm.store import server as polite
+from vocagnolm.store import served as serving
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[ServedTeacher]:
     """The teacher behind a server; nobody waits for it."""
-    monkeypatch.setattr(polite, "WAITS_S", (0.0,) * 8)
+    monkeypatch.setattr(serving, "WAITS_S", (0.0,) * 8)
     (model, known), start = answering, start_id(teacher_tokenizer, "teacher")
     with served(model, teacher_tokenizer, start, known=known) as found:
         yield found

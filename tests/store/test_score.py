@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 from pathlib import Path
@@ -32,10 +33,9 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.spans import encode
-from vocagnolm.store import codec, store
-from vocagnolm.store import job as scoring_job
-from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store
+from vocagnolm.store import scoring
+from vocagnolm.store.format import LossDtype, Store, find_faults, shard_name
+from vocagnolm.store.read import StoredReader
 from vocagnolm.store.windows import Window
 
 # What it does
@@ -44,10 +44,10 @@ from vocagnolm.store.windows import Window
 def test_score_stores_every_document_when_it_is_run(
     scored: Path, texts: list[str], teacher: Path, teacher_tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    names = [store.shard_name(number) for number in range(DOCUMENTS // 4)]
+    names = [shard_name(number) for number in range(DOCUMENTS // 4)]
     assert list(contents(scored)) == ["manifest.json", *names]
     opened = Store(scored)
-    opened.check()
+    assert not find_faults(scored, opened.manifest["shards"], by_hash=True)
     long = 0
     for text in texts:
         (segment,) = opened.segments(text) or []
@@ -91,8 +91,6 @@ def test_store_is_the_same_when_scored_again(
 ) -> None:
     assert cli.main(arguments(teacher, corpus, tmp_path)) == 0
     assert contents(tmp_path) == contents(scored)
-    shutil.copy(scored / "manifest.json", tmp_path / "plan.json")  # killed while it tidied
-    (tmp_path / ".manifest.json.0123.tmp").touch()
     capsys.readouterr()
     assert cli.main(arguments(teacher, corpus, tmp_path, "--batch_tokens", "1")) == 0
     assert "nothing to do" in capsys.readouterr().out
@@ -134,16 +132,16 @@ def test_unreadable_document_has_no_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is there all the same: training skips it with a reason, and --verify does not miss it."""
-    original = scoring_job.encode_batch
+    original = scoring.encode_batch
 
     def some(tokenizer: Any, texts: list[str]) -> Any:
         if "bad" in texts:
             raise ValueError("offsets are out of order")
         return original(tokenizer, texts)
 
-    monkeypatch.setattr(scoring_job, "encode_batch", some)
+    monkeypatch.setattr(scoring, "encode_batch", some)
     job = make_job(tmp_path, ["first", "bad", "last"], teacher_tokenizer)
-    scoring_job.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+    scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
     opened = Store(tmp_path)
     for text in ("first", "last"):
         (segment,) = opened.segments(text) or []
@@ -166,17 +164,17 @@ def test_no_shard_is_written_when_losses_are_nonfinite(
     teacher_tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,
     loss: float,
-    loss_dtype: codec.LossDtype,
+    loss_dtype: LossDtype,
     advice: str,
 ) -> None:
     texts = ["first", "second", "the bad ∑", "last"]
     bad = int(encode(teacher_tokenizer, texts[2]).ids[-1])
     job = make_job(tmp_path, texts, teacher_tokenizer, loss_dtype)
     with pytest.raises(NonFiniteLoss, match=f"'the bad ∑': use {advice}"):
-        scoring_job.score_corpus(job, FakeScorer({bad: loss}), ABOUT, PartialState())
-    assert list(contents(tmp_path)) == ["shard-00000.arrow", "shard-00000.arrow.entry.json"]
-    scoring_job.score_corpus(job, FakeScorer(), ABOUT, PartialState())
-    Store(tmp_path).check()
+        scoring.score_corpus(job, FakeScorer({bad: loss}), ABOUT, PartialState())
+    assert list(contents(tmp_path)) == ["shard-00000.arrow"]
+    scoring.score_corpus(job, FakeScorer(), ABOUT, PartialState())
+    assert Store(tmp_path).manifest["documents"] == 4
 
 
 def test_broken_teacher_stops_score_with_status_3(
@@ -206,9 +204,9 @@ def test_progress_tells_speed_and_time_left(
     job = make_job(tmp_path, texts, teacher_tokenizer)
     per_shard = len(encode(teacher_tokenizer, "00").ids) * 2
     for shard in range(4):
-        scoring_job.score_shard(job, shard, FakeScorer())
+        scoring.score_shard(job, shard, FakeScorer())
     clock = [1000.0]
-    monkeypatch.setattr(scoring_job.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(scoring.time, "monotonic", lambda: clock[0])
 
     class SlowScorer(FakeScorer):
         def losses(self, windows: list[Window]) -> list[Any]:
@@ -216,30 +214,44 @@ def test_progress_tells_speed_and_time_left(
             return super().losses(windows)
 
     with caplog.at_level(logging.INFO, logger="vocagnolm"):
-        scoring_job.score_corpus(job, SlowScorer(), ABOUT, PartialState())
+        scoring.score_corpus(job, SlowScorer(), ABOUT, PartialState())
     rate = f"{per_shard / 20:,.0f} tokens per second"
     assert caplog.messages == [
         "4 of 10 shards are written already",
-        f"2 of 6 shards, {rate}, 0:01:20 left",
-        f"4 of 6 shards, {rate}, 0:00:40 left",
-        f"6 of 6 shards, {rate}, 0:00:00 left",
+        f"2 of 6 shards, {rate}, 1 m 20 s left",
+        f"4 of 6 shards, {rate}, 40 s left",
+        f"6 of 6 shards, {rate}, 0 s left",
     ]
 
 
-# Verify and repair
+# What a directory holds
 
 
-def test_verify_names_bad_shards_and_repair_mends_them(
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The shards that are scored."""
+    found: list[int] = []
+    original = scoring.score_shard
+
+    def watched(job: Any, shard: int, scorer: Any) -> int:
+        found.append(shard)
+        return original(job, shard, scorer)
+
+    monkeypatch.setattr(scoring, "score_shard", watched)
+    return found
+
+
+def test_deleted_shards_are_scored_again(
     scored: Path,
     teacher: Path,
     corpus: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    again: list[int],
 ) -> None:
     path = tmp_path / "S"
     shutil.copytree(scored, path)
-    flipped, cut, gone = (path / store.shard_name(number) for number in (1, 3, 5))
+    flipped, cut, gone = (path / shard_name(number) for number in (1, 3, 5))
     data = bytearray(flipped.read_bytes())
     data[len(data) // 2] ^= 4
     flipped.write_bytes(data)
@@ -251,24 +263,74 @@ def test_verify_names_bad_shards_and_repair_mends_them(
     assert lines[0] == f"{flipped} does not match its checksum"
     assert lines[1].startswith(f"{cut} has ")
     assert lines[2] == f"{gone} is missing"
-    assert "3 of 9 shards are bad" in lines[3]
-    assert "--repair" in lines[3]
-    again: list[int] = []
-    original = scoring_job.score_shard
-
-    def watched(job: Any, shard: int, scorer: Any) -> int:
-        again.append(shard)
-        return original(job, shard, scorer)
-
-    monkeypatch.setattr(scoring_job, "score_shard", watched)
-    assert cli.main(arguments(teacher, corpus, path)) == 0  # only with --repair
+    assert "3 of 9 shards are bad: delete them" in lines[3]
+    # Those that are bad must not get new checksums.
+    cut.unlink()
+    complained = refusal(arguments(teacher, corpus, path), capsys)
+    assert "shard-00001.arrow damaged: delete them, too" in complained
     assert again == []
-    assert cli.main(arguments(teacher, corpus, path, "--repair")) == 0
+    flipped.unlink()
+    assert cli.main(arguments(teacher, corpus, path)) == 0
     assert again == [1, 3, 5]
     assert contents(path) == contents(scored)
     assert cli.main(["score", "--verify", str(path)]) == 0
-    assert cli.main(arguments(teacher, corpus, path, "--repair")) == 0
-    assert again == [1, 3, 5]
+
+
+def test_mending_continues_after_a_kill(
+    scored: Path,
+    teacher: Path,
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    again: list[int],
+) -> None:
+    path, argv = tmp_path / "S", arguments(teacher, corpus, tmp_path / "S")
+    shutil.copytree(scored, path)
+    for number in (1, 3):
+        (path / shard_name(number)).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring.store, "finish_store", lambda *_: 1 / 0)  # just before the end
+        with pytest.raises(ZeroDivisionError):
+            cli.main(argv)
+    with pytest.raises(ValueError, match="no finished teacher-loss store"):
+        Store(path)
+    assert cli.main(argv) == 0
+    assert again == [1, 3]
+    assert contents(path) == contents(scored)
+
+
+def test_score_names_what_differs_in_another_store(
+    scored: Path,
+    teacher: Path,
+    corpus: Path,
+    texts: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "S"
+    shutil.copytree(scored, path)
+    for name, value, was in (
+        *(("--min_context", "9", 8), ("--context", "40", CONTEXT)),
+        *(("--loss_dtype", "float32", "float16"), ("--shard_documents", "5", 4)),
+    ):
+        complained = refusal(arguments(teacher, corpus, path, name, value), capsys)
+        assert f"holds another store ({name[2:]} was {was}, now {value})" in complained
+    # Another corpus of as many documents; and the same under another name.
+    other = write_corpus(tmp_path / "other.jsonl", [*texts[:-1], "new"])
+    assert "made of other documents" in refusal(arguments(teacher, other, path), capsys)
+    same = write_corpus(tmp_path / "same.jsonl", texts)
+    assert cli.main(arguments(teacher, same, path)) == 0
+    assert contents(path) == contents(scored)
+    (path / "manifest.json").unlink()
+    assert "holds shards, but no manifest" in refusal(arguments(teacher, corpus, path), capsys)
+
+
+def test_corpus_without_a_usable_document_is_an_error(
+    teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = write_corpus(tmp_path / "empty.jsonl", ["", " ", None])
+    argv = arguments(teacher, empty, tmp_path / "S")
+    assert "no usable document: 3 read" in refusal(argv, capsys)
 
 
 def test_verify_counts_missing_documents(
@@ -281,7 +343,7 @@ def test_verify_counts_missing_documents(
     assert cli.main(["score", "--verify", str(scored), "--dataset", str(other)]) == 1
     printed = capsys.readouterr().out
     assert "2 documents of" in printed
-    assert "(numbers from 0: 1, 3)" in printed
+    assert "(indices from 0: 1, 3)" in printed
     assert "score this corpus into another directory" in printed
 
 
@@ -291,3 +353,10 @@ def test_verify_says_so_when_there_is_no_store(
     assert "no finished teacher-loss store" in refusal(["score", "--verify", str(tmp_path)], capsys)
     (tmp_path / "manifest.json").write_text("{")
     assert "is damaged" in refusal(["score", "--verify", str(tmp_path)], capsys)
+
+
+def test_quantization_is_json(
+    teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = arguments(teacher, corpus, tmp_path / "S", "--quantization", json.dumps([4]))
+    assert "is not a JSON object" in refusal(argv, capsys)

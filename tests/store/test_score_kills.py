@@ -16,11 +16,10 @@ from score_world import (
     arguments,
     contents,
     served_arguments,
-    without_tokenizer,
 )
 from served_teacher import ServedTeacher
 
-from vocagnolm.store.store import Store
+from vocagnolm.store.format import SHARDS, find_faults, manifest_of, read_manifest
 
 pytestmark = pytest.mark.processes
 
@@ -57,7 +56,7 @@ def score_with_kills(
             deadline, wanted = time.monotonic() + 20, began + rng.randint(0, 4)
             while time.monotonic() < deadline and len(lines_of(scored)) < wanted:
                 time.sleep(0.001)
-                if (path / "manifest.json").exists():
+                if SHARDS in read_manifest(path):
                     break
             time.sleep(rng.uniform(0, 0.06))
         rng.shuffle(job)
@@ -127,7 +126,7 @@ def test_one_of_two_differing_jobs_is_refused(
     ]
     assert sorted(processes.wait(job) for job in jobs) == [0, 2], log.read_text()
     assert "holds another store (loss_dtype was" in log.read_text()
-    Store(path).check()
+    assert not find_faults(path, manifest_of(path)[SHARDS], by_hash=True)
 
 
 def test_two_processes_stop_with_one_line(
@@ -145,9 +144,7 @@ def test_two_processes_share_the_work_of_a_server(
     processes: Processes, server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     paths, log = [tmp_path / "one", tmp_path / "two"], tmp_path / "log"
-    alone, both = (
-        without_tokenizer(served_arguments(server, teacher, corpus, path))[1:] for path in paths
-    )
+    alone, both = (served_arguments(server, teacher, corpus, path)[1:] for path in paths)
     assert processes.wait(processes.start(alone, log, tmp_path / "alone")) == 0, log.read_text()
     job = processes.start_two(both, log, tmp_path / "scored")
     assert [processes.wait(process) for process in job] == [0, 0], log.read_text()

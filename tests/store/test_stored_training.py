@@ -7,14 +7,14 @@ import json
 import re
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from real_data import real_data
 from references import full_losses
 from safetensors.torch import load_file
 from stored_world import in_memory, random_store, segment_store, write_store
@@ -22,7 +22,6 @@ from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
-from vocagnolm import dist as processes
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
@@ -31,13 +30,11 @@ from vocagnolm.models import source as models
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run import documents
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
-from vocagnolm.run.config import RunArguments
 from vocagnolm.store import score
-from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store
+from vocagnolm.store.format import Store
+from vocagnolm.store.read import StoredReader
 from vocagnolm.teacher import StoredTeacher
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -260,7 +257,7 @@ def test_loss_of_several_stores_equals_slow_reference(
     method = replace(reduced_by(*reduction), **settings)
     trainer = world.trainer(tmp_path, *stores, options={"method": method})
     blocks = trainer.train_dataset
-    batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(3)])
+    batch = PackedCollator(MAX_LENGTH, shares=aggregation == "share")([blocks[i] for i in range(3)])
     losses = full_losses(trainer.model, batch["input_ids"], batch["position_ids"], batch["labels"])
     chosen = torch.zeros(losses.shape)
     for row in range(3):
@@ -301,26 +298,6 @@ def test_token_is_unmapped_when_one_teacher_has_none(reduction: Any) -> None:
     reduced, is_mapped = reduce_teachers(losses, mapped, 2, reduction)
     assert is_mapped.tolist() == [[True, False, False]]
     assert reduced.tolist() == [[{"min": 1.0, "mean": 2.5, "max": 4.0}[reduction], 0.0, 0.0]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((2, "weighted"), "weighted takes 2 --teacher_weights, found 0"),
-        ((2, "weighted", (1.0,)), "weighted takes 2 --teacher_weights, found 1"),
-        ((1, "weighted", (1.0, 2.0)), "weighted takes 1 --teacher_weights, found 2"),
-        ((2, "mean", (1.0, 2.0)), "mean takes no --teacher_weights, found 2"),
-        ((2, "max", (1.0,)), "max takes no --teacher_weights, found 1"),
-        ((2, "weighted", (1.0, 0.0)), r"in \(0, inf\), got 0.0"),
-        ((2, "weighted", (1.0, -1.0)), r"in \(0, inf\), got -1.0"),
-        ((2, "weighted", (float("nan"), 1.0)), "must be in"),
-        ((2, "weighted", (float("inf"), 1.0)), "must be in"),
-    ],
-)
-def test_weights_are_refused_when_they_do_not_fit(arguments: tuple[Any, ...], message: str) -> None:
-    teachers, *reduction = arguments
-    with pytest.raises(ValueError, match=message):
-        reduced_by(*reduction).check_teacher(teachers, is_stored=True)
 
 
 # train.py
@@ -543,95 +520,51 @@ def test_train_stops_when_a_store_cannot_be_used(
     )
 
 
-def test_no_process_aligns_when_another_finds_damage(
-    place: Place, error_of: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it reads would stay in the cache of the store as it was before."""
-
-    def align(*args: Any, **kwargs: Any) -> None:
-        raise AssertionError("aligned")
-
-    store = str(place.score())
-    monkeypatch.setattr(RunArguments, "local_process_index", 1)
-    monkeypatch.setattr(processes, "gather_object", lambda found: ["it is damaged", *found])
-    monkeypatch.setattr(documents, "align_corpus", align)
-    assert error_of(teacher_losses=store) == "it is damaged"
-
-
-def test_train_stops_early_when_weights_are_missing(
-    place: Place, error_of: Callable[..., str]
-) -> None:
-    stores = " ".join([str(place.score())] * 2)
-    options = {"teacher_losses": stores, "teacher_reduction": "weighted", "dataset": "none"}
-    assert error_of(**options) == (
-        "--teacher_reduction weighted takes 2 --teacher_weights, found 0"
-    )
-    assert error_of(**options, teacher_weights="1 -1") == (
-        "--teacher_weights must be positive and finite, got [1.0, -1.0]"
-    )
-
-
-# Real text and tokenizers
-
-
-LONGEST = 900  # characters: fits both contexts
-LENGTH = 512
-
-
-@pytest.fixture(scope="module")
-def texts(shared_dir: Path) -> list[str]:
-    """Short documents of GSM8K and PlanetMath."""
-
-    def read(name: str) -> Iterator[str]:
-        with open(shared_dir / "data" / "corpora" / f"{name}.jsonl", encoding="utf-8") as lines:
-            yield from (t for t in (json.loads(line)["text"] for line in lines) if len(t) < LONGEST)
-
-    return [*islice(read("gsm8k_train"), 12), *islice(read("planetmath"), 3)]
-
-
-@pytest.fixture(scope="module")
-def real(
-    shared_dir: Path,
-    texts: list[str],
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["metaspace", "byte_level", "unigram"])
+def test_one_store_trains_students_of_any_tokenizer(
+    place: Place,
+    tokenizer_dirs: dict[str, Path],
     tiny_llama: Callable[..., Any],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., Place]:
-    """`real(student, teacher)`: tiny models with the vocabularies of real ones."""
-    root = tmp_path_factory.mktemp("models")
-
-    def model(name: str) -> Path:
-        if not (root / name).exists():
-            tokenizer = shared_dir / "tokenizers" / name
-            words = json.loads((tokenizer / "config.json").read_text())["vocab_size"]
-            shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-            tiny = tiny_llama(words, len(name), **shape, max_position_embeddings=LENGTH)
-            with torch.no_grad():
-                for parameter in tiny.parameters():
-                    parameter.mul_(5)  # losses far from uniform
-            save_model(root / name, tokenizer, tiny)
-        return root / name
-
-    def build(student: str, teacher: str) -> Place:
-        place = Place(tmp_path_factory.mktemp("real"))
-        (place.root / "student").symlink_to(model(student))
-        (place.root / "teacher").symlink_to(model(teacher))
-        write_pages(place.root / "pages.jsonl", texts)
-        return place
-
-    return build
+    family: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = place.score()
+    save_model(tmp_path / "student", tokenizer_dirs[family], tiny_llama(700, seed=9))
+    changes = {"student": str(tmp_path / "student"), "teacher_losses": str(store)}
+    place.train(tmp_path / "run", **changes, logging_steps="1")
+    assert "100.00% of the text tokens mapped" in capsys.readouterr().out
+    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
+    first, _, last = (log for log in state["log_history"] if "loss" in log)
+    assert last["selected_loss_nats"] < first["selected_loss_nats"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("teacher", ["qwen2.5"])
 def test_stored_run_equals_online_run_on_real_text(
-    real: Callable[..., Place], texts: list[str], teacher: str, tmp_path: Path
+    tiny_llama: Callable[..., Any], tmp_path: Path
 ) -> None:
-    place = real("tinyllama", teacher)
+    """Short documents of GSM8K and PlanetMath, and the tokenizers of the paper."""
+    texts: list[str] = []
+    for name, count in (("gsm8k_train", 12), ("planetmath", 3)):
+        lines = real_data(f"data/corpora/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+        texts += [t for t in (json.loads(line)["text"] for line in lines) if len(t) < 900][:count]
+    place = Place(tmp_path)
+    for role, name in (("student", "tinyllama"), ("teacher", "qwen2.5")):
+        tokenizer = real_data(f"tokenizers/{name}")
+        size = json.loads((tokenizer / "config.json").read_text())["vocab_size"]
+        shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+        tiny = tiny_llama(size, len(name), **shape, max_position_embeddings=512)
+        with torch.no_grad():
+            for parameter in tiny.parameters():
+                parameter.mul_(5)  # losses far from uniform
+        save_model(tmp_path / role, tokenizer, tiny)
+    write_pages(tmp_path / "pages.jsonl", texts)
     store = place.score()
     rounded = in_float16(Store(store), texts, tmp_path / "float16").directory
 
     def build(name: str, **changes: str) -> Any:
-        shape = {"max_length": str(LENGTH), "global_batch_tokens": str(2 * LENGTH)}
+        shape = {"max_length": "512", "global_batch_tokens": "1024"}
         argv = place.argv(tmp_path / name, **shape, max_steps="2", **changes)
         built = train.build(config.parse(argv))
         assert built is not None
@@ -644,24 +577,3 @@ def test_stored_run_equals_online_run_on_real_text(
     assert 0.4 < masks[0].double().mean() < 0.5
     online, stored = map(trained, trainers[:2])
     assert_equal(stored, online)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("student", ["tinyllama", "gpt2", "llama-3-8b"])
-def test_one_store_trains_students_of_any_tokenizer(
-    real: Callable[..., Place],
-    student: str,
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    place = real(student, "qwen2.5")
-    store = tmp_path_factory.getbasetemp() / "qwen-store"
-    shutil.copytree(place.score(), store) if not store.exists() else None
-    (place.root / "teacher").unlink()
-    shape = {"max_length": "256", "global_batch_tokens": "512", "max_steps": "3"}
-    place.train(tmp_path / "run", logging_steps="1", teacher_losses=str(store), **shape)
-    assert "100.00% of the text tokens mapped" in capsys.readouterr().out
-    state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
-    first, _, last = (log for log in state["log_history"] if "loss" in log)
-    assert last["selected_loss_nats"] < first["selected_loss_nats"]

@@ -1,13 +1,9 @@
-"""Losses of documents of any length: windows, batches, and vLLM's own way to the same numbers."""
+"""Losses of documents of any length: windows, and batches."""
 
 from __future__ import annotations
 
-import importlib.machinery
 import random
-import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +13,6 @@ import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from vocagnolm.models.source import ModelSource, context_length
-from vocagnolm.store.vllm import VLLMScorer
 from vocagnolm.store.windows import HFScorer, Window, windows
 
 VOCABULARY, START = 90, 1
@@ -121,101 +115,3 @@ def test_hf_scorer_freezes_its_model(tiny_llama: Callable[..., Any]) -> None:
     HFScorer(model, 1)
     assert not model.training
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-# vLLM
-
-
-@dataclass
-class SamplingParams:
-    """The fields of vLLM's class that are used; any other name is an error."""
-
-    temperature: float = 1.0
-    max_tokens: int = 16
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-
-
-@dataclass
-class LLM:
-    """vLLM's class, with the log-probabilities of a model of `transformers`."""
-
-    hf: Any
-    model: str
-    revision: str | None = None
-    trust_remote_code: bool = False
-    skip_tokenizer_init: bool = False
-    dtype: str = "auto"
-    tensor_parallel_size: int = 1
-    max_model_len: int | None = None
-    enable_prefix_caching: bool | None = None
-    calls: list[Any] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        config = self.hf.config
-        assert self.max_model_len is not None
-        if self.max_model_len > config.max_position_embeddings:
-            raise ValueError("User-specified max_model_len is greater than the derived one")
-        if config.num_attention_heads % self.tensor_parallel_size:
-            raise ValueError("attention heads must be divisible by tensor parallel size")
-
-    def generate(
-        self, prompts: Sequence[dict[str, Any]], params: SamplingParams, *, use_tqdm: bool = True
-    ) -> list[Any]:
-        assert not use_tqdm
-        assert (params.max_tokens, params.prompt_logprobs) == (1, 0)
-        assert not params.detokenize  # there is no tokenizer
-        assert self.enable_prefix_caching is False  # it would leave log-probabilities out
-        outputs = []
-        for prompt in prompts:
-            ids = prompt["prompt_token_ids"]
-            assert self.max_model_len is not None
-            assert len(ids) + params.max_tokens <= self.max_model_len
-            with torch.no_grad():
-                logprobs = self.hf(torch.tensor([ids])).logits[0].log_softmax(-1)
-            here = [
-                {token: SimpleNamespace(logprob=logprobs[at, token].item(), rank=1)}
-                for at, token in enumerate(ids[1:])
-            ]
-            outputs.append(SimpleNamespace(prompt_logprobs=[None, *here]))
-        return outputs
-
-
-@pytest.fixture
-def vllm(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[LLM]:
-    """Stands in for the package, and gives what was made of it."""
-    made: list[LLM] = []
-
-    def make(**options: Any) -> LLM:
-        made.append(LLM(model, **options))
-        return made[-1]
-
-    module = ModuleType("vllm")
-    module.__spec__ = importlib.machinery.ModuleSpec("vllm", None)
-    module.LLM, module.SamplingParams = make, SamplingParams  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "vllm", module)
-    return made
-
-
-def test_vllm_scorer_gives_the_losses_of_hf(
-    model: Any, asked: list[Window], vllm: list[LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ModelSource, "config", lambda source: model.config)
-    source, context = ModelSource("org/teacher", "teacher", "main"), context_length(model.config)
-    # 4 heads, which 6 GPUs cannot share.
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 6)
-    found = VLLMScorer(source, context - 1, "float32").losses(asked)
-    assert (vllm[0].model, vllm[0].revision, vllm[0].dtype) == ("org/teacher", "main", "float32")
-    assert vllm[0].tensor_parallel_size == 2
-    expected = HFScorer(model, 512).losses(asked)
-    for row, other in zip(found, expected, strict=True):
-        assert row.dtype == np.float32
-        np.testing.assert_allclose(row, other, rtol=0, atol=1e-5)
-
-
-def test_vllm_scorer_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", None)  # makes the import fail
-    with pytest.raises(ValueError, match=r"pip install vllm.*--engine hf"):
-        VLLMScorer(ModelSource("name", "teacher"), 8, "float32")

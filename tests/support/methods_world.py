@@ -17,9 +17,9 @@ from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.mixture import Mixture
-from vocagnolm.store.job import ScoringJob, score_shard
-from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store, finish_store
+from vocagnolm.store.format import Store, finish_store
+from vocagnolm.store.read import StoredReader
+from vocagnolm.store.scoring import ScoringJob, score_shard
 from vocagnolm.store.windows import HFScorer
 from vocagnolm.teacher import StoredTeacher
 
@@ -74,7 +74,7 @@ class World:
         assert job.template
         score_shard(job, 0, HFScorer(copy.deepcopy(self.teacher), 4096))
         about = {"teacher": "t", "tokenizer_sha256": "", "context": TEACHER_CONTEXT}
-        finish_store(directory, [0], about | job.template.as_json())
+        finish_store(directory, about | job.template.as_json())
         return Store(directory)
 
     def guided(self, out: Path, method: str) -> tuple[Any, Any]:

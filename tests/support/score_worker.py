@@ -24,8 +24,7 @@ from typing import Any
 from fork_server import serve
 from transformers import LlamaForCausalLM  # noqa: F401 - imported before processes are forked
 
-from vocagnolm.store import job as scoring_job
-from vocagnolm.store import score
+from vocagnolm.store import score, scoring
 
 _SHARD_S = 0.02  # a shard takes so long at least, so that kills meet some
 
@@ -91,7 +90,7 @@ def run(request: dict[str, Any]) -> None:
         os.dup2(log, stream)
     os.environ |= request["environ"]
     scored = os.open(request["scored"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    original = scoring_job.score_shard
+    original = scoring.score_shard
 
     def score_shard(job: Any, shard: int, scorer: Any) -> int:
         os.write(scored, f"begin {os.getpid()} {shard}\n".encode())
@@ -100,7 +99,7 @@ def run(request: dict[str, Any]) -> None:
         os.write(scored, f"end {os.getpid()} {shard}\n".encode())
         return tokens
 
-    scoring_job.score_shard = score_shard
+    scoring.score_shard = score_shard
     status = score.main(request["argv"])
     sys.stdout.flush()
     # One exit in about twenty would abort in gloo's threads, with all the work done.

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm import cli
 from vocagnolm.readers import teacher_reader
-from vocagnolm.store import codec
-from vocagnolm.store.job import ScoringJob
+from vocagnolm.store.format import LossDtype
+from vocagnolm.store.scoring import ScoringJob
 from vocagnolm.store.windows import Window
 
 CONTEXT, MIN_CONTEXT = 48, 8
@@ -45,13 +45,10 @@ def served_arguments(
     return argv[:at] + argv[at + 2 :]
 
 
-def without_tokenizer(argv: list[str]) -> list[str]:
-    at = argv.index("--teacher")
-    return argv[:at] + argv[at + 2 :]
-
-
 def contents(path: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+    """The files of a store, without what killed jobs left."""
+    files = sorted(path.glob("[!.]*"))
+    return {file.name: file.read_bytes() for file in files}
 
 
 def refusal(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
@@ -87,7 +84,7 @@ def make_job(
     directory: Path,
     texts: list[str],
     tokenizer: PreTrainedTokenizerBase,
-    loss_dtype: codec.LossDtype = "float16",
+    loss_dtype: LossDtype = "float16",
 ) -> ScoringJob:
     corpus = datasets.Dataset.from_dict({"text": texts})
     return ScoringJob(

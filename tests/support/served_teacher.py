@@ -1,4 +1,4 @@
-"""A small model behind a server that speaks every dialect, and fails on demand.
+"""A small model behind a server that has every API, and fails on demand.
 
 It answers with losses of one forward pass per prompt, so equal prompts have equal answers.
 """
@@ -28,11 +28,10 @@ class ServedTeacher(ThreadingHTTPServer):
     """A server, with what it is asked for in `bodies` and `headers`.
 
     Attributes:
-        dialects: those that it knows.
-        takes_ids: whether a prompt may be ids.
-        start: its start token; it puts one before a text if `adds_start`.
-        hides_start: leave the start token out, and the loss of the first one, as llama-cpp-python.
-        is_late: tell each token the next one's loss, as that does with another start token.
+        apis: those that it has; llama.cpp takes a text only, leaves the start token out, and hides
+            the loss of the first one.
+        start: its start token.
+        is_late: give each token the next one's loss, as llama.cpp with another start token.
         known: what the model says of prompts, which servers of one model may share.
     """
 
@@ -49,8 +48,7 @@ class ServedTeacher(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.model, self.tokenizer, self.start = model, tokenizer, start
-        self.dialects: Sequence[str] = ("vllm", "sglang", "openai")
-        self.takes_ids, self.adds_start, self.hides_start = True, False, False
+        self.apis: Sequence[str] = ("vllm", "sglang", "llama.cpp")
         self.is_late = False
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
@@ -87,11 +85,9 @@ class ServedTeacher(ThreadingHTTPServer):
         if not isinstance(prompt, str):
             return prompt
         typed = str(self.tokenizer.decode([self.start]))
-        starts = [self.start] * (self.adds_start + prompt.startswith(typed))
-        return [
-            *starts,
-            *self.tokenizer.encode(prompt.removeprefix(typed), add_special_tokens=False),
-        ]
+        starts = [self.start] * prompt.startswith(typed)
+        text = prompt.removeprefix(typed)
+        return [*starts, *self.tokenizer.encode(text, add_special_tokens=False)]
 
     @torch.no_grad()
     def logprobs(self, ids: list[int]) -> list[float | None]:
@@ -150,24 +146,24 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: dict[str, Any], fault: str | None) -> None:
         server = self.server
-        prompt = body.get("prompt", body.get("input_ids", body.get("text")))
-        kind = "sglang" if self.path == "/generate" else "openai"
-        if "prompt_logprobs" in body and "vllm" in server.dialects:
+        prompt = body.get("prompt", body.get("input_ids"))
+        kind = "sglang" if self.path == "/generate" else "llama.cpp"
+        if "prompt_logprobs" in body and "vllm" in server.apis:
             kind = "vllm"
-        if kind == "sglang" and kind not in server.dialects:
+        if kind == "sglang" and kind not in server.apis:
             return self._say(404, {"error": "no such path"})
         if body.get("model", MODEL) != MODEL:
             return self._say(404, {"error": f"no such model: {body['model']}"})
-        if not (isinstance(prompt, str) or server.takes_ids):
+        if kind == "llama.cpp" and not isinstance(prompt, str):
             return self._say(422, {"error": "a prompt is a text"})
         ids = server.ids(prompt)
         if len(ids) >= server.model.config.max_position_embeddings:
             return self._say(400, {"error": "longer than the context"})
         if server.lies_about and server.text(ids).endswith(server.lies_about):
             fault = "lie"
-        content = {"vllm": self._vllm, "sglang": self._sglang, "openai": self._openai}[kind](
-            body, ids, _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
-        )
+        answers = {"vllm": self._vllm, "sglang": self._sglang, "llama.cpp": self._llama_cpp}
+        told, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
+        content = answers[kind](body, ids, told, values)
         return self._say(200, content, half=fault == "half")
 
     def _vllm(
@@ -184,26 +180,20 @@ class _Handler(BaseHTTPRequestHandler):
     def _sglang(
         self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
     ) -> dict[str, Any]:
-        texts = map(self.server.token, told) if body["return_text_in_logprobs"] else [None] * 10_000
-        rows = [list(row) for row in zip(values, told, texts, strict=False)]
+        rows = [[value, token, None] for value, token in zip(values, told, strict=False)]
         return {"text": "x", "meta_info": {"input_token_logprobs": rows}}
 
-    def _openai(
+    def _llama_cpp(
         self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
     ) -> dict[str, Any]:
         server = self.server
         usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
         choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}
-        if "openai" in server.dialects and body.get("echo"):
-            texts = [*map(server.token, told), "x"]
-            values = [*values, -1.0]
-            if server.is_late:
-                values = [None, *values[2:], -1.0]
-            if server.hides_start:
-                texts, values = texts[1:], [None, *values[2:]]
-                texts = [text.replace("\ufffd", "") for text in texts]
-            choice["logprobs"] = {"tokens": texts, "token_logprobs": values}
-        elif "openai" in server.dialects and body.get("logprobs") and ids == [server.start]:
+        if "llama.cpp" in server.apis and body.get("echo"):
+            texts = [server.token(token).replace("\ufffd", "") for token in told[1:]]
+            values = [*values[2:], -1.0] if server.is_late else [None, *values[2:]]
+            choice["logprobs"] = {"tokens": [*texts, "x"], "token_logprobs": [*values, -1.0]}
+        elif "llama.cpp" in server.apis and body.get("logprobs") and ids == [server.start]:
             choice["logprobs"] = {"top_logprobs": [server.followers()]}
         return {"choices": [choice], "usage": usage}
 

@@ -13,8 +13,14 @@ from tokenizer_stubs import tokens_between
 from vocagnolm.data import Segments
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
-from vocagnolm.store import codec, store
-from vocagnolm.store.store import Store, StoredSegment, document_key
+from vocagnolm.store.format import (
+    LossDtype,
+    Store,
+    StoredSegment,
+    document_key,
+    finish_store,
+    write_shard,
+)
 from vocagnolm.store.windows import HFScorer, Window
 
 CONTEXT = 100_000  # no document of a test is longer
@@ -26,16 +32,16 @@ def write_store(
     *,
     context: int = CONTEXT,
     teacher: str = "some/teacher",
-    loss_dtype: codec.LossDtype = "float32",
+    loss_dtype: LossDtype = "float32",
 ) -> Store:
     """A store of segments, each with the document it is of, in two shards."""
     directory.mkdir(parents=True)
     keyed = [(document_key(text), segment) for text, segment in segments]
     half = len(keyed) // 2
     for number, part in enumerate((keyed[:half], keyed[half:])):
-        store.write_shard(directory, number, part, loss_dtype, f"part {number}")
+        write_shard(directory, number, part, loss_dtype, f"part {number}")
     description = {"teacher": teacher, "tokenizer_sha256": "", "context": context}
-    store.finish_store(directory, [0, 1], description)
+    finish_store(directory, description)
     return Store(directory)
 
 

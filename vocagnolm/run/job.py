@@ -10,7 +10,7 @@ from vocagnolm.cli import one_or_all
 from vocagnolm.method import Method
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
-from vocagnolm.store.store import manifest_of
+from vocagnolm.store.format import manifest_of
 
 # Names of options, with spaces between.
 _RUN_IDENTITY = """

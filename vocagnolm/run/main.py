@@ -183,9 +183,6 @@ def _check_before_work(job: Job, pair: Pair) -> None:
                 model.source.check_weights()
             if job.run.push_to_hub:
                 _check_hub(job.run.hub_token)
-        # Nobody may align what is damaged, and cache it.
-        if pair.guide and job.run.local_process_index == 0:
-            pair.guide.check()
 
 
 def _check_room(job: Job, pair: Pair, documents: Documents) -> None:

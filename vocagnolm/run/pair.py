@@ -19,8 +19,8 @@ from vocagnolm.models.source import ModelSource, check_distinct, context_length
 from vocagnolm.readers import Guide, Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
-from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store
+from vocagnolm.store.format import Store
+from vocagnolm.store.read import StoredReader
 from vocagnolm.teacher import StoredTeacher
 from vocagnolm.texts.tokenizers import Role, check_same_tokens, tokenizer_sha256
 

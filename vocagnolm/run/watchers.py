@@ -16,9 +16,8 @@ import torch
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments
 from vocagnolm.dist import cores
-from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.host.trackers import GUIDANCE_TABLE, Tracking
-from vocagnolm.io import JsonObject, versions, write_json
+from vocagnolm.io import JsonObject, versions
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.models.source import revision_of
 from vocagnolm.report.callback import GuidanceTable
@@ -28,9 +27,9 @@ from vocagnolm.run.config import RunArguments
 from vocagnolm.run.documents import Documents
 from vocagnolm.run.job import Job
 from vocagnolm.run.pair import Pair
-from vocagnolm.store.job import PACKAGES, check_plan
-from vocagnolm.store.recorder import LossRecorder
-from vocagnolm.store.store import PLAN_FILE, manifest_of
+from vocagnolm.store.format import SHARDS, begin_store, manifest_of, read_manifest
+from vocagnolm.store.record import LossRecorder
+from vocagnolm.store.scoring import PACKAGES, check_plan
 from vocagnolm.texts.tokenizers import tokenizer_sha256
 from vocagnolm.trainer import VocAgnoTrainer
 
@@ -68,7 +67,7 @@ def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | N
         "dataset_documents": documents.total,
     }
     check_plan(directory, description)
-    if (directory / MANIFEST_FILE).exists():
+    if SHARDS in read_manifest(directory):
         # A run that has finished its store already has only its own end left to do.
         if checkpoints.find_checkpoint(job.run.output_dir):
             return None
@@ -86,8 +85,7 @@ def load_recorder(
     directory = Path(job.model.save_store)
     # Each process writes what it has read; the plan is written once.
     if job.run.process_index == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / PLAN_FILE, description)
+        begin_store(directory, description, replace=True)
     read = documents.corpus, documents.segments.rows, documents.blocks
     described = {**description, "versions": versions(PACKAGES)}
     return LossRecorder(directory, *read, _STORED_DTYPE, described)

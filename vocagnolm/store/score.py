@@ -5,14 +5,12 @@
     vocagnolm score --server URL --served_model NAME --teacher T ...    # T's tokenizer, no weights
     vocagnolm score --verify S         # compare every byte with the checksums
     vocagnolm score --verify S --dataset D    # and look for every document
-    vocagnolm score --repair --teacher T --dataset D --output_dir S    # score again what is bad
     vocagnolm score --verify S --push_to_hub NAME    # a data set with a card
-    vocagnolm score --compare S1 S2    # two teachers of one corpus, or one teacher served twice
-    vocagnolm score --compare S1 S2 --student M --student_losses S0 --dataset D   # and their choice
 
-Killed at any moment, the same command continues at the shards that are not written. Any number of
-processes may share the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3
-losses that are not finite, 130 interrupted. A server's key is read from VOCAGNOLM_API_KEY.
+Killed at any moment, the same command continues at the shards that are not written. Delete those
+that --verify finds bad: the same command scores what is missing. Any number of processes may share
+the work. Exit status: 0 done, 1 faults found, 2 a wrong argument or file, 3 losses that are not
+finite, 130 interrupted. A server's key is read from VOCAGNOLM_API_KEY.
 """
 
 import argparse
@@ -20,36 +18,42 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.cli import (
-    Exit,
-    Parser,
-    json_settings,
-    say,
-    shell,
-)
-from vocagnolm.host.options import refuse_idle
-from vocagnolm.store.store import Store, bad_shards, remedy
+from vocagnolm.cli import Exit, Parser, json_settings, say, shell
+from vocagnolm.store.format import MANIFEST_FILE, SHARDS, Store, find_faults, manifest_of
 
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
-# Of a block, as everywhere by default.
-_BLOCK_TOKENS = 2048
-_OF_ENGINES = "batch_tokens quantization attn_implementation"
-_OF_TOKENIZERS = "teacher_revision teacher_tokenizer teacher_chat_template trust_remote_code"
-_OF_DATASETS = ("dataset", "dataset_config", "dataset_split", "text_column", "format")
+_CARD = """---
+pretty_name: Token losses of {teacher}
+tags: [vocagnolm, "arxiv:2503.19123", teacher-loss-store]
+configs: [{{config_name: default, data_files: "shard-*.arrow"}}]
+---
+
+# Token losses of {teacher}
+
+The loss of {teacher} on each of {tokens:,} tokens of {documents:,} documents, tied to characters: a
+teacher-loss store of [VocAgnoLM](https://arxiv.org/abs/2503.19123). It guides students with any
+tokenizer, without the teacher. It contains no text: a digest of its text identifies each document.
+
+```
+hf download {name} --repo-type dataset --local-dir stores/mine
+vocagnolm score --verify stores/mine
+vocagnolm train --teacher_losses stores/mine --dataset CORPUS
+```
+
+`manifest.json` says how it was made.
+"""
 
 
 @shell(
     "vocagnolm score", out_of_memory="lower --batch_tokens, --context or --dtype", resumable=True
 )
 def main(argv: Sequence[str] | None = None) -> int:
-    """Score, verify, repair or compare, and return the exit status."""
+    """Score a corpus or verify a store, and return the exit status."""
     logging.getLogger("vocagnolm").setLevel(logging.INFO)
     arguments = parse_score(argv)
     if arguments.verify:
         return _verify(arguments)
-    if arguments.compare:
-        return _compare(arguments)
     from vocagnolm.store.scoring import score
 
     score(arguments)
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line; refuse missing options, and those without effect."""
+    """Read the command line."""
     parser = Parser("vocagnolm score", __doc__)
     add = parser.add_argument
     add("--teacher", help="Causal LM that scores: a hub name or a directory.")
@@ -73,121 +77,78 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--loss_dtype", choices=("float16", "float32"), default="float16", help="In the store.")
     parser.add_dtype()
     add("--quantization", help="JSON: a quantization config of transformers.")
-    add("--engine", choices=("hf", "vllm"), default="hf")
-    add("--attn_implementation", help="As in transformers. hf only.")
+    add("--attn_implementation", help="As in transformers.")
     add("--trust_remote_code", action="store_true")
-    _add_server(parser)
+    add("--server", metavar="URL", help="Of a server that has the teacher.")
+    add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
+    add("--api", choices=("vllm", "sglang", "llama.cpp"), help="Of the server; default: found.")
+    add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
-    add("--repair", action="store_true", help="Verify --output_dir first, and score what is bad.")
     add("--push_to_hub", metavar="NAME", help="Of the store that --verify has found good.")
-    _add_compare(parser)
     arguments = parser.parse_args(argv)
-    given = parser.given(arguments)
-    if arguments.verify:
-        read = {"verify", "push_to_hub", *(_OF_DATASETS if arguments.dataset else ())}
-        refuse_idle(given, given - read, "with --verify")
-    elif arguments.compare:
-        of_student = {"student", "student_losses", "top_k", *_OF_DATASETS}
-        read = {"compare", *(of_student if arguments.student else ())}
-        refuse_idle(given, given - read, "with --compare")
-        for name in ("student_losses", "dataset"):
-            if arguments.student and name not in given:
-                raise ValueError(f"--{name} is required with --compare and --student")
-    else:
-        _check_scoring(arguments, given)
+    required = ["verify"] if arguments.verify else ["teacher", "dataset", "output_dir"]
+    if arguments.server:
+        required.append("served_model")
+    for name in required:
+        if getattr(arguments, name) is None:
+            raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
+    for name in ("context", "min_context", "shard_documents", "batch_tokens", "concurrency"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if arguments.push_to_hub and not arguments.verify:
+        raise ValueError("--push_to_hub needs a store that is verified: --verify STORE")
+    if arguments.quantization is not None:
+        arguments.quantization = json_settings("--quantization", arguments.quantization)
     return arguments
 
 
-def _add_server(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--server", metavar="URL", help="Of a server that has the teacher.")
-    add("--served_model", metavar="NAME", help="Of the teacher, on that server.")
-    add("--dialect", choices=("vllm", "sglang", "openai"), help="Of the server; default: found.")
-    add("--concurrency", type=int, default=16, help="Requests at once.")
-
-
-def _add_compare(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--compare", type=Path, nargs=2, metavar="STORE", help="Two stores of one corpus.")
-    add("--student", help="Whose tokens they choose: a hub name or a directory.")
-    add("--student_losses", type=Path, metavar="STORE", help="The student's own losses.")
-    add("--top_k", type=float, default=0.4, help="Share of the tokens chosen, Eq. 4.")
-
-
-def _check_scoring(arguments: argparse.Namespace, given: set[str]) -> None:
-    for name in ("teacher", "dataset", "output_dir"):
-        if name not in given and not (name == "teacher" and arguments.server):
-            raise ValueError(f"--{name} is required, unless a store is to be checked with --verify")
-    if arguments.server and not arguments.served_model:
-        raise ValueError("--served_model is required with --server: the teacher's name there")
-    for is_idle, names, condition in (
-        (True, "push_to_hub", "without --verify"),
-        (True, "student student_losses top_k", "without --compare"),
-        (not arguments.server, "served_model dialect concurrency", "without --server"),
-        (arguments.server, f"{_OF_ENGINES} dtype engine", "with --server"),
-        (not arguments.teacher, _OF_TOKENIZERS, "without --teacher"),
-        (arguments.engine == "vllm", _OF_ENGINES, "with --engine vllm"),
-    ):
-        if is_idle:
-            refuse_idle(given, names.split(), condition)
-    if arguments.quantization is not None:
-        arguments.quantization = json_settings("--quantization", arguments.quantization)
-
-
 def _verify(arguments: argparse.Namespace) -> int:
-    """Tell the faults of a store, and return the exit status."""
-    from vocagnolm.store.job import find_missing
-    from vocagnolm.store.scoring import load_corpora
-
+    """Print the faults of a store, and return the exit status."""
     directory: Path = arguments.verify
-    opened = Store(directory)
-    shards = len(opened.manifest["shards"])
-    faults = bad_shards(directory, opened.manifest)
+    manifest = manifest_of(directory)
+    shards = manifest[SHARDS]
+    faults = find_faults(directory, shards, by_hash=True)
     for file, fault in faults.items():
         say(f"{directory / file} {fault}")
     if faults:
-        say(f"{len(faults)} of {shards} shards are bad: {remedy(opened.manifest)}")
+        say(
+            f"{len(faults)} of {len(shards)} shards are bad: delete them, and give the command "
+            "again that made the store"
+        )
         return Exit.FAULTS
     missing = []
     if arguments.dataset:
-        missing = find_missing(opened, load_corpora(arguments))
+        from vocagnolm.store.scoring import find_missing, load_corpora
+
+        missing = find_missing(Store(directory), load_corpora(arguments))
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         say(
             f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
-            f"{directory}, or have another text there (numbers from 0: {shown}): score this corpus "
+            f"{directory}, or have another text there (indices from 0: {shown}): score this corpus "
             "into another directory, or train without them with --missing_losses skip"
         )
         return Exit.FAULTS
-    say(f"{directory}: {shards} shards, {opened.manifest['tokens']:,} tokens, all good")
+    say(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
     if arguments.push_to_hub:
-        from vocagnolm.store.card import push_store
-
-        say(f"pushed to {push_store(directory, arguments.push_to_hub)}")
+        say(f"pushed to {_push(directory, arguments.push_to_hub)}")
     return Exit.DONE
 
 
-def _compare(arguments: argparse.Namespace) -> int:
-    """Tell how two stores differ, and return the exit status."""
-    from vocagnolm.objective import Method
-    from vocagnolm.store.difference import difference
-    from vocagnolm.store.reselect_main import select
+def _push(directory: Path, name: str) -> str:
+    """Put a store and its card on the hub, and return where."""
+    from huggingface_hub import CommitOperationAdd, HfApi
 
-    # Checked before anything is read.
-    Method("vocagnolm", arguments.top_k)
-    one, other = map(Store, arguments.compare)
-    for opened in (one, other):
-        opened.check()
-    found = difference(one, other)
-    alike = found.documents - found.not_alike
-    say(f"{alike:,} of {found.documents:,} documents cut alike, {found.tokens:,} tokens")
-    say(f"correlation of the losses {found.correlation:.6f}")
-    say(f"difference {found.mean_nats:.4g} nats on average, {found.largest_nats:.4g} at most")
-    if arguments.student:
-        options = {**vars(arguments), "teacher_losses": arguments.compare}
-        options |= {"top_k": [arguments.top_k], "aggregation": ["max"], "unmapped": ["include"]}
-        selections, _ = select(argparse.Namespace(**options, max_length=_BLOCK_TOKENS))
-        chosen, both = selections.together[0, 0], selections.together[0, 1]
-        share = 1 - both / max(chosen, 1)
-        say(f"chosen otherwise {share:.2%} of the {chosen:,} tokens that the first chooses")
-    return Exit.DONE
+    manifest = manifest_of(directory)
+    teacher = Path(manifest["teacher"])
+    shown = teacher.name if teacher.is_absolute() else teacher.as_posix()
+    card = _CARD.format(**(manifest | {"name": name, "teacher": shown}))
+    files = [MANIFEST_FILE, *(entry["file"] for entry in manifest[SHARDS])]
+    operations = [CommitOperationAdd(file, directory / file) for file in files]
+    operations.append(CommitOperationAdd("README.md", card.encode()))
+    api = HfApi()
+    api.create_repo(name, repo_type="dataset", exist_ok=True)
+    commit = api.create_commit(
+        name, operations, commit_message="A store of teacher losses", repo_type="dataset"
+    )
+    return str(commit.repo_url)

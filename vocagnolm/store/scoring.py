@@ -1,38 +1,125 @@
-"""From the options of `vocagnolm score` to a finished store."""
+"""From the options of `vocagnolm score` to a finished store, in any number of processes.
 
+Every process has the same job and a scorer of its own, and scores every n-th shard that is missing.
+"""
+
+import hashlib
+import logging
+import time
 from argparse import Namespace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import datasets
+import numpy as np
 import torch
 from accelerate import PartialState
 from transformers import PreTrainedConfig
 
-from vocagnolm.chat.columns import is_conversations
+from vocagnolm.chat.columns import conversations_of, is_conversations
+from vocagnolm.chat.render import Template
 from vocagnolm.cli import corpora_of, one_or_all, resolve_dtype, say
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import joined, load_corpus
-from vocagnolm.dist import connect, decided_by_one, in_agreement
-from vocagnolm.host.manifest import MANIFEST_FILE
-from vocagnolm.host.options import refuse_idle
-from vocagnolm.io import check_writable, versions
+from vocagnolm.dist import connect, rank0
+from vocagnolm.host.settings import differences
+from vocagnolm.io import check_writable, duration, versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.readers import Reader, teacher_reader
-from vocagnolm.store import store
-from vocagnolm.store.dialects import DIALECTS
-from vocagnolm.store.job import PACKAGES, ScoringJob, begin, check_corpus, check_plan, score_corpus
+from vocagnolm.spans import encode_batch, encode_rendered
+from vocagnolm.store import format as store
+from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer
-from vocagnolm.store.served_text import LEAST_CONTEXT, ServedReader
-from vocagnolm.store.server import Server
-from vocagnolm.store.windows import HFScorer, Scorer
+from vocagnolm.store.windows import HFScorer, Scorer, Unscored, Window, windows
+from vocagnolm.texts.column import TEXT, unusable, values
 from vocagnolm.texts.tokenizers import tokenizer_sha256
+from vocagnolm.texts.tokens import Encoding, Spans
 
+logger = logging.getLogger(__name__)
+
+# Their versions are in every manifest.
+PACKAGES = "vocagnolm torch transformers tokenizers pyarrow"
 # Defaults: context before the first scored token, where there is room for it, and the most that a
 # teacher reads at once, as activations of more are large.
 _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
+# Between two lines about the progress.
+_LOG_S = 30.0
+_NO_TOKENS = np.empty((0, 2), np.int64), np.empty(0, np.float32)
+# As many documents as this fail together for one reason, which lies in the settings.
+_HOPELESS = 8
+
+
+@dataclass(frozen=True)
+class ScoringJob:
+    """The part of a scoring job that every process knows.
+
+    `min_context` tokens stand before those that a further window of a document scores, and
+    `shard_documents` counts documents of the corpus, usable or not.
+    """
+
+    directory: Path
+    corpus: datasets.Dataset
+    reader: Reader
+    min_context: int
+    shard_documents: int
+    loss_dtype: store.LossDtype
+
+    @property
+    def shards(self) -> int:
+        """Number of shards; the last one may be smaller."""
+        return -(-len(self.corpus) // self.shard_documents)
+
+    @property
+    def template(self) -> Template | None:
+        """How the teacher reads conversations, if the corpus is of them."""
+        return self.reader.template if is_conversations(self.corpus) else None
+
+    def documents(self, shard: int) -> list[str]:
+        """Read the usable documents of a shard."""
+        first = shard * self.shard_documents
+        last = min(first + self.shard_documents, len(self.corpus))
+        return [text for _, text in read_texts(self.corpus, range(first, last), self.template)]
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode documents; one that the tokenizer cannot read has no tokens."""
+        encode = encode_rendered if self.template else encode_batch
+        try:
+            return encode(self.reader.tokenizer, texts)
+        except ValueError:
+            if len(texts) == 1:
+                return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
+        # One of them cannot be read: find it.
+        return [encoding for text in texts for encoding in self.encode([text])]
+
+    def windows(self, encodings: Sequence[Encoding]) -> list[Window]:
+        """Cut encoded documents into windows; a rendered conversation has its own start token."""
+        found: list[Window] = []
+        for number, one in enumerate(encodings):
+            own = [] if self.template and len(one.ids) else [self.reader.start]
+            ids = [*own, *one.ids.tolist()]
+            found += windows(number, ids[1:], ids[0], self.reader.limit, self.min_context)
+        return found
+
+    def is_written(self, shard: int) -> bool:
+        """Return True if a shard exists; see `store.is_written`."""
+        # Documents are read only where there is a shard to compare them with.
+        exists = (self.directory / store.shard_name(shard)).exists()
+        return exists and store.is_written(self.directory, shard, _source(self.documents(shard)))
+
+    def missing_shards(self) -> list[int]:
+        """List the shards that are not written."""
+        return [shard for shard in range(self.shards) if not self.is_written(shard)]
+
+
+def _source(texts: Iterable[str]) -> str:
+    """Identify the documents of a shard."""
+    return hashlib.sha256(b"".join(map(store.document_key, texts))).hexdigest()
 
 
 def load_corpora(options: object) -> datasets.Dataset:
-    """Load the corpora of `corpora_of`, one behind the other."""
+    """Load the corpora of `corpora_of`, concatenated."""
     sources = corpora_of(options)
     loaded = [load_corpus(name, **given) for name, given in sources]
     if len({*map(is_conversations, loaded)}) > 1:
@@ -40,38 +127,29 @@ def load_corpora(options: object) -> datasets.Dataset:
     return joined(loaded, [name for name, _ in sources])
 
 
-def source_of(options: Namespace) -> ModelSource:
-    """Return the teacher of a command line that names one."""
-    revision, attention = options.teacher_revision, options.attn_implementation
-    return ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
+# -- From options to a scorer ------------------------------------------------------------------
 
 
 def score(options: Namespace) -> None:
-    """Score a corpus, or what is left of it; a ValueError is raised in all processes."""
+    """Score a corpus, or what is left of it."""
+    source = _source_of(options)
+    config = source.config()
+    reader = _load_reader(options, source, config)
+    sizes = _min_context(options, reader.limit), options.shard_documents
+    job = ScoringJob(options.output_dir, load_corpora(options), reader, *sizes, options.loss_dtype)
+    if is_conversations(job.corpus):
+        reader.check_template()
+    served = _find_server(options, reader) if options.server else None
+    if served and job.template and not served.takes_ids:
+        raise ValueError("--server: conversations need one that takes token ids")
+    # Up to here all processes meet the same errors.
     state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
-    with in_agreement():
-        config = source_of(options).config() if options.teacher else None
-        reader = load_reader(options, config) if config else None
-        context = reader.limit if reader else options.context or 0
-        if reader is None and context < LEAST_CONTEXT:
-            raise ValueError(
-                "--context is required without --teacher: the most of a request, at least "
-                f"{LEAST_CONTEXT} tokens"
-            )
-        min_context = _min_context(options, context)
-        corpus = load_corpora(options)
-        sizes = (min_context, options.shard_documents)
-        job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
-        served = _find_server(options, reader, context, min_context) if options.server else None
-        _check_turns(options, job, served)
-        plan = _plan(options, config, job, dtype) | (served.about if served else {})
-    # The first process looks for all, as it also repairs.
-    if decided_by_one(lambda: _prepare(job, plan, options.repair)):
+    plan = _plan(options, config, job, dtype) | (served.about if served else {})
+    if rank0(lambda: _is_finished(job, plan)):
         return
-    with in_agreement():
-        scorer = served or _load_scorer(options, job, dtype, state)
-    decided_by_one(lambda: begin(job.directory, plan))
+    scorer = served or _load_scorer(options, source, dtype, state)
+    rank0(lambda: _begin(job.directory, plan))
     score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
     if state.is_main_process:
         made = store.manifest_of(job.directory)
@@ -79,30 +157,16 @@ def score(options: Namespace) -> None:
         say(f"{job.directory}: {made['tokens']:,} tokens{more}")
 
 
-def _check_turns(
-    options: Namespace, job: ScoringJob, served: ServedScorer | ServedReader | None
-) -> None:
-    """Reject a teacher that cannot be shown conversations, or an option that is for them."""
-    if not is_conversations(job.corpus):
-        given = {"teacher_chat_template"} if options.teacher_chat_template else set()
-        refuse_idle(given, given, "where --dataset holds documents")
-        return
-    if isinstance(served, ServedReader) or (served and not served.takes_ids):
-        raise ValueError(
-            "--server: conversations need --teacher, whose tokenizer has a chat template, and a "
-            "server that takes token ids, as special tokens are among theirs"
-        )
-    assert job.reader
-    job.reader.check_template()
+def _source_of(options: Namespace) -> ModelSource:
+    revision, attention = options.teacher_revision, options.attn_implementation
+    return ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
 
 
-def load_reader(options: Namespace, config: PreTrainedConfig) -> Reader:
+def _load_reader(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> Reader:
     """Load the teacher's tokenizer, with the context that the options leave it."""
-    tokenizer = source_of(options).checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    limit = context_length(config)
-    if options.engine == "vllm" or options.server:
-        # They generate one token behind every window.
-        limit -= 1
+    tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
+    # A server generates one token behind every window.
+    limit = context_length(config) - bool(options.server)
     context = options.context or min(limit, _LONGEST_CONTEXT)
     if context > limit:
         raise ValueError(
@@ -112,7 +176,7 @@ def load_reader(options: Namespace, config: PreTrainedConfig) -> Reader:
 
 
 def _min_context(options: Namespace, context: int) -> int:
-    least = options.min_context or min(_MIN_CONTEXT, context // 4)
+    least: int = options.min_context or min(_MIN_CONTEXT, context // 4)
     # A window has a start token, and has to score a token of its own.
     if least > context - 2:
         raise ValueError(
@@ -122,31 +186,41 @@ def _min_context(options: Namespace, context: int) -> int:
     return least
 
 
+def _find_server(options: Namespace, reader: Reader) -> ServedScorer:
+    served = ServedScorer(options.server, options.served_model, reader, options.concurrency)
+    served.find_api(options.api)
+    return served
+
+
+def _load_scorer(
+    options: Namespace, source: ModelSource, dtype: str, state: PartialState
+) -> HFScorer:
+    """Load the teacher, ready to score, on this process's device."""
+    model = source.load(getattr(torch, dtype), options.quantization, state.device)
+    # Quantized weights were placed as they were loaded.
+    if not options.quantization:
+        model.to(state.device)
+    return HFScorer(model, options.batch_tokens)
+
+
+# -- Which store a directory holds -------------------------------------------------------------
+
+
 def _plan(
-    options: Namespace, config: PreTrainedConfig | None, job: ScoringJob, dtype: str
+    options: Namespace, config: PreTrainedConfig, job: ScoringJob, dtype: str
 ) -> dict[str, object]:
     """Describe all that decides the content of a store."""
     reader = job.reader
-    if reader is None:
-        # A server knows how it reads.
-        read: dict[str, object] = {
-            "teacher": options.served_model,
-            "tokenizer_sha256": "unknown",
-            "segmentation": "windows of whole documents, by their text",
-        }
-    else:
-        read = {
-            "teacher": options.teacher,
-            "teacher_revision": revision_of(options.teacher or "", config),
-            "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
-            "special_tokens": {"before": reader.start, "behind": None},
-            **(job.template.as_json() if job.template else {}),
-            "segmentation": "windows of whole documents",
-        }
-    return read | {
-        "context": reader.limit if reader else options.context,
+    return {
+        "teacher": options.teacher,
+        "teacher_revision": revision_of(options.teacher, config),
+        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
+        "special_tokens": {"before": reader.start, "behind": None},
+        **(job.template.as_json() if job.template else {}),
+        "segmentation": "windows of whole documents",
+        "context": reader.limit,
         "min_context": job.min_context,
-        "engine": options.engine,
+        "engine": "hf",
         "dtype": dtype,
         "quantization": options.quantization,
         "loss_dtype": options.loss_dtype,
@@ -156,50 +230,193 @@ def _plan(
     }
 
 
-def _prepare(job: ScoringJob, plan: dict[str, object], repair: bool) -> bool:
-    """Look at the directory, and open a bad store again; returns True if nothing is left to do."""
+def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
+    """Raise a ValueError where a directory holds a store of other settings than these.
+
+    The directory need not exist; `plan` is all that decides the content of a store.
+    """
+    before = store.read_manifest(directory)
+    if not before:
+        if any(directory.glob("shard-*")):
+            raise ValueError(f"--output_dir {directory} holds shards, but no {store.MANIFEST_FILE}")
+        return
+    # The corpus is identified by its texts, and a teacher with a revision by that: names do not
+    # matter, nor where a server is.
+    ignored = {"dataset", "server"}
+    if plan.get("teacher_revision") not in (None, "unknown"):
+        ignored.add("teacher")
+    compared = {name: value for name, value in plan.items() if name not in ignored}
+    if changed := differences(before, compared):
+        raise ValueError(
+            f"--output_dir {directory} holds another store ({'; '.join(changed)}): give another "
+            "directory, or delete this one"
+        )
+
+
+def _begin(directory: Path, plan: Mapping[str, object]) -> None:
+    """Claim a directory, unless another job has just claimed it for another store."""
+    store.begin_store(directory, plan)
+    check_plan(directory, plan)
+
+
+def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
+    """Look at the directory; True if nothing is left to do. A store without a shard is unfinished.
+
+    Raises:
+        ValueError: another store, or damaged shards.
+    """
     directory = job.directory
     check_writable(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     check_plan(directory, plan)
-    if not (directory / MANIFEST_FILE).exists():
+    manifest = store.read_manifest(directory)
+    if store.SHARDS not in manifest:
         return False
-    manifest = store.manifest_of(directory)
-    check_corpus(job, manifest)
-    if repair and (faults := store.bad_shards(directory, manifest)):
-        say(f"to be scored again: {', '.join(faults)}")
-        # First, so that a kill leaves no shards without a plan.
-        begin(directory, plan)
-        store.reopen(directory, list(faults))
-        return False
-    store.tidy(directory)
-    say(f"{directory} is finished: nothing to do")
-    return True
+    if not job.missing_shards():
+        say(f"{directory} is finished: nothing to do")
+        return True
+    # The end computes new checksums, which must not be those of damaged shards.
+    kept = [entry for entry in manifest[store.SHARDS] if (directory / entry["file"]).exists()]
+    if faults := store.find_faults(directory, kept, by_hash=True):
+        raise ValueError(f"{directory}: {', '.join(faults)} damaged: delete them, too")
+    store.begin_store(directory, plan, replace=True)
+    return False
 
 
-def _find_server(
-    options: Namespace, reader: Reader | None, context: int, min_context: int
-) -> ServedScorer | ServedReader:
-    """Find how to ask the server."""
-    model = Server(options.server, options.concurrency), options.served_model
-    served: ServedScorer | ServedReader
-    served = ServedScorer(*model, reader) if reader else ServedReader(*model, context, min_context)
-    served.find_form([DIALECTS[options.dialect]] if options.dialect else DIALECTS.values())
-    return served
+# -- Scoring -----------------------------------------------------------------------------------
 
 
-def _load_scorer(options: Namespace, job: ScoringJob, dtype: str, state: PartialState) -> Scorer:
-    """Load the teacher, ready to score, on this process's device."""
-    source, reader = source_of(options), job.reader
-    assert reader is not None
-    if options.engine == "vllm":
-        from vocagnolm.store.vllm import VLLMScorer
+def score_corpus(
+    job: ScoringJob, scorer: Scorer, description: Mapping[str, object], state: PartialState
+) -> None:
+    """Score the shards that are missing, and finish the store with a description of it.
 
-        if state.num_processes > 1:
-            raise ValueError("--engine vllm spreads a model over the GPUs itself: start it alone")
-        return VLLMScorer(source, reader.limit, dtype)
-    model = source.load(getattr(torch, dtype), options.quantization, state.device)
-    # Quantized weights were placed as they were loaded.
-    if not options.quantization:
-        model.to(state.device)
-    return HFScorer(model, options.batch_tokens)
+    Another job may do the same at the same time. A ValueError where the corpus has no usable
+    document, or is not the one of what is written; a NonFiniteLoss as of `score_shard`.
+    """
+    # One process looks for all: another job may write a shard between the looks of two.
+    left = rank0(lambda: _left(job))
+    # Every process takes every n-th shard, so that all end at about the same time.
+    mine = left[state.process_index :: state.num_processes]
+    tokens, started = 0, time.monotonic()
+    logged = started
+    for done, shard in enumerate(mine, 1):
+        # Another job may have written it meanwhile.
+        tokens += 0 if job.is_written(shard) else score_shard(job, shard, scorer)
+        now = time.monotonic()
+        if state.is_main_process and (now - logged >= _LOG_S or done == len(mine)):
+            logged, passed_s = now, now - started
+            logger.info(
+                "%d of %d shards, %s tokens per second, %s left",
+                *(min(done * state.num_processes, len(left)), len(left)),
+                f"{tokens * state.num_processes / max(passed_s, 1e-9):,.0f}",
+                duration(passed_s / done * (len(mine) - done)),
+            )
+    state.wait_for_everyone()
+    rank0(lambda: store.finish_store(job.directory, description))
+
+
+def _left(job: ScoringJob) -> list[int]:
+    if not any(job.documents(shard) for shard in range(job.shards)):
+        raise ValueError(
+            f"--dataset has no usable document: {len(job.corpus):,} read, all of them empty or not "
+            "text; give another one, or another --text_column"
+        )
+    left = job.missing_shards()
+    if len(left) < job.shards:
+        logger.info("%d of %d shards are written already", job.shards - len(left), job.shards)
+    return left
+
+
+def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
+    """Score the documents of a shard, write it, and return the number of tokens.
+
+    A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
+    A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
+    """
+    texts = job.documents(shard)
+    segments, reasons = [], []
+    for text, one in zip(texts, _score(job, texts, scorer), strict=True):
+        if isinstance(one, Unscored):
+            reasons.append(one.reason)
+            logger.warning("kept without losses: %r ..., %s", text[:60], one.reason)
+            spans, losses = _NO_TOKENS
+        else:
+            spans, losses = one
+        _check_finite(losses, text, job.loss_dtype)
+        segments.append(
+            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
+        )
+    if len(reasons) == len(texts) >= _HOPELESS:
+        raise ValueError(f"no document of shard {shard} could be scored: {reasons[0]}")
+    store.write_shard(job.directory, shard, segments, job.loss_dtype, _source(texts), replace=False)
+    return sum(len(segment.losses) for _, segment in segments)
+
+
+def _score(
+    job: ScoringJob, texts: Sequence[str], scorer: Scorer
+) -> Iterator[tuple[Spans, store.LossArray] | Unscored]:
+    """Yield spans and losses of the teacher's tokens in each text."""
+    encodings = job.encode(texts)
+    asked = job.windows(encodings)
+    # The windows of a document score its tokens in order, each of them once.
+    rows: list[list[store.LossArray]] = [[] for _ in texts]
+    failed: dict[int, Unscored] = {}
+    for window, row in zip(asked, scorer.losses(asked), strict=True):
+        if isinstance(row, Unscored):
+            failed[window.document] = row
+        else:
+            rows[window.document].append(row)
+    for number, encoding in enumerate(encodings):
+        if number in failed:
+            yield failed[number]
+        else:
+            # The start token of a conversation is its own; nothing predicts it, so 0 is written.
+            own = np.zeros(min(len(encoding.ids), 1) if job.template else 0, np.float32)
+            yield encoding.spans, np.concatenate([own, *rows[number]])
+
+
+def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtype) -> None:
+    where = f"in the document that begins {text[:60]!r}"
+    if not np.isfinite(losses).all():
+        raise NonFiniteLoss(
+            f"the teacher's losses are NaN or infinite {where}: use --dtype float32, or another "
+            "teacher"
+        )
+    largest = losses.max(initial=0.0)
+    if largest > np.finfo(loss_dtype).max:
+        raise NonFiniteLoss(
+            f"a loss of {largest:g} is too large for {loss_dtype}, {where}: use --loss_dtype "
+            "float32"
+        )
+
+
+# -- What a store lacks ------------------------------------------------------------------------
+
+
+def find_missing(opened: store.Store, corpus: datasets.Dataset) -> list[int]:
+    """List the indices of the usable documents of a corpus that a store lacks."""
+    template = None
+    if is_conversations(corpus):
+        StoredReader([opened]).check_templates()
+        template = Template.of_json(opened.manifest)
+    texts = read_texts(corpus, range(len(corpus)), template)
+    return [index for index, text in texts if opened.segments(text) is None]
+
+
+def read_texts(
+    corpus: datasets.Dataset, indices: range, template: Template | None
+) -> Iterator[tuple[int, str]]:
+    """Read usable documents with their indices; conversations are rendered by the template."""
+    for first in range(indices.start, indices.stop, 1000):
+        part = range(first, min(first + 1000, indices.stop))
+        columns = corpus.with_format("arrow")[part.start : part.stop]
+        if template is None:
+            for index, text in zip(part, values(columns[TEXT]), strict=True):
+                if not unusable(text):
+                    yield index, text
+        else:
+            conversations, _ = conversations_of(columns, part)
+            for index, one in conversations.items():
+                rendered = template.render(one)
+                if not isinstance(rendered, str):
+                    yield index, rendered.text

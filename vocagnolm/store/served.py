@@ -1,338 +1,371 @@
-"""Losses from a teacher behind a server: one number per token is all that must come back.
+"""Losses from a teacher behind a server: vLLM, SGLang, or llama.cpp by llama-cpp-python.
 
-Windows are those of a teacher that is loaded here. What comes back is checked against what was
-asked for: its tokens, that none lacks a loss, and that every loss is a number.
+The teacher's tokenizer is here, so windows are those of a teacher that is loaded here. What comes
+back is checked against what was asked for: its tokens, and a finite loss of each.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+import math
+import os
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vocagnolm.io import duration
+from vocagnolm.io import JsonObject, check_extra
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
-from vocagnolm.store.dialects import Dialect, OpenAIDialect, Prompt, PromptTokens
-from vocagnolm.store.server import RefusedRequestError, Server
-from vocagnolm.store.store import LossArray
+from vocagnolm.store.format import LossArray
 from vocagnolm.store.windows import Unscored, Window
 from vocagnolm.texts.tokenizers import PROBE
 
 if TYPE_CHECKING:
     import httpx
 
-logger = logging.getLogger(__name__)
+Prompt = list[int] | str
 
-# Repetitions while a dialect is looked for: a server that knows another may fail at this one.
-PROBED = 4
-# Times that an answer of other tokens, or without a number, is asked for.
-_ASKED = 5
-# Raised by a dialect that reads something else than it has asked for.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
-# Decoders say this for a part of a character.
-PART = "\ufffd"
-# A first token told twice, in two batches; losses of other tokens are further apart.
+API_KEY = "VOCAGNOLM_API_KEY"
+# Before a request is sent again; together five minutes, which a server may take to start.
+WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
+_CONNECT_S, _ANSWER_S = 10.0, 600.0
+# The most that a server may ask to wait for.
+_LONGEST_WAIT_S = 600.0
+# Statuses of requests that are wrong in themselves, such as too long ones, and of a busy server.
+_REJECTED, _BUSY = (400, 413, 422), (408, 425, 429)
+# Retries while an API is looked for: a server of another kind may fail at this one.
+_PROBE_RETRIES = 4
+# Times that a prompt is asked for while the answers are malformed or of other tokens.
+_ATTEMPTS = 5
+# What reading a malformed answer raises.
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
+# Decoders write this for a part of a character.
+_PART = "\ufffd"
+# Two values of one loss, from two batches, are closer; those of other tokens are further apart.
 _SAME_NATS = 0.5
-# vLLM says this for minus infinity.
-_NO_NUMBER_NATS = 9999.0
-# Requests before the time is estimated, and seconds between two lines about the progress.
-_FIRST, _LOG_S = 32, 30.0
-_KINDS = (
-    "serve the teacher with vLLM (prompt_logprobs), SGLang (logprob_start_len), or a server whose "
-    "completions echo a prompt with logprobs, such as llama-cpp-python's with logits_all"
-)
+# vLLM writes this for minus infinity.
+_NO_LOSS_NATS = 9999.0
 
 
-_A = TypeVar("_A")
-_T = TypeVar("_T")
-# What reads the wanted part of an answer, or raises an error.
-Check = Callable[[PromptTokens], _T]
+class RejectedError(ValueError):
+    """A request that the server does not answer, however often it is asked."""
 
 
-class UnaskableError(ValueError):
-    """A prompt that cannot be asked for, which no further answer will change."""
+class _Failure(NamedTuple):
+    """No answer, but there may be one when the request is sent again, after `wait_s` at least."""
+
+    reason: str
+    wait_s: float = 0.0
 
 
-class Refused(Unscored):
-    """Losses of a prompt that the server finds wrong, as it does of one that is too long."""
+class Client:
+    """Sends requests to one server, again after growing waits, and so many at once.
 
-
-@dataclass(frozen=True)
-class Form:
-    """A dialect, and how a prompt is given: as ids, or as text behind a text for the start token.
-
-    That text is empty where the server puts its start token itself. `first` has the losses of first
-    tokens, by text, where the server keeps them to itself. A server may put a space before a text;
-    then one is trimmed that the tokenizer has put.
+    Its key is read from the environment; it is neither logged nor sent to another host.
     """
 
-    dialect: Dialect
-    lead: str | None = None
-    first: Mapping[str, float] = field(default_factory=dict)
-    is_trimmed: bool = False
+    def __init__(self, url: str, concurrency: int):
+        if not re.fullmatch(r"https?://[^@?]+", url):
+            raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
+        check_extra("served")
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._key = os.environ.get(API_KEY, "").strip()
+        self._concurrency = concurrency
 
-    def with_first(self, losses: LossArray, text: str) -> LossArray:
-        """Complete the losses of all tokens behind the start token; `text` is the first one's.
+    def connect(self) -> httpx.AsyncClient:
+        """Open connections, for `ask`."""
+        import httpx
 
-        A ValueError where the server tells another loss of it: llama-cpp-python has those of the
-        next tokens, all through, if the start token is not its model's BOS token.
-        """
-        told, known = losses[0], self.first.get(text, np.nan)
-        if abs(told - known) > _SAME_NATS:
-            raise ValueError(
-                f"the first token's loss is {told:.3f} and, behind the start token, {known:.3f}: "
-                "the losses are of other tokens, as with a start token that is not the model's BOS"
-            )
-        losses[0] = known if np.isnan(told) else told
-        return losses
-
-    def __str__(self) -> str:
-        return f"{self.dialect.name}, {'ids' if self.lead is None else 'text'}"
-
-
-class Served:
-    """A model that a server has under a name, and the form in which it is asked, once it is found.
-
-    The start token has a text, and so many words may follow it, one of them with a space before it.
-    """
-
-    form: Form
-
-    def __init__(
-        self, server: Server, model: str, start: str, vocabulary: int, puts_space: bool = False
-    ):
-        self._server, self._model = server, model
-        self._start, self._vocabulary, self._puts_space = start, vocabulary, puts_space
-        self.meter = _Meter(server)
-
-    def find_form(self, dialects: Iterable[Dialect]) -> None:
-        """Ask for a short prompt in every way, and keep to the first that works."""
-
-        async def find() -> None:
-            reasons = {}
-            async with self._server.connected() as client:
-                for dialect in dialects:
-                    async for form in self._forms(client, dialect):
-                        self.form = form
-                        try:
-                            found = await self.probe(client)
-                        except ConnectionError:
-                            raise
-                        except (OSError, ValueError) as error:
-                            found = Unscored(str(error))
-                        if isinstance(found, Unscored):
-                            reasons[dialect.name] = found.reason
-                        elif np.ptp(found):
-                            return
-                        else:
-                            reasons[dialect.name] = "all losses are the same"
-            url, shown = self._server.url, "; ".join(": ".join(one) for one in reasons.items())
-            raise ValueError(f"--server {url} gives no losses of a prompt ({shown}): {_KINDS}")
-
-        asyncio.run(find())
-
-    async def _forms(self, client: httpx.AsyncClient, dialect: Dialect) -> AsyncIterator[Form]:
-        """Yield the ways to ask in a dialect, the most exact first."""
-        yield Form(dialect)
-        forms = [Form(dialect, self._start)]
-        if isinstance(dialect, OpenAIDialect):
-            body = dialect.request_first(self._model, self._start, self._vocabulary)
-            with suppress(OSError, *MALFORMED):
-                answer = await self._server.ask(client, dialect.path, body, PROBED)
-                forms = [Form(dialect, self._start, dialect.read_first(answer))]
-        for form in (*forms, Form(dialect, "")):
-            yield form
-            if self._puts_space:
-                yield replace(form, is_trimmed=True)
-
-    @property
-    def about(self) -> dict[str, object]:
-        """Say in a store how it was made; the server's weights and their dtype are not known."""
-        return {
-            "engine": "served",
-            "server": self._server.host,
-            "served_model": self._model,
-            "dialect": str(self.form),
-            "dtype": None,
-            "teacher_revision": None,
-        }
-
-    def expect(self, documents: int, requests: float, tokens: str) -> None:
-        """Tell how much is to be done."""
-        self.meter.expected = round(requests)
-        logger.info(
-            "%s at %s (%s): %s documents, %s, about %s requests, %d at once",
-            *(self._model, self._server.url, self.form, f"{documents:,}", tokens),
-            *(f"{requests:,.0f}", self._server.concurrency),
+        return httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S, pool=None),
+            limits=httpx.Limits(max_connections=self._concurrency),
         )
-
-    def all_of(
-        self, asked: Sequence[_A], one: Callable[[httpx.AsyncClient, _A], Awaitable[_T | Unscored]]
-    ) -> list[_T | Unscored]:
-        """Ask for all, so many at once."""
-
-        async def together() -> list[_T | Unscored]:
-            gate = asyncio.Semaphore(self._server.concurrency)
-            async with self._server.connected() as client:
-
-                async def in_turn(what: _A) -> _T | Unscored:
-                    async with gate:
-                        return await one(client, what)
-
-                return list(await asyncio.gather(*map(in_turn, asked)))
-
-        return asyncio.run(together())
 
     async def ask(
-        self, client: httpx.AsyncClient, prompt: Prompt, check: Check[_T], times: int | None = None
-    ) -> _T | Unscored:
-        """Ask for a prompt, again where the answer is not what was asked for."""
-        dialect, reason = self.form.dialect, ""
-        body = dialect.request(self._model, prompt)
-        for _ in range(_ASKED):
-            try:
-                answer = await self._server.ask(client, dialect.path, body, times)
-            except RefusedRequestError as error:
-                return Refused(f"the server answers {error}")
-            try:
-                return check(dialect.read(answer, prompt))
-            except UnaskableError as error:
-                return Unscored(str(error))
-            except MALFORMED as error:
-                reason = f"{type(error).__name__}: {error}"
-        return Unscored(f"the server does not answer with its losses ({reason})")
+        self, http: httpx.AsyncClient, path: str, body: JsonObject, retries: int | None = None
+    ) -> JsonObject:
+        """Return the answer to a request.
 
-    async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
-        """Ask for a short prompt, with little patience."""
-        raise NotImplementedError
-
-
-class ServedScorer(Served):
-    """Scores windows of a reader's tokens."""
-
-    def __init__(self, server: Server, model: str, reader: Reader):
-        tokenizer = reader.tokenizer
-        spaced = decode_behind(reader, tokenizer.encode("a", add_special_tokens=False)) == " a"
-        super().__init__(
-            server, model, str(tokenizer.decode([reader.start])), len(tokenizer), spaced
+        Raises:
+            RejectedError: the server finds the request wrong.
+            ValueError: it does not know the path, the model or the key, or redirects.
+            OSError: all attempts failed.
+        """
+        waits_s = WAITS_S[:retries]
+        for wait_s in (*waits_s, None):
+            answer = await self._post(http, path, body)
+            if not isinstance(answer, _Failure):
+                return answer
+            if wait_s is not None:
+                # Not all at once, as those that failed at once would.
+                least_s = wait_s * random.uniform(0.5, 1.0)
+                await asyncio.sleep(max(min(answer.wait_s, _LONGEST_WAIT_S), least_s))
+        raise OSError(
+            f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "
+            f"{answer.reason}: look at it, and give the same command again to continue"
         )
-        self._reader = reader
-        self._texts: dict[int, str] = {}
+
+    async def _post(
+        self, http: httpx.AsyncClient, path: str, body: JsonObject
+    ) -> JsonObject | _Failure:
+        import httpx
+
+        try:
+            response = await http.post(self.url + path, json=body)
+        except httpx.RequestError as error:
+            return _Failure(f"{type(error).__name__} {error}")
+        status = response.status_code
+        # Some servers repeat the key that they reject.
+        text = response.text.replace(self._key, "***") if self._key else response.text
+        shown = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
+        if status >= 500 or status in _BUSY:
+            wait = response.headers.get("retry-after", "")
+            return _Failure(shown, float(wait) if wait.isdigit() else 0.0)
+        if status in _REJECTED:
+            raise RejectedError(f"the server answers {shown}")
+        if not response.is_success:
+            raise ValueError(f"--server {self.url}{path} answers {shown}")
+        try:
+            answer: JsonObject = response.json()
+        except ValueError:
+            return _Failure(f"an answer that is cut, or no JSON: {shown}")
+        return answer
+
+
+# -- Three APIs --------------------------------------------------------------------------------
+
+# Every API is asked for one new token, which is ignored: some servers take none for "as many as
+# fit" (llama-cpp-python), others reject none.
+
+# Losses of N tokens, NaN where there is none, and their ids or texts; the start token comes first.
+Told = tuple[list[float], list[int | str | None]]
+
+
+class Api(NamedTuple):
+    """How one kind of server is asked for the losses of a prompt's tokens."""
+
+    path: str
+    request: Callable[[str, Prompt], JsonObject]
+    read: Callable[[JsonObject], Told]
+    takes_ids: bool = True
+
+
+def _completion(model: str, prompt: Prompt, **options: object) -> JsonObject:
+    return {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options}
+
+
+def _loss(logprob: float | None) -> float:
+    return math.nan if logprob is None else -float(logprob)
+
+
+def _request_vllm(model: str, prompt: Prompt) -> JsonObject:
+    return _completion(model, prompt, prompt_logprobs=0)
+
+
+def _read_vllm(answer: JsonObject) -> Told:
+    # Null for the first token, and for each other one {id: {logprob, rank, decoded_token}}: the
+    # prompt's token first, then as many of the likeliest as were asked for.
+    # See vllm/entrypoints/openai/completion/protocol.py.
+    rows = answer["choices"][0]["prompt_logprobs"][1:]
+    told = [next(iter(row.items())) for row in rows]
+    losses = [_loss(about["logprob"]) for _, about in told]
+    return [math.nan, *losses], [None, *(int(token) for token, _ in told)]
+
+
+def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
+    # This server has one model only.
+    return {
+        "input_ids": prompt,
+        "sampling_params": {"temperature": 0.0, "max_new_tokens": 1},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+
+
+def _read_sglang(answer: JsonObject) -> Told:
+    # [logprob, id, text] of every token; see sglang/srt/managers/io_struct.py.
+    rows = answer["meta_info"]["input_token_logprobs"][1:]
+    losses = [_loss(logprob) for logprob, _, _ in rows]
+    return [math.nan, *losses], [None, *(int(token) for _, token, _ in rows)]
+
+
+def _request_llama_cpp(model: str, prompt: Prompt) -> JsonObject:
+    return _completion(model, prompt, echo=True, logprobs=0)
+
+
+def _read_llama_cpp(answer: JsonObject) -> Told:
+    # The prompt and what follows it. The start token is left out, but not of `prompt_tokens`, and
+    # the first token has null; see Llama._create_completion of llama-cpp-python.
+    logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
+    texts, losses = logprobs["tokens"], list(map(_loss, logprobs["token_logprobs"]))
+    if len(texts) != len(losses):
+        raise ValueError(f"{len(texts)} tokens and {len(losses)} losses")
+    if len(texts) - usage["completion_tokens"] == usage["prompt_tokens"] - 1:
+        texts, losses = [None, *texts], [math.nan, *losses]
+    return losses[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
+
+
+def _read_first_losses(answer: JsonObject) -> dict[str, float]:
+    followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+    # Parts of characters share a text, nothing or U+FFFD.
+    return {text: _loss(value) for text, value in followers.items() if text.strip(_PART)}
+
+
+# In the order in which they are tried: ids are checked exactly.
+_COMPLETIONS = "/v1/completions"
+APIS = {
+    "vllm": Api(_COMPLETIONS, _request_vllm, _read_vllm),
+    "sglang": Api("/generate", _request_sglang, _read_sglang),
+    "llama.cpp": Api(_COMPLETIONS, _request_llama_cpp, _read_llama_cpp, takes_ids=False),
+}
+
+
+# -- Windows -----------------------------------------------------------------------------------
+
+
+class ServedScorer:
+    """Scores windows of a reader's tokens with the model that a server has under a name."""
+
+    def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
+        self._client = Client(url, concurrency)
+        self._model, self._reader, self._concurrency = model, reader, concurrency
+        self._name, self._api = "vllm", APIS["vllm"]
+        # Losses of first tokens by their texts, where the server hides them.
+        self._first: dict[str, float] = {}
 
     @property
     def takes_ids(self) -> bool:
         """True where token ids are sent, and not text."""
-        return self.form.lead is None
+        return self._api.takes_ids
 
-    def estimate(self, documents: int, sample: int, windows: Sequence[Window]) -> None:
-        """Tell how much is to be done, by the windows of some of the documents."""
-        share = documents / sample
-        tokens = sum(len(window.ids) for window in windows)
-        self.expect(documents, share * len(windows), f"about {share * tokens:,.0f} tokens")
+    @property
+    def about(self) -> dict[str, object]:
+        """Describe how a store was made; the server's weights and their dtype are not known."""
+        return {
+            "engine": "served",
+            "server": self._client.url,
+            "served_model": self._model,
+            "api": self._name,
+            "dtype": None,
+            "teacher_revision": None,
+        }
+
+    def find_api(self, name: str | None = None) -> None:
+        """Ask for a short prompt by the API of that name, or by each; keep the first that works."""
+        ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
+        window = Window(0, [self._reader.start, *ids], len(ids))
+        reasons = []
+        for self._name in [name] if name else APIS:
+            self._api = APIS[self._name]
+            found = asyncio.run(self._probe(window))
+            if not isinstance(found, Unscored) and np.ptp(found):
+                return
+            reason = found.reason if isinstance(found, Unscored) else "all losses are the same"
+            reasons.append(f"{self._name}: {reason}")
+        raise ValueError(
+            f"--server {self._client.url} gives no losses of a prompt ({'; '.join(reasons)}): "
+            "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all"
+        )
+
+    async def _probe(self, window: Window) -> LossArray | Unscored:
+        async with self._client.connect() as http:
+            try:
+                if not self.takes_ids:
+                    # All tokens that may follow the start token, as the first loss is hidden.
+                    start, size = self._start_text(), len(self._reader.tokenizer)
+                    body = _completion(self._model, start, logprobs=size)
+                    answer = await self._client.ask(http, self._api.path, body, _PROBE_RETRIES)
+                    self._first = _read_first_losses(answer)
+                return await self._ask(http, window, _PROBE_RETRIES)
+            except (OSError, *_MALFORMED) as error:
+                return Unscored(str(error))
 
     def losses(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
         """Return the losses of the scored tokens of each window, in nats; some may fail."""
-        return self.all_of(windows, self._read)
+        return asyncio.run(self._ask_all(windows))
 
-    async def _read(self, client: httpx.AsyncClient, window: Window) -> LossArray | Unscored:
-        found = await self.ask(client, self._prompt(window), partial(self._checked, window))
-        self.meter.add()
-        return found
+    async def _ask_all(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
+        gate = asyncio.Semaphore(self._concurrency)
+        async with self._client.connect() as http:
 
-    async def probe(self, client: httpx.AsyncClient) -> LossArray | Unscored:
-        """Ask for the losses of a short text."""
-        ids = encode(self._reader.tokenizer, PROBE).ids.tolist()[: self._reader.text_limit]
-        window = Window(0, [self._reader.start, *ids], len(ids))
-        check = partial(self._checked, window)
-        return await self.ask(client, self._prompt(window), check, PROBED)
+            async def ask(window: Window) -> LossArray | Unscored:
+                async with gate:
+                    return await self._ask(http, window)
 
-    def _prompt(self, window: Window) -> Prompt:
-        if self.form.lead is None:
-            return window.ids
-        text = decode_behind(self._reader, window.ids[1:])
-        return self.form.lead + text[self.form.is_trimmed and text.startswith(" ") :]
+            return await asyncio.gather(*map(ask, windows))
 
-    def _checked(self, window: Window, found: PromptTokens) -> LossArray:
+    async def _ask(
+        self, http: httpx.AsyncClient, window: Window, retries: int | None = None
+    ) -> LossArray | Unscored:
+        """Ask for a window, again where the answer is not of its tokens."""
+        prompt: Prompt = window.ids
+        if not self.takes_ids:
+            text = self._decode(window.ids[1:])
+            if (
+                text.endswith(_PART)
+                and encode(self._reader.tokenizer, text).ids[-1] != window.ids[-1]
+            ):
+                return Unscored("a window of it ends within a character, which no text can express")
+            prompt = self._start_text() + text
+        body, reason = self._api.request(self._model, prompt), ""
+        for _ in range(_ATTEMPTS):
+            try:
+                answer = await self._client.ask(http, self._api.path, body, retries)
+            except RejectedError as error:
+                return Unscored(str(error))
+            try:
+                return self._checked(window, *self._api.read(answer))
+            except _MALFORMED as error:
+                reason = f"{type(error).__name__}: {error}"
+        return Unscored(f"the server does not answer with its losses ({reason})")
+
+    def _checked(
+        self, window: Window, losses: list[float], tokens: list[int | str | None]
+    ) -> LossArray:
         """Return the losses of a window; a ValueError where they are not of its tokens."""
         count = len(window.ids)
-        if len(found.losses) != count:
-            raise ValueError(f"{len(found.losses)} tokens instead of {count}")
+        if not len(losses) == len(tokens) == count:
+            raise ValueError(f"{len(losses)} tokens instead of {count}")
         for at in range(1, count):
-            expected = window.ids[at]
-            if found.ids and found.ids[at] != expected:
-                raise ValueError(f"token {at} has id {found.ids[at]}, not {expected}")
-            text = found.texts[at] if found.texts else None
-            if text is None or found.ids:
-                continue
-            ours = self._text(expected)
-            # Servers tell parts of a character in several ways.
-            if PART not in ours and _visible(text) != _visible(ours):
-                raise ValueError(f"token {at} is {text!r}, not {ours!r}")
-        if not self.takes_ids:
-            self._check_end(window)
-        losses = np.array(found.losses[count - window.scored :], np.float32)
-        if window.scored == count - 1:
-            losses = self.form.with_first(losses, self._text(window.ids[1]))
-        self.meter.tokens += len(losses)
-        return numbers(losses)
+            if not self._is_same(window.ids[at], tokens[at]):
+                raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
+        if not self.takes_ids and window.scored == count - 1:
+            losses[1] = self._first_loss(window.ids[1], losses[1])
+        scored = np.array(losses[count - window.scored :], np.float32)
+        if not (np.abs(scored) < _NO_LOSS_NATS).all():
+            raise ValueError("a token without a finite loss")
+        return scored
 
-    def _check_end(self, window: Window) -> None:
-        """Reject a window that ends within a character, for which a text has U+FFFD."""
-        text = decode_behind(self._reader, window.ids[1:])
-        is_in_doubt = text.endswith(PART)
-        if is_in_doubt and encode(self._reader.tokenizer, text).ids[-1] != window.ids[-1]:
-            raise UnaskableError("a window of it ends within a character, which no text can tell")
+    def _is_same(self, ours: int, theirs: int | str | None) -> bool:
+        if self.takes_ids:
+            return theirs == ours
+        text = self._decode([ours])
+        # Servers write parts of a character in several ways, and some drop spaces.
+        return _PART in text or _visible(str(theirs)) == _visible(text)
 
-    def _text(self, token: int) -> str:
-        if token not in self._texts:
-            self._texts[token] = decode_behind(self._reader, [token])
-        return self._texts[token]
+    def _first_loss(self, token: int, loss: float) -> float:
+        known = self._first.get(self._decode([token]), math.nan)
+        # llama-cpp-python shifts the losses by one where the start token is not the model's BOS.
+        if abs(loss - known) > _SAME_NATS:
+            raise ValueError(
+                f"the first token's loss is {loss:.3f}, and behind the start token {known:.3f}: "
+                "is the start token the model's BOS token?"
+            )
+        return known if math.isnan(loss) else loss
 
+    def _start_text(self) -> str:
+        return str(self._reader.tokenizer.decode([self._reader.start]))
 
-def decode_behind(reader: Reader, ids: Sequence[int]) -> str:
-    """Return the text of tokens behind the start token: alone, decoders trim their first space."""
-    decode, start = reader.tokenizer.decode, reader.start
-    return str(decode([start, *ids]))[len(decode([start])) :]
-
-
-def numbers(losses: LossArray) -> LossArray:
-    """Return losses that are numbers, all of them; a ValueError for others."""
-    bad = np.flatnonzero(~(np.abs(losses) < _NO_NUMBER_NATS))
-    if len(bad):
-        raise ValueError(f"no loss of {len(bad)} tokens, the first of them number {bad[0] + 1}")
-    return losses
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens behind the start token: alone, decoders trim a first space."""
+        decode, start = self._reader.tokenizer.decode, self._reader.start
+        return str(decode([start, *ids]))[len(str(decode([start]))) :]
 
 
 def _visible(text: str) -> str:
     """Return what servers agree upon of a token: not its spaces, nor parts of a character."""
-    return text.replace(PART, "").replace("\u2581", " ").strip()
-
-
-class _Meter:
-    """Tells the speed of a server, and the time that is left."""
-
-    def __init__(self, server: Server):
-        self._server = server
-        self.expected = self.tokens = self._requests = 0
-        self._started = self._told = time.monotonic()
-
-    def add(self) -> None:
-        """Count an answered request."""
-        now = time.monotonic()
-        self._requests += 1
-        if self._requests == _FIRST or now - self._told >= _LOG_S:
-            self._told, passed_s = now, now - self._started
-            left = max(0, self.expected - self._requests)
-            logger.info(
-                "%s of about %s requests, %s tokens per second, %s left, %s sent again",
-                *(f"{self._requests:,}", f"{self.expected:,}", f"{self.tokens / passed_s:,.0f}"),
-                *(duration(left * passed_s / self._requests), f"{self._server.asked_again:,}"),
-            )
+    return text.replace(_PART, "").replace("\u2581", " ").strip()

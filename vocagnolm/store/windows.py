@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.row_segments import segments_of
-from vocagnolm.store.store import LossArray
+from vocagnolm.store.format import LossArray
 from vocagnolm.token_loss import add_token_losses
 
 

@@ -1,4 +1,4 @@
-"""Alignment with stored teachers equals alignment with teachers that are at hand."""
+"""Alignment with stored teachers equals alignment with teachers that are online."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from vocagnolm.corpus import load_corpus
 from vocagnolm.data import MISSING, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, student_reader, teacher_reader
-from vocagnolm.store.reader import StoredReader
-from vocagnolm.store.store import Store, StoredSegment
+from vocagnolm.store.format import Store, StoredSegment
+from vocagnolm.store.read import StoredReader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Row = dict[str, Any]
@@ -251,7 +251,9 @@ def test_reading_stops_at_a_nonfinite_loss(tmp_path: Path) -> None:
     for name, bad in (("nan", np.nan), ("inf", np.inf)):
         segment = StoredSegment(0, 2, spans, np.array([1, bad], np.float32))
         reader = StoredReader([write_store(tmp_path / name, [("ab", segment)])])
-        with pytest.raises(ValueError, match=rf"{name} has losses that are not finite.*'ab'"):
+        with pytest.raises(
+            ValueError, match=rf"{name} is damaged .losses that are not finite.*'ab'"
+        ):
             reader.read(["ab"])
 
 

@@ -11,7 +11,7 @@ from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import MISSING
 from vocagnolm.readers import Guide, Reader, TeacherTokens
-from vocagnolm.store.store import LossArray, Store, StoredSegment
+from vocagnolm.store.format import LossArray, Store, StoredSegment
 from vocagnolm.texts.cutting import EMPTY
 from vocagnolm.texts.tokens import Spans, Tokens
 
@@ -38,11 +38,6 @@ class StoredReader(Guide):
     def fingerprint(self) -> str:
         """Return all that decides what is read here."""
         return "|".join(store.fingerprint() for store in self.stores)
-
-    def check(self) -> None:
-        """Verify the checksums of all stores."""
-        for store in self.stores:
-            store.check()
 
     def describe(self) -> list[str]:
         """Name each store, its teacher and its size."""

@@ -17,7 +17,14 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from vocagnolm.alignment import widen_spans
 from vocagnolm.packing import Blocks
 from vocagnolm.run.guard import Recorder
-from vocagnolm.store import codec, store
+from vocagnolm.store.format import (
+    LossArray,
+    LossDtype,
+    StoredSegment,
+    document_key,
+    finish_store,
+    write_shard,
+)
 from vocagnolm.texts.column import TEXT
 
 # Losses in memory, padding counted.
@@ -39,7 +46,7 @@ class LossRecorder(Recorder):
         corpus: datasets.Dataset,
         segments: datasets.Dataset,
         blocks: Blocks,
-        loss_dtype: codec.LossDtype,
+        loss_dtype: LossDtype,
         description: Mapping[str, object],
     ):
         self._directory, self._corpus, self._blocks = directory, corpus, blocks
@@ -71,7 +78,7 @@ class LossRecorder(Recorder):
         self.write(state.global_step)
         process.wait_for_everyone()
         if process.is_main_process and state.global_step >= state.max_steps:
-            store.finish_store(self._directory, store.written(self._directory), self._description)
+            finish_store(self._directory, self._description)
         process.wait_for_everyone()
 
     def write(self, step: int) -> None:
@@ -81,10 +88,10 @@ class LossRecorder(Recorder):
             segments = list(self._stored_segments())
             keys = b"".join(key for key, _ in segments)
             source = hashlib.sha256(keys).hexdigest()
-            store.write_shard(self._directory, number, segments, self._loss_dtype, source)
+            write_shard(self._directory, number, segments, self._loss_dtype, source)
             self._recorded = []
 
-    def _stored_segments(self) -> Iterator[tuple[bytes, store.StoredSegment]]:
+    def _stored_segments(self) -> Iterator[tuple[bytes, StoredSegment]]:
         for block_B, loss_BT in self._recorded:
             rows = loss_BT.float().cpu().numpy()
             for block, row in zip(block_B.tolist(), rows, strict=True):
@@ -104,10 +111,8 @@ class LossRecorder(Recorder):
                     yield self._stored(segment, row[at + 1 : end])
                     at = end
 
-    def _stored(
-        self, segment: Mapping[str, Any], losses: store.LossArray
-    ) -> tuple[bytes, store.StoredSegment]:
+    def _stored(self, segment: Mapping[str, Any], losses: LossArray) -> tuple[bytes, StoredSegment]:
         text = self._corpus[segment["document"]][TEXT]
         start, end = segment["start"], segment["end"]
         spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
-        return store.document_key(text), store.StoredSegment(start, end, spans, losses)
+        return document_key(text), StoredSegment(start, end, spans, losses)

@@ -21,17 +21,22 @@ from transformers import AutoTokenizer
 
 from vocagnolm.cli import Exit
 from vocagnolm.data import align_corpus
-from vocagnolm.host.manifest import MANIFEST_FILE
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import main as train
 from vocagnolm.run import parse as config
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
 from vocagnolm.run.watchers import describe_store, load_recorder
-from vocagnolm.store import recorder as recording
-from vocagnolm.store import store
-from vocagnolm.store.recorder import PROCESSES, LossRecorder
-from vocagnolm.store.store import Store, finish_store, written
+from vocagnolm.store import record as recording
+from vocagnolm.store.format import (
+    MANIFEST_FILE,
+    SHARDS,
+    Store,
+    finish_store,
+    read_manifest,
+    shard_name,
+)
+from vocagnolm.store.record import PROCESSES, LossRecorder
 
 BLOCK, STEPS = 64, 8
 EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not
@@ -88,7 +93,6 @@ def test_run_from_its_own_store_gives_its_weights(
     monkeypatch.setattr("vocagnolm.run.watchers._STORED_DTYPE", "float32")
     saving = f"--save_store={directory}"
     first = run(models, corpus, tmp_path / "a", f"--teacher={models['teacher']}", saving, *EPOCHS)
-    Store(directory).check()
     assert {path.suffix for path in directory.iterdir()} == {".arrow", ".json"}
     assert [path.name for path in directory.glob("*.json")] == [MANIFEST_FILE]
     second = run(models, corpus, tmp_path / "b", f"--teacher_losses={directory}", *EPOCHS)
@@ -149,10 +153,9 @@ def test_store_is_whole_after_a_resumed_run(
         patch.setattr(train.VocAgnoTrainer, "training_step", cut_off)
         status = Exit.INTERRUPTED if how == "exception" else Exit.STOPPED
         run(models, corpus, tmp_path / "run", *options, expected=status)
-    assert not (directory / MANIFEST_FILE).exists()
+    assert SHARDS not in read_manifest(directory)
     run(models, corpus, tmp_path / "run", *options)
     store = Store(directory)
-    store.check()
     texts = [json.loads(line)["text"] for line in corpus.read_text().splitlines()]
     assert all(store.segments(text) for text in texts)
 
@@ -198,9 +201,9 @@ def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:
     recorder.write(2)
     recorder.write(3)  # nothing is new
     shards = [path.name for path in sorted(tmp_path.glob("*.arrow"))]
-    assert shards == [store.shard_name(step * PROCESSES) for step in (1, 2)]
+    assert shards == [shard_name(step * PROCESSES) for step in (1, 2)]
     description = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
-    finish_store(tmp_path, written(tmp_path), description)
+    finish_store(tmp_path, description)
     found = Store(tmp_path)
     assert [one.losses.tolist() for one in found.segments("abcd") or []] == [[1, 2], [3, 4]]
     assert [one.losses.tolist() for one in found.segments("ef") or []] == [[5, 6]]
@@ -221,7 +224,7 @@ def test_losses_are_written_before_they_fill_the_memory(
     for at.global_step in (1, 2):
         recorder.add(torch.tensor([5]), torch.arange(7.0)[None])
         recorder.on_step_end(state=at, **begun)
-    shards = [store.shard_name(step * PROCESSES + 3) for step in (2, 3)]
+    shards = [shard_name(step * PROCESSES + 3) for step in (2, 3)]
     assert [path.name for path in tmp_path.glob("*.arrow")] == shards[:1]
     recorder.add(torch.tensor([6]), torch.arange(7.0)[None])
     for at.global_step, process.is_main_process in ((3, True), (4, False), (4, True)):

@@ -1,0 +1,432 @@
+"""The store's format: what it gives back, what a kill leaves of it, and how damage is found."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from score_world import contents
+from transformers import PreTrainedTokenizerFast
+
+from vocagnolm.spans import encode_batch
+from vocagnolm.store.format import (
+    MANIFEST_FILE,
+    SHARDS,
+    Store,
+    StoredSegment,
+    begin_store,
+    decode_spans,
+    document_key,
+    encode_spans,
+    find_faults,
+    finish_store,
+    is_written,
+    manifest_of,
+    shard_name,
+    write_shard,
+)
+
+TEXTS = ["first 😀", "b", "数学 2025", "first 😀", "another document", "x" * 300, "last"]
+TRAILING_ZERO = next(str(i) for i in itertools.count() if not document_key(str(i))[-1])
+
+
+# Spans
+
+
+@st.composite
+def gapless_spans(draw: Any) -> tuple[int, list[list[int]]]:
+    """A first character, and spans whose starts and ends never go back and leave no gap."""
+    start = draw(st.integers(0, 10_000))
+    spans: list[list[int]] = []
+    at, floor = start, start
+    for _ in range(draw(st.integers(0, 40))):
+        begin = at - draw(st.integers(0, min(at - floor, draw(st.sampled_from([0, 1, 300])))))
+        at += draw(st.one_of(st.integers(0, 5), st.integers(120, 135), st.just(70_000)))
+        spans.append([begin, at])
+        floor = begin
+    return start, spans
+
+
+@given(gapless_spans())
+@example((0, []))
+@example((5, [[5, 5]]))
+@example((0, [[0, 127], [126, 253], [253, 381]]))  # around the longest that a byte holds
+def test_spans_come_back_when_they_leave_no_gap(case: tuple[int, list[list[int]]]) -> None:
+    start, spans = case
+    array = np.array(spans, np.int64).reshape(-1, 2)
+    codes, exceptions = encode_spans(array, start)
+    assert codes.dtype == np.uint8
+    assert exceptions.dtype == np.int32
+    assert len(codes) == len(spans)
+    decoded = decode_spans(codes, exceptions, start, spans[-1][1] if spans else start)
+    assert decoded.dtype == np.int64
+    assert decoded.tolist() == spans
+    shape = [  # (length, overlap) of each token
+        (end - before, before - begin)
+        for (begin, end), before in zip(spans, [start, *array[:, 1].tolist()], strict=False)
+    ]
+    large = [
+        i for i, (length, overlap) in enumerate(shape) if 2 * length + overlap > 254 or overlap > 1
+    ]
+    assert exceptions[::3].tolist() == np.flatnonzero(codes == 255).tolist() == large
+
+
+@pytest.mark.parametrize("spans", [[[0, 2], [3, 4]], [[1, 2]], [[0, 3], [0, 2]]])
+def test_spans_with_a_gap_are_refused(spans: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="gap"):
+        encode_spans(np.array(spans), 0)
+
+
+@pytest.mark.parametrize(("codes", "end"), [([4, 6], 6), ([4, 6], 4), ([5, 6], 5)])
+def test_spans_that_do_not_cover_the_text_are_refused(codes: list[int], end: int) -> None:
+    none = np.empty(0, np.int32)
+    assert decode_spans(np.array([4, 6], np.uint8), none, 0, 5).tolist() == [[0, 2], [2, 5]]
+    with pytest.raises(ValueError, match="spans from"):
+        decode_spans(np.array(codes, np.uint8), none, 0, end)
+
+
+def test_spans_come_back_when_tokenizers_made_them(
+    tokenizers_by_family: dict[str, PreTrainedTokenizerFast],
+    fuzz_texts: Callable[..., list[str]],
+) -> None:
+    tokens = 0
+    for tokenizer in tokenizers_by_family.values():
+        for encoding in encode_batch(tokenizer, fuzz_texts(300, seed=7)):
+            codes, exceptions = encode_spans(encoding.spans, 0)
+            end = encoding.spans[-1, 1] if len(encoding.spans) else 0
+            assert np.array_equal(decode_spans(codes, exceptions, 0, end), encoding.spans)
+            tokens += len(codes)
+    assert tokens > 10_000
+
+
+def test_token_takes_about_three_bytes(tmp_path: Path) -> None:
+    texts = [f"{number} {'x' * 500}" for number in range(40)]
+    rows = [row for text in texts for row in segments_of(text, [], 0)]
+    write_shard(tmp_path, 0, rows, "float16", "source")
+    size = (tmp_path / shard_name(0)).stat().st_size
+    assert 3.0 < size / sum(map(len, texts)) < 3.25
+
+
+# Stores
+
+
+def segments_of(text: str, cuts: Sequence[int], seed: int) -> list[tuple[bytes, StoredSegment]]:
+    """A document in segments, a token per character, with made-up losses that float16 holds."""
+    rng = np.random.default_rng([seed, len(text)])
+    found = []
+    for start, end in itertools.pairwise([0, *cuts, len(text)]):
+        spans = np.stack([np.arange(start, end), np.arange(start, end) + 1], axis=-1)
+        losses = rng.random(end - start).astype(np.float16).astype(np.float32)
+        found.append((document_key(text), StoredSegment(start, end, spans, losses)))
+    return found
+
+
+def about(seed: int) -> dict[str, Any]:
+    """The least that the manifest of a store says."""
+    return {"teacher": f"teacher {seed}", "tokenizer_sha256": "", "context": 99}
+
+
+def make_store(
+    directory: Path, texts: Sequence[str] = TEXTS, *, seed: int = 0, **description: Any
+) -> Path:
+    """A store of shards of three documents; those of more than five characters are cut."""
+    directory.mkdir(parents=True, exist_ok=True)
+    shards = [texts[first : first + 3] for first in range(0, len(texts), 3)]
+    for number, shard in enumerate(shards):
+        segments = [
+            segment for text in shard for segment in segments_of(text, [5] * (len(text) > 5), seed)
+        ]
+        write_shard(directory, number, segments, "float16", f"source {number}")
+    finish_store(directory, about(seed) | description)
+    return directory
+
+
+def as_lists(segments: Sequence[StoredSegment] | None) -> list[Any]:
+    assert segments is not None
+    return [(s.start, s.end, s.spans.tolist(), s.losses.tolist()) for s in segments]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished store; read-only by agreement."""
+    return make_store(tmp_path_factory.mktemp("store") / "S")
+
+
+def test_store_gives_back_what_was_written(finished: Path) -> None:
+    assert list(contents(finished)) == [
+        "manifest.json", *(shard_name(number) for number in range(3))
+    ]  # fmt: skip
+    opened = Store(finished)
+    for text in TEXTS:
+        expected = [segment for _, segment in segments_of(text, [5] * (len(text) > 5), 0)]
+        assert as_lists(opened.segments(text)) == as_lists(expected)
+    assert opened.segments("absent") is None
+    assert opened.segments("") is None
+    manifest = opened.manifest
+    assert (manifest["documents"], manifest["segments"]) == (7, 12)
+    assert manifest["tokens"] == sum(map(len, TEXTS))
+    assert manifest["teacher"] == "teacher 0"
+
+
+def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
+    """NumPy takes zeros at the end of a string for none."""
+    opened = Store(make_store(tmp_path / "S", [TRAILING_ZERO, "another"]))
+    assert as_lists(opened.segments(TRAILING_ZERO))
+
+
+def test_document_without_all_segments_is_absent(tmp_path: Path) -> None:
+    tail = segments_of("a whole document", [4, 9], 0)[1:]
+    write_shard(tmp_path, 0, tail, "float16", "")
+    finish_store(tmp_path, about(0))
+    assert Store(tmp_path).segments("a whole document") is None
+
+
+@pytest.mark.parametrize("shards", [0, 1, 2])
+def test_empty_shards_hold_no_documents(tmp_path: Path, shards: int) -> None:
+    for number in range(shards):
+        write_shard(tmp_path, number, [], "float16", "")
+    finish_store(tmp_path, about(0))
+    opened = Store(tmp_path)
+    assert opened.manifest["tokens"] == 0
+    assert opened.segments("text") is None
+
+
+def test_stored_document_without_tokens_is_found(tmp_path: Path) -> None:
+    empty = StoredSegment(0, 4, np.empty((0, 2), np.int64), np.empty(0, np.float32))
+    write_shard(tmp_path, 0, [(document_key("text"), empty)], "float16", "")
+    finish_store(tmp_path, about(0))
+    assert as_lists(Store(tmp_path).segments("text")) == [(0, 4, [], [])]
+
+
+def test_documents_without_tokens_are_counted(tmp_path: Path) -> None:
+    none = np.empty((0, 2), np.int64), np.empty(0, np.float32)
+    empty = [(document_key(text), StoredSegment(0, 1, *none)) for text in "ab"]
+    write_shard(tmp_path, 0, [*segments_of("text", [2], 0), *empty], "float16", "")
+    finish_store(tmp_path, about(0))
+    manifest = Store(tmp_path).manifest
+    assert (manifest["documents"], manifest["unscored"]) == (3, 2)
+
+
+def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path: Path) -> None:
+    files = sorted(map(str, finished.glob("*.arrow")))
+    rows = datasets.load_dataset("arrow", data_files=files, split="train", cache_dir=str(tmp_path))
+    assert len(rows) == 12
+    assert rows.column_names == ["document", "start", "end", "codes", "exceptions", "losses"]
+    assert sum(map(len, rows["losses"])) == sum(map(len, TEXTS))
+    assert rows[0]["document"] == document_key(TEXTS[0])
+
+
+# Writing
+
+
+def test_shard_stays_when_another_job_was_first(tmp_path: Path) -> None:
+    first, second = (segments_of("text", [], seed) for seed in (0, 1))
+    path = tmp_path / shard_name(0)
+    write_shard(tmp_path, 0, first, "float32", "source", replace=False)
+    before = path.read_bytes()
+    write_shard(tmp_path, 0, second, "float32", "source", replace=False)
+    assert path.read_bytes() == before
+    write_shard(tmp_path, 0, second, "float32", "source")
+    assert path.read_bytes() != before
+
+
+def test_shard_stays_when_there_are_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    test_shard_stays_when_another_job_was_first(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("at", ["before the link", "after the link"])
+def test_finished_store_stays_when_another_job_is_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    make_store(tmp_path)
+    before, link = contents(tmp_path), os.link
+
+    def link_late(source: Any, target: Any) -> None:
+        if at == "before the link":  # the first job ends, and removes the other one's file
+            finish_store(tmp_path, about(0))
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_late)
+    late = segments_of(TEXTS[0], [], seed=9)
+    write_shard(tmp_path, 0, late, "float16", "source 0", replace=False)
+    begin_store(tmp_path, about(1))
+    finish_store(tmp_path, about(0))
+    assert contents(tmp_path) == before
+
+
+def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
+    assert not is_written(tmp_path, 0, "source")
+    write_shard(tmp_path, 0, segments_of("text", [], 0), "float16", "source")
+    assert is_written(tmp_path, 0, "source")
+    with pytest.raises(ValueError, match=r"shard-00000\.arrow is made of other documents"):
+        is_written(tmp_path, 0, "another")
+    (tmp_path / shard_name(0)).write_bytes(b"no shard")
+    with pytest.raises(ValueError, match=r"shard-00000\.arrow is damaged.*: delete it"):
+        is_written(tmp_path, 0, "source")
+
+
+class Killed(BaseException):
+    """Ends what runs as SIGKILL would: nobody catches it, and no code of the package ends it."""
+
+
+class Killer:
+    """Counts what changes a directory, and kills before or after one of those operations."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int, *, before: bool):
+        self.operations = 0
+        self._at, self._before = at, before
+        self._undo = monkeypatch
+        self._wrap(os, "link")
+        self._wrap(os, "fsync")
+        for name in ("replace", "unlink", "open"):
+            self._wrap(Path, name)
+
+    def _wrap(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name) if name != "fsync" else int  # which would take long
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if name == "open" and "w" not in str(args[1:]):
+                return original(*args, **kwargs)
+            self.operations += 1
+            is_last = self.operations == self._at
+            if is_last and self._before:
+                raise Killed
+            result = original(*args, **kwargs)
+            if is_last:
+                raise Killed
+            return result
+
+        self._undo.setattr(owner, name, wrapped)
+
+
+def score_all(directory: Path) -> list[int]:
+    """What a scoring job does with the store; gives the shards that it wrote."""
+    begin_store(directory, about(0))
+    wrote = []
+    for number in range(3):
+        if not is_written(directory, number, f"source {number}"):
+            wrote.append(number)
+            segments = segments_of(f"text {number}", [], 0)
+            source = f"source {number}"
+            write_shard(directory, number, segments, "float16", source, replace=False)
+    finish_store(directory, about(0))
+    return wrote
+
+
+def test_store_is_the_same_when_writing_was_killed(tmp_path: Path) -> None:
+    """Exhaustive: before and after every operation on the directory, until none is left."""
+    assert score_all(tmp_path / "whole") == [0, 1, 2]
+    expected = contents(tmp_path / "whole")
+    for step in itertools.count(2):
+        at, before = step // 2, step % 2 == 0
+        directory = tmp_path / f"{at} {before}"
+        with pytest.MonkeyPatch.context() as patch:
+            killer = Killer(patch, at, before=before)
+            try:
+                score_all(directory)
+            except Killed:
+                pass
+            else:
+                assert killer.operations < at
+                break
+        visible = {path.name for path in directory.glob("*.arrow")}
+        for name in visible:  # whole, or not there
+            assert (directory / name).read_bytes() == expected[name]
+        assert not {shard_name(number) for number in score_all(directory)} & visible
+        assert contents(directory) == expected
+        assert not list(directory.glob(".shard-*"))
+    assert at > 15
+
+
+# Damage
+
+
+def flip_a_bit(rng: random.Random, path: Path, _: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(rng: random.Random, path: Path, _: Path) -> None:
+    path.write_bytes(path.read_bytes()[: rng.randrange(path.stat().st_size)])
+
+
+def append(rng: random.Random, path: Path, _: Path) -> None:
+    path.write_bytes(path.read_bytes() + rng.choice([b"\x00", b"\n", rng.randbytes(99)]))
+
+
+def delete(rng: random.Random, path: Path, _: Path) -> None:
+    path.unlink()
+
+
+def take_anothers(rng: random.Random, path: Path, other: Path) -> None:
+    shutil.copyfile(other / path.name, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "times"),
+    [(flip_a_bit, 300), (truncate, 50), (append, 20), (delete, 5), (take_anothers, 5)],
+)
+def test_verify_finds_any_damaged_byte(
+    finished: Path, tmp_path: Path, damage: Callable[..., None], times: int
+) -> None:
+    rng, other = random.Random(damage.__name__), make_store(tmp_path / "other", seed=1)
+    directory = tmp_path / "S"
+    shutil.copytree(finished, directory)
+    shards = manifest_of(directory)[SHARDS]
+    for _ in range(times):
+        path = rng.choice(sorted(directory.glob("*.arrow")))
+        good = path.read_bytes()
+        damage(rng, path, other)
+        assert list(find_faults(directory, shards, by_hash=True)) == [path.name]
+        if damage in (truncate, append, delete):
+            with pytest.raises(ValueError, match=f"damaged, 1 of 3 shards: {path.name} (is|has)"):
+                Store(directory)
+        path.write_bytes(good)
+    assert not find_faults(directory, shards, by_hash=True)
+
+
+def test_unfinished_and_strange_manifests_are_no_store(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no finished teacher-loss store.*vocagnolm score"):
+        Store(tmp_path)
+    begin_store(tmp_path, about(0))
+    with pytest.raises(ValueError, match="no finished teacher-loss store"):
+        Store(tmp_path)
+    make_store(tmp_path)
+    path = tmp_path / MANIFEST_FILE
+    content = path.read_text()
+    for old, new, message in (
+        ('"format": 1', '"format": 2', "has format 2, not 1"),
+        ("shard-00001", "../shard-00001", "names ../shard-00001.arrow, which is a path"),
+        ("{", "", "is no JSON"),
+    ):
+        path.write_text(content.replace(old, new, 1))
+        with pytest.raises(ValueError, match=message):
+            Store(tmp_path)
+
+
+def test_document_is_absent_when_its_text_was_changed(finished: Path) -> None:
+    opened, rng = Store(finished), random.Random(0)
+    for _ in range(200):
+        text = rng.choice(TEXTS)
+        at = rng.randrange(len(text))
+        other = rng.choice(["", "é", " ", text[at] * 2, text[at].swapcase() + "\u0308"])
+        changed = text[:at] + other + text[at + 1 :]
+        assert (opened.segments(changed) is None) == (changed not in TEXTS)

@@ -1,0 +1,354 @@
+"""The teacher-loss store: a teacher's loss on every token of a corpus, tied to characters.
+
+A store is a directory of Arrow files (`shard-00000.arrow`, ...), a row per segment of a document,
+and `manifest.json`, which names the teacher, says how documents were read, and lists the size and
+the SHA-256 of every shard. The manifest of an unfinished store lists no shards: it holds the
+settings that every job must share.
+
+A token takes about three bytes: its loss as float16, and one byte for the characters it covers. Any
+student with any tokenizer can be guided by it. Tokenizers and models are unknown here: character
+spans and losses enter and leave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from vocagnolm.io import ASIDE, JsonObject, file_sha256, read_json, write_file, write_json
+from vocagnolm.texts.tokens import Spans
+
+MANIFEST_FILE, SHARDS = "manifest.json", "shards"
+LossDtype = Literal["float16", "float32"]
+LossArray = npt.NDArray[np.float32]
+# Increase when stores written now cannot be read like those written before.
+_FORMAT = 1
+_KEY_BYTES = 16
+_COUNTS = ("documents", "segments", "tokens", "unscored")
+# A loss is a negative logarithm of a probability, apart from rounding.
+_BELOW_ZERO = -0.01
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class StoredSegment:
+    """N tokens of the teacher in the characters [start, end) of a document.
+
+    Their spans [N, 2] count the document's characters and leave no gap; losses are float32 [N].
+    """
+
+    start: int
+    end: int
+    spans: Spans
+    losses: LossArray
+
+
+def document_key(text: str) -> bytes:
+    """Return the key of a document: the first 16 bytes of the SHA-256 of its UTF-8 text."""
+    return hashlib.sha256(text.encode()).digest()[:_KEY_BYTES]
+
+
+# -- Spans in one byte per token ---------------------------------------------------------------
+
+# Ends never decrease and no character lies between two tokens, so a token is known from the end of
+# the one before: by the characters it goes beyond it (length), and those it shares (overlap).
+#
+#     characters    0   1   2   3   4   5
+#     token 0       [-------)                 length 2, overlap 0   code 2 * 2 + 0 = 4
+#     token 1               [---)             length 1, overlap 0   code 2
+#     token 2               [---)             length 0, overlap 1   code 1: a byte of an emoji
+#     token 3                   [-------)     length 2, overlap 0   code 4
+#
+# An overlap above 1, or a length above 126, is rare: its code is 255, and both are listed apart.
+_ESCAPE = 255
+
+
+def encode_spans(spans: Spans, start: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+    """Encode spans that leave no gap as a byte per token, and a list of the few that need more.
+
+    Takes spans [N, 2], starts and ends non-decreasing, that begin at the character `start`; returns
+    codes, uint8 [N], 2 x length + overlap, and for every code 255 its index, length and overlap,
+    int32 [3 M].
+
+    >>> codes, exceptions = encode_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 400]]), 0)
+    >>> codes.tolist(), exceptions.tolist()
+    ([4, 2, 1, 255], [3, 397, 0])
+    """
+    before = np.concatenate([[start], spans[:-1, 1]])
+    length, overlap = spans[:, 1] - before, before - spans[:, 0]
+    if min(length.min(initial=0), overlap.min(initial=0)) < 0:
+        raise ValueError("spans leave a gap, or decrease")
+    codes = 2 * length + overlap
+    is_exception = (overlap > 1) | (codes >= _ESCAPE)
+    where = np.flatnonzero(is_exception)
+    exceptions = np.stack([where, length[where], overlap[where]], axis=-1).ravel()
+    return np.where(is_exception, _ESCAPE, codes).astype(np.uint8), exceptions.astype(np.int32)
+
+
+def decode_spans(
+    codes: npt.NDArray[np.uint8], exceptions: npt.NDArray[np.int32], start: int, end: int
+) -> Spans:
+    """Invert `encode_spans`; int64 [N, 2]. A ValueError where they do not cover [start, end)."""
+    length, overlap = (codes >> 1).astype(np.int64), (codes & 1).astype(np.int64)
+    where = exceptions[::3]
+    length[where], overlap[where] = exceptions[1::3], exceptions[2::3]
+    ends = start + np.cumsum(length)
+    # The token before ends at `ends - length`; this one begins `overlap` characters earlier.
+    spans = np.stack([ends - length - overlap, ends], axis=-1)
+    if len(spans) and not (spans[0, 0] == start and spans[-1, 1] == end):
+        raise ValueError(f"spans from {spans[0, 0]} to {spans[-1, 1]} of a text [{start}, {end})")
+    return spans
+
+
+# -- Writing -----------------------------------------------------------------------------------
+
+
+def write_shard(
+    directory: Path,
+    number: int,
+    segments: Iterable[tuple[bytes, StoredSegment]],
+    loss_dtype: LossDtype,
+    source: str,
+    *,
+    replace: bool = True,
+) -> None:
+    """Write a shard completely or not at all.
+
+    Takes the keys of documents with their segments, in the order of the corpus. `source` identifies
+    the texts that they come from, for `is_written`. Without `replace`, a shard that another job has
+    written meanwhile is kept.
+    """
+    schema = pa.schema(
+        {
+            "document": pa.binary(_KEY_BYTES),
+            "start": pa.int32(),
+            "end": pa.int32(),
+            # All tokens of a segment are one value.
+            "codes": pa.list_(pa.uint8()),
+            "exceptions": pa.list_(pa.int32()),
+            "losses": pa.list_(pa.from_numpy_dtype(loss_dtype)),
+        },
+        {"source": source},
+    )
+    rows = []
+    for key, segment in segments:
+        codes, exceptions = encode_spans(segment.spans, segment.start)
+        losses = segment.losses.astype(loss_dtype)
+        row = (key, segment.start, segment.end, codes, exceptions, losses)
+        rows.append(dict(zip(schema.names, row, strict=True)))
+    table = pa.Table.from_pylist(rows, schema)
+
+    def write(sink: BinaryIO) -> None:
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_table(table, max_chunksize=1024)
+
+    write_file(directory / shard_name(number), write, replace=replace)
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{number:05}.arrow"
+
+
+def is_written(directory: Path, number: int, source: str) -> bool:
+    """Return True if a shard exists; a ValueError if it is of other texts, or cannot be read."""
+    path = directory / shard_name(number)
+    if not path.exists():
+        return False
+    if _read_shard(path).schema.metadata[b"source"].decode() != source:
+        raise ValueError(
+            f"{path} is made of other documents than the corpus has now: give another directory, "
+            "or the corpus that it was made of"
+        )
+    return True
+
+
+def begin_store(directory: Path, plan: Mapping[str, object], *, replace: bool = False) -> None:
+    """Write the manifest of an unfinished store; without `replace`, another job's is kept."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / MANIFEST_FILE, {"format": _FORMAT, **plan}, replace=replace)
+
+
+def finish_store(directory: Path, description: Mapping[str, object]) -> None:
+    """Write the manifest of a finished store, once all its shards are written.
+
+    The description names teacher, tokenizer, segmentation and versions.
+    """
+    # Shards of later steps have longer numbers.
+    paths = sorted(directory.glob("shard-*.arrow"), key=lambda path: (len(path.name), path.name))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        shards = list(pool.map(_describe, paths))
+    totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
+    # What killed jobs left; a job that is writing a shard finds it written.
+    for path in directory.glob(f".shard-*{ASIDE}"):
+        path.unlink(missing_ok=True)
+    content = {"format": _FORMAT, **description, **totals, SHARDS: shards}
+    write_json(directory / MANIFEST_FILE, content)
+
+
+def _describe(path: Path) -> JsonObject:
+    table = _read_shard(path)
+    keys, tokens = table["document"], pc.list_value_length(table["losses"])
+    documents = pc.count_distinct(keys).as_py()
+    return {
+        "file": path.name,
+        "sha256": file_sha256(path),
+        "bytes": path.stat().st_size,
+        "documents": documents,
+        "segments": len(table),
+        "tokens": pc.sum(tokens).as_py() or 0,
+        "unscored": documents - pc.count_distinct(keys.filter(pc.greater(tokens, 0))).as_py(),
+    }
+
+
+def _read_shard(path: Path) -> pa.Table:
+    """Map a shard: processes share its pages, and nothing is read before it is needed."""
+    try:
+        return pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
+    except pa.ArrowException as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): delete it, and run the same command again"
+        ) from error
+
+
+# -- Reading -----------------------------------------------------------------------------------
+
+
+def read_manifest(directory: Path) -> JsonObject:
+    """Read the manifest of a store, finished or not; empty if there is none."""
+    path = directory / MANIFEST_FILE
+    manifest = read_json(path) if path.exists() else {}
+    if manifest and manifest.get("format") != _FORMAT:
+        raise ValueError(f"{path} has format {manifest.get('format')!r}, not {_FORMAT}")
+    return manifest
+
+
+def manifest_of(directory: Path) -> JsonObject:
+    """Read the manifest of a finished store; a ValueError for anything else."""
+    manifest = read_manifest(directory)
+    if SHARDS not in manifest:
+        raise ValueError(
+            f"{directory} is no finished teacher-loss store: finish it with the command that began "
+            "it, or make one with `vocagnolm score`"
+        )
+    for entry in manifest[SHARDS]:
+        if Path(entry["file"]).name != entry["file"]:
+            raise ValueError(f"{directory / MANIFEST_FILE} names {entry['file']}, which is a path")
+    return manifest
+
+
+def find_faults(
+    directory: Path, shards: Sequence[JsonObject], *, by_hash: bool = False
+) -> dict[str, str]:
+    """Return what is wrong with the shards of a manifest, by file: their sizes or every byte."""
+
+    def fault(entry: JsonObject) -> str | None:
+        path = directory / entry["file"]
+        if not path.is_file():
+            return "is missing"
+        if (size := path.stat().st_size) != entry["bytes"]:
+            return f"has {size:,} bytes instead of {entry['bytes']:,}"
+        if by_hash and file_sha256(path) != entry["sha256"]:
+            return "does not match its checksum"
+        return None
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = zip(shards, pool.map(fault, shards), strict=True)
+        return {entry["file"]: reason for entry, reason in found if reason}
+
+
+class Store:
+    """A finished store, memory-mapped, by document."""
+
+    def __init__(self, directory: str | Path):
+        self.directory = Path(directory)
+        self.manifest = manifest_of(self.directory)
+        if faults := find_faults(self.directory, self.manifest[SHARDS]):
+            shown = "; ".join(f"{file} {fault}" for file, fault in list(faults.items())[:10])
+            raise ValueError(
+                f"the teacher-loss store {directory} is damaged, {len(faults)} of "
+                f"{len(self.manifest[SHARDS])} shards: {shown}; delete them, and run the command "
+                "that made it again"
+            )
+        self._batches: list[pa.RecordBatch] = []
+
+    def fingerprint(self) -> str:
+        """Return a name of the content."""
+        return hashlib.sha256(json.dumps(self.manifest, sort_keys=True).encode()).hexdigest()
+
+    def segments(self, text: str) -> list[StoredSegment] | None:
+        """Return the segments of a document, in order; None if some of it is missing."""
+        try:
+            found = sorted(self._rows_of(document_key(text)), key=lambda segment: segment.start)
+        except ValueError as error:
+            raise ValueError(
+                f"the teacher-loss store {self.directory} is damaged ({error}) at the document "
+                f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
+            ) from error
+        whole, at = [], 0
+        for segment in found:
+            # A document that the corpus has twice is stored twice: take each segment once.
+            if segment.start == at:
+                whole.append(segment)
+                at = segment.end
+        return whole if whole and at == len(text) else None
+
+    def _rows_of(self, key: bytes) -> Iterator[StoredSegment]:
+        """Read all rows of a document, in any order."""
+        if not self._batches:
+            self._open()
+        first, last = (np.searchsorted(self._keys, key, side=s) for s in ("left", "right"))
+        for row in self._rows[first:last]:
+            yield self._segment(row)
+
+    def _open(self) -> None:
+        """Map the shards and sort the keys: 24 bytes of memory per segment.
+
+        Rows are counted through all batches of all shards:
+
+            batch    |     0     |    1    |  2  |
+            row      | 0 1 2 3 4 | 5 6 7 8 | 9 10|
+            _ends              5         9     11
+            _keys    sorted; `_rows` has the row of each
+        """
+        tables = [_read_shard(self.directory / entry["file"]) for entry in self.manifest[SHARDS]]
+        self._batches = [batch for table in tables for batch in table.to_batches() if len(batch)]
+        # The second buffer of a column of fixed width holds its values, concatenated.
+        keys = [
+            np.frombuffer(batch.column("document").buffers()[1], "S16", len(batch))
+            for batch in self._batches
+        ]
+        self._ends = np.cumsum([len(batch) for batch in self._batches])
+        unsorted = np.concatenate([*keys, np.empty(0, "S16")])
+        self._rows = np.argsort(unsorted, kind="stable")
+        self._keys = unsorted[self._rows]
+
+    def _segment(self, row: int) -> StoredSegment:
+        """Read a row: of the first batch that ends behind it, counted from that batch's start."""
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        batch = self._batches[number]
+        at = row - (int(self._ends[number]) - len(batch))
+        start, end = (batch.column(name)[at].as_py() for name in ("start", "end"))
+        codes, exceptions, losses = (
+            batch.column(name)[at].values.to_numpy() for name in ("codes", "exceptions", "losses")
+        )
+        if len(codes) != len(losses):
+            raise ValueError(f"{len(losses)} losses of {len(codes)} tokens")
+        if not (np.isfinite(losses).all() and losses.min(initial=0) > _BELOW_ZERO):
+            raise ValueError("losses that are not finite, or below zero")
+        spans = decode_spans(codes, exceptions, start, end)
+        return StoredSegment(start, end, spans, losses.astype(np.float32))
+
+    def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
+        # Another process maps the files itself.
+        return Store, (self.directory,)
