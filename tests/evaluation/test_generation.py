@@ -79,12 +79,12 @@ def decoding_of(tokenizer: Any, stops: Sequence[str] = STOPS, context: int = NO_
 def test_encode_says_how_many_and_how_long(tokenizer: Tokenizer) -> None:
     prompts = ["a", "1 + 2 = 3 and so on", "1 + 2 = 3"]
     lengths = [len(tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    assert decoding_of(tokenizer, context=max(lengths) + 1).encode(prompts)
+    assert decoding_of(tokenizer, context=max(lengths) + 1).rows(prompts)
     message = (
         rf"1 of 3 prompts .* longest has {max(lengths)} tokens .* context holds {max(lengths)};"
     )
     with pytest.raises(ValueError, match=message):
-        decoding_of(tokenizer, context=max(lengths)).encode(prompts)
+        decoding_of(tokenizer, context=max(lengths)).rows(prompts)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,9 @@ def test_finish_reason_is_the_rule_that_ended_it(
             return "".join(map(str, ids))
 
     decoding = Decoding(Digits(), stops, 8, 20, frozenset({9}))
-    completion = decoding.completion(3, n_prompt, ids)
+    row = Row(3, [0] * n_prompt, decoding)
+    row.new = ids
+    completion = row.completion()
     text = "" if stops else "".join(map(str, ids))
     assert completion == Completion(3, text, n_prompt, len(ids), expected)  # type: ignore[arg-type]
 

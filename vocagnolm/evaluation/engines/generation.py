@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.chat import Chat
 
+# A stop string, an end-of-text token, `max_new_tokens` were generated, the context is full.
 FinishReason = Literal["stop", "eos", "length", "context"]
 # Stands for bytes that are no character, such as half of one.
 _UNDECODABLE = "\ufffd"
@@ -30,41 +31,7 @@ class Completion:
     n_prompt_tokens: int
     # The end-of-text token or those of the stop string included.
     n_new_tokens: int
-    # A stop string, an end-of-text token, `max_new_tokens` were generated, the context is full.
     finish_reason: FinishReason
-
-
-def shared_length(sequences: Sequence[list[int]]) -> int:
-    """Count the tokens that all sequences begin with.
-
-    >>> shared_length([[1, 2, 3], [1, 2, 4], [1, 2]])
-    2
-    """
-    # In sorted order, the first and the last differ first where any two do.
-    first, last = min(sequences), max(sequences)
-    for count, (one, other) in enumerate(zip(first, last, strict=False)):
-        if one != other:
-            return count
-    return len(first)
-
-
-def cut(text: str, stops: Sequence[str]) -> str:
-    r"""Cut a text before the first occurrence of any stop string, and strip it.
-
-    >>> cut(" 7.\n\nProblem: 1 + 1\n\nQuestion: 2", ["\n\nQuestion:", "\n\nProblem:"])
-    '7.'
-    """
-    found = [at for stop in stops if (at := text.find(stop)) >= 0]
-    return text[: min(found, default=len(text))].strip()
-
-
-def end_of_text_ids(
-    config: GenerationConfig, tokenizer: Tokenizer, chat: Chat | None = None
-) -> frozenset[int]:
-    """Collect the ids that end a text: of the generation config, the tokenizer and the template."""
-    ids = config.eos_token_id
-    own = {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
-    return frozenset(own | (chat.end_ids if chat else set()))
 
 
 @dataclass(frozen=True)
@@ -80,24 +47,20 @@ class Decoding:
     # A chat template has written them already.
     add_special_tokens: bool = True
 
-    def encode(self, prompts: Sequence[str]) -> list[list[int]]:
+    def rows(self, prompts: Sequence[str]) -> "list[Row]":
         """Tokenize each prompt; a ValueError where one leaves no room for a completion."""
         if not prompts:
             return []
         options = {"verbose": False, "add_special_tokens": self.add_special_tokens}
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
-        lengths = list(map(len, encoded))
-        if too_long := sum(self.cap(length) < 1 for length in lengths):
+        rows = [Row(index, ids, self) for index, ids in enumerate(encoded)]
+        if too_long := sum(row.room < 1 for row in rows):
             raise ValueError(
-                f"{too_long} of {len(prompts)} prompts leave no room for a completion: the longest "
-                f"has {max(lengths)} tokens and the model's context holds {self.context}; use "
-                "fewer examples, or a model with a longer context"
+                f"{too_long} of {len(rows)} prompts leave no room for a completion: the longest "
+                f"has {max(map(len, rows))} tokens and the model's context holds {self.context}; "
+                "use fewer examples, or a model with a longer context"
             )
-        return encoded
-
-    def cap(self, n_prompt_tokens: int) -> int:
-        """Limit the tokens that may follow a prompt of so many."""
-        return min(self.max_new_tokens, self.context - n_prompt_tokens)
+        return rows
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn generated ids into text, without special tokens."""
@@ -107,19 +70,6 @@ class Decoding:
     def has_stop(self, text: str) -> bool:
         """True if a stop string occurs in a text."""
         return any(stop in text for stop in self.stops)
-
-    def completion(self, index: int, n_prompt_tokens: int, ids: Sequence[int]) -> Completion:
-        """Build the completion from the generated ids."""
-        text = self.decode(ids)
-        reason: FinishReason = "stop"
-        if not self.has_stop(text):
-            if ids and ids[-1] in self.eos_ids:
-                reason = "eos"
-            elif len(ids) == self.max_new_tokens:
-                reason = "length"
-            elif len(ids) == self.cap(n_prompt_tokens):
-                reason = "context"
-        return Completion(index, cut(text, self.stops), n_prompt_tokens, len(ids), reason)
 
 
 class Row:
@@ -141,6 +91,7 @@ class Row:
         self.new: list[int] = []
         self.is_finished = False
         self._decoding = decoding
+        self._most = min(decoding.max_new_tokens, decoding.context - len(prompt))
         self._longest_stop = max(map(len, decoding.stops), default=0)
         self._anchor = 0
 
@@ -150,15 +101,18 @@ class Row:
     @property
     def room(self) -> int:
         """Tokens that may still follow."""
-        return self._decoding.cap(len(self.prompt)) - len(self.new)
+        return self._most - len(self.new)
 
     def append(self, token: int) -> None:
         """Add a token, and see whether the completion ends with it."""
         self.new.append(token)
-        has_stop = self._longest_stop and self._completes_a_stop()
-        self.is_finished = bool(has_stop) or token in self._decoding.eos_ids or not self.room
+        self.is_finished = (
+            token in self._decoding.eos_ids or not self.room or self._completes_a_stop()
+        )
 
     def _completes_a_stop(self) -> bool:
+        if not self._longest_stop:
+            return False
         text = self._decoding.decode(self.new[self._anchor :])
         # A token is mostly one character or more: nothing of an unfinished stop string is lost.
         distance = self._longest_stop + 4
@@ -171,4 +125,46 @@ class Row:
 
     def completion(self) -> Completion:
         """Build the completion from the tokens."""
-        return self._decoding.completion(self.index, len(self.prompt), self.new)
+        text, stops = self._decoding.decode(self.new), self._decoding.stops
+        reason: FinishReason = "stop"
+        if not self._decoding.has_stop(text):
+            if self.new and self.new[-1] in self._decoding.eos_ids:
+                reason = "eos"
+            elif len(self.new) == self._decoding.max_new_tokens:
+                reason = "length"
+            elif not self.room:
+                reason = "context"
+        return Completion(self.index, cut(text, stops), len(self.prompt), len(self.new), reason)
+
+
+def cut(text: str, stops: Sequence[str]) -> str:
+    r"""Cut a text before the first occurrence of any stop string, and strip it.
+
+    >>> cut(" 7.\n\nProblem: 1 + 1\n\nQuestion: 2", ["\n\nQuestion:", "\n\nProblem:"])
+    '7.'
+    """
+    found = [at for stop in stops if (at := text.find(stop)) >= 0]
+    return text[: min(found, default=len(text))].strip()
+
+
+def shared_length(sequences: Sequence[list[int]]) -> int:
+    """Count the tokens that all sequences begin with.
+
+    >>> shared_length([[1, 2, 3], [1, 2, 4], [1, 2]])
+    2
+    """
+    # In sorted order, the first and the last differ first where any two do.
+    first, last = min(sequences), max(sequences)
+    for count, (one, other) in enumerate(zip(first, last, strict=False)):
+        if one != other:
+            return count
+    return len(first)
+
+
+def end_of_text_ids(
+    config: GenerationConfig, tokenizer: Tokenizer, chat: Chat | None = None
+) -> frozenset[int]:
+    """Collect the ids that end a text: of the generation config, the tokenizer and the template."""
+    ids = config.eos_token_id
+    own = {*(ids if isinstance(ids, list) else [ids]), tokenizer.eos_token_id} - {None}
+    return frozenset(own | (chat.end_ids if chat else set()))

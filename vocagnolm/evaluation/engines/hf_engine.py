@@ -17,24 +17,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import (
-    Cache,
-    DynamicCache,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
+from vocagnolm.evaluation.engines import generation
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import (
-    Completion,
-    Decoding,
-    Row,
-    end_of_text_ids,
-    shared_length,
-)
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, Row
 from vocagnolm.models.source import context_length
 
 logger = logging.getLogger(__name__)
@@ -104,7 +94,7 @@ class HFEngine:
     def __init__(
         self,
         model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         batch_size: int,
         chat: Chat | None = None,
     ):
@@ -115,7 +105,7 @@ class HFEngine:
             Decoding,
             tokenizer,
             context=context_length(model.config),
-            eos_ids=end_of_text_ids(model.generation_config, tokenizer, chat),
+            eos_ids=generation.end_of_text_ids(model.generation_config, tokenizer, chat),
             add_special_tokens=chat is None,
         )
 
@@ -127,8 +117,7 @@ class HFEngine:
         A prompt that leaves no room in the context is a ValueError at once, before anything runs.
         """
         decoding = self._rules(stops=tuple(stops), max_new_tokens=max_new_tokens)
-        prompt_ids = decoding.encode(prompts)
-        return self._run([Row(index, ids, decoding) for index, ids in enumerate(prompt_ids)])
+        return self._run(decoding.rows(prompts))
 
     def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
         if not rows:
@@ -166,7 +155,7 @@ class HFEngine:
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
         if _can_pad_inside(self._model, places):
-            n_shared = shared_length([row.prompt[:-1] for row in rows])
+            n_shared = generation.shared_length([row.prompt[:-1] for row in rows])
         if n_shared:
             input_ids = torch.tensor([rows[0].prompt[:n_shared]], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
@@ -239,13 +228,15 @@ class HFEngine:
             return torch.full((len(batch),), _half_finished(batch), device=device)
 
         # `generate` fills in what a config leaves out from the model's own, which may sample.
-        own_config, self._model.generation_config = self._model.generation_config, _greedy()
+        own_config = self._model.generation_config
+        self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]
         try:
             self._model.generate(
                 input_ids=torch.tensor(input_ids, device=device),
                 attention_mask=torch.tensor(mask, device=device),
                 past_key_values=Cache([*layers]),
-                generation_config=_greedy(max_new_tokens=steps),
+                do_sample=False,
+                max_new_tokens=steps,
                 stopping_criteria=StoppingCriteriaList([append]),
             )
         finally:
@@ -254,10 +245,6 @@ class HFEngine:
 
 def _half_finished(batch: list[Row]) -> bool:
     return 2 * sum(row.is_finished for row in batch) >= len(batch)
-
-
-def _greedy(max_new_tokens: int | None = None) -> GenerationConfig:
-    return GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens)  # type: ignore[no-untyped-call]
 
 
 def _check_servable(model: PreTrainedModel) -> None:

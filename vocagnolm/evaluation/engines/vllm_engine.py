@@ -11,7 +11,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding, end_of_text_ids
+from vocagnolm.evaluation.engines.generation import Completion, Decoding, Row, end_of_text_ids
 from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
@@ -71,9 +71,9 @@ class VLLMEngine:
     ) -> Iterator[list[Completion]]:
         """Give groups of completions as `HFEngine.generate` does."""
         decoding = self._rules(stops=tuple(stops), max_new_tokens=max_new_tokens)
-        return self._run(decoding.encode(prompts), decoding)
+        return self._run(decoding.rows(prompts), decoding)
 
-    def _run(self, prompt_ids: list[list[int]], decoding: Decoding) -> Iterator[list[Completion]]:
+    def _run(self, rows: list[Row], decoding: Decoding) -> Iterator[list[Completion]]:
         from vllm import SamplingParams
 
         sampling = {
@@ -85,13 +85,11 @@ class VLLMEngine:
             "stop_token_ids": sorted(decoding.eos_ids),
             "skip_special_tokens": True,
         }
-        for first in range(0, len(prompt_ids), _GROUP):
-            group = prompt_ids[first : first + _GROUP]
-            prompts = [{"prompt_token_ids": ids} for ids in group]
-            limits = [decoding.cap(len(ids)) for ids in group]
-            params = [SamplingParams(max_tokens=limit, **sampling) for limit in limits]
+        for first in range(0, len(rows), _GROUP):
+            group = rows[first : first + _GROUP]
+            prompts = [{"prompt_token_ids": row.prompt} for row in group]
+            params = [SamplingParams(max_tokens=row.room, **sampling) for row in group]
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
-            yield [
-                decoding.completion(index, len(ids), list(output.outputs[0].token_ids))
-                for index, (ids, output) in enumerate(zip(group, outputs, strict=True), first)
-            ]
+            for row, output in zip(group, outputs, strict=True):
+                row.new = list(output.outputs[0].token_ids)
+            yield [row.completion() for row in group]
