@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from inline_grader import graded_inline
 
-from vocagnolm.evaluation import accuracy
+from vocagnolm.evaluation import accuracy as module
 from vocagnolm.evaluation.accuracy import (
     Z_95,
-    Accuracy,
     MathAnswerAccuracy,
+    accuracy,
     average,
     averages,
     summarize,
@@ -55,15 +55,15 @@ def test_wilson_interval_is_the_published_one() -> None:
     [(10, 32, 31.2), (18, 32, 56.2), (14, 32, 43.8), (1, 3, 33.3), (0, 5, 0.0), (38, 500, 7.6)],
 )
 def test_accuracy_rounds_halves_to_even(correct: int, n: int, expected: float) -> None:
-    assert Accuracy.of(correct, n).rounded == expected
-    assert Accuracy.of(correct, n).rounded == np.round(
+    assert accuracy(correct, n)["rounded"] == expected
+    assert accuracy(correct, n)["rounded"] == np.round(
         np.mean([True] * correct + [False] * (n - correct)) * 100, decimals=1
     )
-    assert Accuracy.of(correct, n).exact == correct / n * 100
+    assert accuracy(correct, n)["exact"] == correct / n * 100
 
 
 def test_average_is_of_rounded_and_of_exact_columns() -> None:
-    columns = [Accuracy.of(10, 32), Accuracy.of(1, 3)]
+    columns = [accuracy(10, 32), accuracy(1, 3)]
     found = average(columns)
     assert found["rounded"] == 32.2  # (31.2 + 33.3) / 2 = 32.25, to the even digit
     assert found["exact"] == pytest.approx((31.25 + 100 / 3) / 2)
@@ -72,22 +72,24 @@ def test_average_is_of_rounded_and_of_exact_columns() -> None:
 def test_average_prints_as_the_harness_does() -> None:
     means = 0
     for total in range(0, 2000):
-        columns = [Accuracy(1, 0, value, 0.0, (0.0, 0.0)) for value in (total / 10, 0.0)]
-        mean = sum(column.rounded for column in columns) / 2
+        columns = [
+            {"rounded": value, "exact": 0.0, "interval": (0.0, 0.0)} for value in (total / 10, 0.0)
+        ]
+        mean = sum(column["rounded"] for column in columns) / 2
         assert f"{average(columns)['rounded']:.1f}" == f"{mean:.1f}"
         means += float(np.round(mean, 1)) != average(columns)["rounded"]
     assert means, "rounding and printing never differ: this tests nothing"
 
 
 def test_average_interval_puts_columns_together() -> None:
-    first = Accuracy(10, 2, 20.0, 20.0, (14.0, 32.0))
-    other = Accuracy(10, 5, 50.0, 50.0, (42.0, 55.0))
+    first = {"rounded": 20.0, "exact": 20.0, "interval": (14.0, 32.0)}
+    other = {"rounded": 50.0, "exact": 50.0, "interval": (42.0, 55.0)}
     # Below: sqrt(6^2 + 8^2) / 2 = 5; above: sqrt(12^2 + 5^2) / 2 = 6.5.
     assert average([first, other])["interval"] == pytest.approx([30.0, 41.5])
 
 
 def test_averages_are_the_three_of_the_paper() -> None:
-    columns = {name: Accuracy.of(at, 10) for at, name in enumerate(PAPER_BENCHMARKS)}
+    columns = {name: accuracy(at, 10) for at, name in enumerate(PAPER_BENCHMARKS)}
     found = averages(columns)
     assert list(found) == ["AVG", "AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
     assert [len(AVERAGES[name]) for name in found] == [9, 6, 8]
@@ -95,7 +97,7 @@ def test_averages_are_the_three_of_the_paper() -> None:
     assert [value["rounded"] for value in found.values()] == [40.0, 26.7, 35.0]
     del columns["sat"]
     assert list(averages(columns)) == ["AVG w/o TAB, MMLU-STEM, SAT", "AVG w/o SAT"]
-    assert averages({"demo": Accuracy.of(1, 2)}) == {}
+    assert averages({"demo": accuracy(1, 2)}) == {}
 
 
 def graded(
@@ -159,7 +161,7 @@ def test_metric_gives_the_same() -> None:
     metric.add_batch(
         predictions=["The answer is (C).", "none", "the choice is a"], references=["B", "C", "A"]
     )
-    with graded_inline(accuracy):
+    with graded_inline(module):
         found = metric.compute()
     assert (found["accuracy"], found["correct"], found["n"]) == (50.0, 2, 4)
     assert found["decided_by"] == {"choice": 4}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import datasets
 import evaluate
@@ -20,26 +20,18 @@ from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS
 Z_95 = 1.959963984540054
 
 
-@dataclass(frozen=True)
-class Accuracy:
-    """Right answers among so many, in percent."""
+def accuracy(correct: int, n: int) -> Record:
+    """Give right answers among at least one in percent, with their interval.
 
-    n: int
-    correct: int
-    # As the harness reports it: to one decimal, halves to the even digit.
-    rounded: float
-    exact: float
-    interval: tuple[float, float]
+    `rounded` is what the harness reports: one decimal, halves to the even digit.
 
-    @classmethod
-    def of(cls, correct: int, n: int) -> Accuracy:
-        """Divide; `n` is at least 1.
-
-        >>> Accuracy.of(10, 32).rounded
-        31.2
-        """
-        exact = correct / n * 100
-        return cls(n, correct, float(np.round(exact, 1)), exact, wilson_interval(correct, n))
+    >>> accuracy(10, 32)["rounded"]
+    31.2
+    """
+    exact = correct / n * 100
+    interval = list(wilson_interval(correct, n))
+    rounded = float(np.round(exact, 1))
+    return {"n": n, "correct": correct, "rounded": rounded, "exact": exact, "interval": interval}
 
 
 def wilson_interval(correct: int, n: int) -> tuple[float, float]:
@@ -52,24 +44,32 @@ def wilson_interval(correct: int, n: int) -> tuple[float, float]:
     return low if correct else 0.0, high if correct < n else 100.0
 
 
-def average(columns: Sequence[Accuracy]) -> Record:
+def average(columns: Sequence[Record]) -> Record:
     """Average the rounded columns, as published, and the exact ones, with an interval."""
     k = len(columns)
-    exact = sum(column.exact for column in columns) / k
+    exact = sum(column["exact"] for column in columns) / k
     # The columns' intervals put together side by side (MOVER; Zou and Donner, 2008), which stays
     # right for columns near 0 and for few items.
-    below = math.sqrt(sum((column.exact - column.interval[0]) ** 2 for column in columns)) / k
-    above = math.sqrt(sum((column.interval[1] - column.exact) ** 2 for column in columns)) / k
+    below = math.sqrt(sum((column["exact"] - column["interval"][0]) ** 2 for column in columns)) / k
+    above = math.sqrt(sum((column["interval"][1] - column["exact"]) ** 2 for column in columns)) / k
     # As the harness prints it.
-    rounded = float(f"{sum(column.rounded for column in columns) / k:.1f}")
+    rounded = float(f"{sum(column['rounded'] for column in columns) / k:.1f}")
     return {"rounded": rounded, "exact": exact, "interval": [exact - below, exact + above]}
+
+
+def averages(columns: Mapping[str, Record]) -> dict[str, Record]:
+    """Compute those of the three averages whose benchmarks are all there."""
+    return {
+        name: average([columns[benchmark] for benchmark in members])
+        for name, members in AVERAGES.items()
+        if columns.keys() >= set(members)
+    }
 
 
 def summarize(records: Sequence[Record]) -> Record:
     """Sum up the items of one benchmark: verdicts, and completions that were generated here."""
-    accuracy = Accuracy.of(sum(record["correct"] for record in records), len(records))
     unanswered = sum(record["prediction"] in (None, "", NO_LETTER) for record in records)
-    summary = asdict(accuracy) | {
+    summary = accuracy(sum(record["correct"] for record in records), len(records)) | {
         "unanswered": unanswered / len(records),
         "decided_by": _count(record["decided_by"] for record in records),
         "math_verify": _second_opinion(records),
@@ -89,18 +89,10 @@ def _second_opinion(records: Sequence[Record]) -> Record | None:
     judged = [record for record in records if record["math_verify"] is not None]
     if not judged:
         return None
-    accuracy = Accuracy.of(sum(record["math_verify"] for record in judged), len(records))
     agreed = sum(record["math_verify"] == record["correct"] for record in judged)
-    missing = len(records) - len(judged)
-    return asdict(accuracy) | {"agreement": agreed / len(judged), "without_opinion": missing}
-
-
-def averages(columns: Mapping[str, Accuracy]) -> dict[str, Record]:
-    """Compute those of the three averages whose benchmarks are all there."""
-    return {
-        name: average([columns[benchmark] for benchmark in members])
-        for name, members in AVERAGES.items()
-        if columns.keys() >= set(members)
+    return accuracy(sum(record["math_verify"] for record in judged), len(records)) | {
+        "agreement": agreed / len(judged),
+        "without_opinion": len(records) - len(judged),
     }
 
 

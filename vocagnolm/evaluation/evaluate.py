@@ -20,7 +20,6 @@ from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
-from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 
 
@@ -148,5 +147,5 @@ def output_dir(arguments: Namespace) -> Path:
     if arguments.output_dir:
         return Path(arguments.output_dir)
     model = Path(arguments.model)
-    name = CHAT_FOLDER if arguments.chat else EVALUATION_FOLDER
+    name = "evaluation-chat" if arguments.chat else "evaluation"
     return (model if model.is_dir() else Path("runs") / model.name) / name

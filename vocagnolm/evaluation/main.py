@@ -62,8 +62,8 @@ def _parse(argv: Sequence[str] | None = None) -> Namespace:
     add("--benchmark", type=_our_name, choices=BENCHMARKS, help="Of the outputs in --regrade FILE.")
     add("--output", type=Path, help="Of --regrade: the graded items; default: standard output.")
     arguments = parser.parse_args(argv)
-    names = map(_our_name, ",".join(arguments.benchmarks).split(","))
-    arguments.benchmarks = list(dict.fromkeys(filter(None, names)))
+    asked = map(_our_name, ",".join(arguments.benchmarks).split(","))
+    arguments.benchmarks = list(dict.fromkeys(filter(None, asked)))
     _check(arguments)
     return arguments
 

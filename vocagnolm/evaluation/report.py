@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 
-from vocagnolm.evaluation.accuracy import Accuracy, averages, summarize
+from vocagnolm.evaluation.accuracy import averages, summarize
 from vocagnolm.evaluation.card import add_to_card
 from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
@@ -40,19 +40,18 @@ def build_results(
     columns = {name: column for name, column in earlier.items() if name in complete}
     columns |= {task.benchmark.id: _column(task, directory) for task in tasks}
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
-    accuracies = {name: Accuracy.of(c["correct"], c["n"]) for name, c in benchmarks.items()}
-    averaged = averages(accuracies)
+    averaged = averages(benchmarks)
     for name, average in averaged.items():
         members = [benchmarks[member] for member in AVERAGES[name]]
         average["partial"] = any(column["partial"] for column in members)
-        average["marked"] = _once(mark for column in members for mark in column["marked"])
+        average["marked"] = _distinct("marked", members)
     return {
         "model": settings["model"],
         "grader": GRADER,
         "second_opinion": second_opinion(),
         "benchmarks": benchmarks,
         "averages": averaged,
-        "marks": _once(mark for column in benchmarks.values() for mark in column["marks"]),
+        "marks": _distinct("marks", benchmarks.values()),
         "settings": dict(settings),
         "environment": versions(_PACKAGES) | dict(environment or {}),
     }
@@ -75,25 +74,22 @@ def _column(task: Task, directory: RunDirectory) -> Record:
     }
 
 
-def _once(marks: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(marks))
+def _distinct(name: str, columns: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(mark for column in columns for mark in column[name]))
 
 
 def to_markdown(results: Record) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
-    parts = _parts(results)
-    # The second grader is not asked about letters, and has no averages.
-    opinions = [(part, part.get("math_verify")) for part in parts.values()]
-    stricter = [_cell(part, opinion) if opinion else "-" for part, opinion in opinions]
-    intervals = ["{:.1f} to {:.1f}".format(*part["interval"]) for part in parts.values()]
-    rows = [
-        ["model", *parts],
-        [results["model"]["name"], *map(_cell, parts.values())],
-        ["95 % interval", *intervals],
-        [f"{results['second_opinion']} (stricter)", *stricter],
-    ]
     notes = [f"- {note}" for note in _notes(results)]
-    return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
+    return "\n".join([markdown_table(_rows(results), padded=False), "", *notes]) + "\n"
+
+
+def to_latex(results: Record) -> str:
+    """Write the accuracies as a row of a LaTeX table; comments say what they are."""
+    heads, cells, *_ = _rows(results)
+    comments = [" & ".join(heads), *_notes(results)]
+    row = " & ".join([cells[0].translate(_LATEX), *cells[1:]])
+    return "".join(f"% {text}\n" for text in comments) + f"{row} \\\\\n"
 
 
 def progress(task: Task, directory: RunDirectory) -> str:
@@ -107,18 +103,21 @@ def progress(task: Task, directory: RunDirectory) -> str:
     )
 
 
-def to_latex(results: Record) -> str:
-    """Write the accuracies as a row of a LaTeX table; comments say what they are."""
-    parts = _parts(results)
-    cells = [results["model"]["name"].translate(_LATEX), *map(_cell, parts.values())]
-    comments = [" & ".join(["model", *parts]), *_notes(results)]
-    return "".join(f"% {text}\n" for text in comments) + " & ".join(cells) + " \\\\\n"
-
-
-def _parts(results: Record) -> dict[str, Record]:
+def _rows(results: Record) -> list[list[str]]:
     # Columns and averages, by their headings.
-    columns = {column["column"]: column for column in results["benchmarks"].values()}
-    return {**columns, **results["averages"]}
+    parts = {column["column"]: column for column in results["benchmarks"].values()}
+    parts |= results["averages"]
+    # The second grader is not asked about letters, and has no averages.
+    opinions = [(part, part.get("math_verify")) for part in parts.values()]
+    return [
+        ["model", *parts],
+        [results["model"]["name"], *map(_cell, parts.values())],
+        ["95 % interval", *("{:.1f} to {:.1f}".format(*x["interval"]) for x in parts.values())],
+        [
+            f"{results['second_opinion']} (stricter)",
+            *(_cell(part, opinion) if opinion else "-" for part, opinion in opinions),
+        ],
+    ]
 
 
 def _cell(part: Record, opinion: Record | None = None) -> str:

@@ -47,14 +47,14 @@ class Chat:
         return {"name": CHAT_PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
 
     def _render(self, turns: list[dict[str, str]], *, answers: bool) -> str:
-        text: str = self.tokenizer.apply_chat_template(
+        text = self.tokenizer.apply_chat_template(
             turns,
             chat_template=self.source,
             tokenize=False,
             add_generation_prompt=answers,
             date_string=DATE,  # items are asked on many days
         )
-        return text
+        return str(text)
 
 
 def load_chat(tokenizer: Tokenizer, file: Path | None) -> Chat:

@@ -32,9 +32,10 @@ class LoadedItems:
 
 def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
     """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither."""
+    rows: Iterable[RawRow]
     if benchmark.file is None:
-        path = resources.files(__package__) / f"{benchmark.id}.jsonl"
-        origin, rows = "demo_world", read_lines("demo", path.read_bytes())
+        content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
+        origin, rows = "demo_world", read_lines("demo", content)
     elif data_dir is not None:
         path = data_dir / benchmark.file
         origin, rows = benchmark.file, read_lines(str(path), path.read_bytes())
