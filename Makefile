@@ -2,7 +2,7 @@
 # make check-fast   lint, types and unit tests
 # make test         all tests but the slow ones
 # make check        lint, types and all tests: what CI runs
-# make bench        every claim about cost, beside its peers: docs/benchmarks.md, in 15 minutes
+# make bench        the claims beside their peers: docs/benchmarks.md, in ten minutes
 # make lowest       unit tests and the first run on a GPU, tiny and on a CPU, with the lowest
 #                   versions that pyproject.toml allows (PYTHON=python3.10)
 # make newest       the same with the newest
@@ -50,7 +50,7 @@ check-fast: lint types test-unit
 
 # A claim that does not hold is in the page, and fails the command.
 bench: $(VENV)/installed-bench
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --small --page docs/benchmarks.md
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks --page docs/benchmarks.md
 
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -7,20 +7,18 @@ r"""All methods of `train.py` side by side, through `train.py`: equal students, 
         --world noisy --corpora A.jsonl B.jsonl
 
 Run in the repository's root, with OMP_NUM_THREADS=1. Worlds: `demo` is the embedded one with 40 %
-wrong pages (`method_worlds`); the others go on with real documents, as they are or spoilt
-(`text_worlds`). A seed has its own student, first pretraining and order, which all its runs share.
-A finished run is not repeated, so the command may be interrupted, or given again with other runs.
-Writes `WORLD/results.json` and `results.md`: a row per run over the seeds that have finished it,
-and the same less CPT's, seed by seed. The `oracle` knows which tokens of the pages are as they
-were, and selects as many; where it is not ahead of CPT, or `random-kept` not behind, no selection
-can show anything. Seconds are processor time of `train.py`: loading, alignment, training, one
-evaluation.
+wrong pages; the others continue with real documents, as they are or spoilt (`worlds`). A seed has
+its own student, first pretraining and order, which all its runs share. A finished run is not
+repeated, so the command may be interrupted, or given again with other runs. Writes
+`WORLD/results.json` and `results.md`: a row per run over the seeds that have finished it, and the
+same less CPT's, seed by seed. The `oracle` knows which tokens of the pages are as they were, and
+selects as many; where it is not ahead of CPT, or `random-kept` not behind, no selection can show
+anything. Seconds are processor time of `train.py`: loading, alignment, training, one evaluation.
 """
 
 from __future__ import annotations
 
 import argparse
-import filecmp
 import json
 import shutil
 import statistics
@@ -32,17 +30,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.experiments.method_worlds import DemoWorld, World
-from benchmarks.experiments.text_worlds import (
+from benchmarks.experiments.worlds import (
     SPOILS,
     VOCABULARIES,
     WIDTHS_AND_LAYERS,
+    DemoWorld,
     TextWorld,
+    World,
 )
 from vocagnolm.demo.worker import train
+from vocagnolm.io import write_json
 
 RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"
-SAME_WEIGHTS = (("vocagnolm", "vocagnolm-stored"), ("rho1", "vocagnolm-reference"))
+BASELINE = "cpt"
 
 # Options of train.py by the name of a run; {names} are needs of a world.
 MODELS = dict.fromkeys(("student", "reference", "teacher"), "")  # are judged as they are
@@ -75,20 +75,7 @@ METHODS = {
     "uld": "--method=uld --uld_pairing=last --teacher={teacher}",
     "uld-position": "--method=uld --uld_pairing=position --teacher={teacher}",
 }
-UNMAPPED_AND_AGGREGATION = {
-    f"unmapped-{unmapped}__aggregation-{aggregation}": (
-        f"--unmapped={unmapped} --aggregation={aggregation} --teacher_losses={{losses}}"
-    )
-    for unmapped in ("include", "mean", "exclude")
-    for aggregation in ("max", "mean", "sum")
-    if (unmapped, aggregation) != ("include", "max")  # the defaults, vocagnolm-stored
-}
-TOP_K = {
-    f"top_k-{share}": f"--top_k={share} --teacher_losses={{losses}}"
-    for share in (0.5, 0.6, 0.7, 0.8)
-}
-# Beyond the paper.
-SHARE = {
+SHARE = {  # beyond the paper
     f"aggregation-share__top_k-{share}__floor-{floor}": (
         f"--aggregation=share --top_k={share} --unselected_weight={floor}"
         " --teacher_losses={losses}"
@@ -97,9 +84,18 @@ SHARE = {
     for floor in (0.0, 0.3)
 }
 ABLATIONS = {
-    **UNMAPPED_AND_AGGREGATION,
-    **TOP_K,
-    **SHARE,
+    **{
+        f"unmapped-{unmapped}__aggregation-{aggregation}": (
+            f"--unmapped={unmapped} --aggregation={aggregation} --teacher_losses={{losses}}"
+        )
+        for unmapped in ("include", "mean", "exclude")
+        for aggregation in ("max", "mean", "sum")
+        if (unmapped, aggregation) != ("include", "max")  # the defaults, vocagnolm-stored
+    },
+    **{
+        f"top_k-{share}": f"--top_k={share} --teacher_losses={{losses}}"
+        for share in (0.5, 0.6, 0.7, 0.8)
+    },
     "selection_scope-batch": "--selection_scope=batch --teacher_losses={losses}",
     "loss_divisor-selected": "--loss_divisor=selected --teacher_losses={losses}",
     "attend_across_documents-true": "--attend_across_documents=true --teacher={teacher}",
@@ -112,49 +108,25 @@ ABLATIONS = {
         for weight in (0.3, 1.0, 1.5)
     },
 }
-BEST = "--aggregation=share --top_k=0.7 --unselected_weight=0.3"
-# A teacher of each tokenizer and size, by the paper's rule, with share, and by the best rule that
-# was found before.
-TEACHERS = {
-    f"{tokenizer}-{size}__{name}": f"{rule} --teacher_losses={{losses-{tokenizer}-{size}}}"
-    for tokenizer in VOCABULARIES
-    for size in WIDTHS_AND_LAYERS
-    for name, rule in (
-        ("max", "--aggregation=max"),
-        ("share", "--aggregation=share"),
-        ("best", BEST),
-    )
-}
-TEACHER_MODELS = dict.fromkeys(
-    (f"{tokenizer}-{size}" for tokenizer in VOCABULARIES for size in WIDTHS_AND_LAYERS), ""
-)
+TEACHERS = [f"{name}-{size}" for name in VOCABULARIES for size in WIDTHS_AND_LAYERS]
 TEXT_RUNS = {
-    "cpt": METHODS["cpt"],
+    **{name: METHODS[name] for name in ("cpt", "random", "vocagnolm-stored", "rho1-entropy")},
+    **{name: METHODS[name] for name in ("chunk-32-random", "kld", "uld", "uld-position")},
     "oracle": "--selection_scope=batch --top_k={kept_share} --teacher_losses={oracle_losses}",
-    "random": METHODS["random"],
     "random-kept": "--method=random --top_k={kept_share}",
-    "vocagnolm-stored": METHODS["vocagnolm-stored"],
     "rho1-stored": "--method=rho1 --teacher_losses={reference_losses}",
-    "rho1-stored__top_k-0.7": "--method=rho1 --top_k=0.7 --teacher_losses={reference_losses}",
-    "rho1-stored__best": (
-        "--method=rho1 --top_k=0.7 --unselected_weight=0.3 --teacher_losses={reference_losses}"
-    ),
-    "rho1-entropy": METHODS["rho1-entropy"],
-    "max__best": f"{BEST.replace('share', 'max')} --teacher_losses={{losses}}",
     "chunk-32-stored": "--method=chunk --chunks=32 --teacher_losses={losses}",
-    "chunk-32-random": METHODS["chunk-32-random"],
-    "kld": METHODS["kld"],
-    "uld": METHODS["uld"],
-    "uld-position": METHODS["uld-position"],
-    **TOP_K,
-    **SHARE,
-    **TEACHERS,
+    # A teacher of each tokenizer and size, by the paper's rule and with share.
+    **{
+        f"{teacher}__{rule}": f"--aggregation={rule} --teacher_losses={{losses-{teacher}}}"
+        for teacher in TEACHERS
+        for rule in ("max", "share")
+    },
 }
 RUNS = {
-    "demo": MODELS | METHODS | ABLATIONS,
-    **dict.fromkeys(SPOILS, MODELS | TEACHER_MODELS | TEXT_RUNS),
+    "demo": MODELS | METHODS | SHARE | ABLATIONS,
+    **dict.fromkeys(SPOILS, MODELS | dict.fromkeys(TEACHERS, "") | TEXT_RUNS | SHARE),
 }
-BASELINE, FIRST_STEPS = "cpt", 100
 
 Results = dict[str, dict[int, dict[str, float]]]  # by run and seed
 
@@ -192,9 +164,7 @@ def do(world: World, name: str, run: str, seed: int) -> None:
     else:
         model, seconds = directory, _train(world, directory, run, seed)
     result = {"run": run, **world.judge(model), "seconds": seconds}
-    partial = directory / f"{RESULT_FILE}.partial"
-    partial.write_text(json.dumps(result))
-    partial.rename(directory / RESULT_FILE)
+    write_json(directory / RESULT_FILE, result)
 
 
 def _train(world: World, directory: Path, run: str, seed: int) -> float:
@@ -217,28 +187,13 @@ def _finished(directory: Path, run: str) -> dict[str, float]:
 
 def collect(world: World, runs: Mapping[str, str]) -> Results:
     """All that is finished."""
-    found = {
-        name: {seed: _finished(world.seed_dir(seed) / name, run) for seed in _seeds(world)}
-        for name, run in runs.items()
-    }
-    results = {name: {s: row for s, row in rows.items() if row} for name, rows in found.items()}
-    return {name: rows for name, rows in results.items() if rows}
-
-
-def _seeds(world: World) -> list[int]:
-    return sorted(int(path.name.removeprefix("seed")) for path in world.root.glob("seed*"))
-
-
-def same_weights(world: World) -> dict[str, dict[int, bool]]:
-    """Whether runs that should end with the same weights do, bit for bit, by seed."""
-    found: dict[str, dict[int, bool]] = {}
-    for pair in SAME_WEIGHTS:
-        for seed in _seeds(world):
-            one, other = (world.seed_dir(seed) / name / "model.safetensors" for name in pair)
-            if one.exists() and other.exists():
-                equal = filecmp.cmp(one, other, shallow=False)
-                found.setdefault(" = ".join(pair), {})[seed] = equal
-    return found
+    seeds = sorted(int(path.name.removeprefix("seed")) for path in world.root.glob("seed*"))
+    results: Results = {}
+    for name, run in runs.items():
+        for seed in seeds:
+            if found := _finished(world.seed_dir(seed) / name, run):
+                results.setdefault(name, {})[seed] = found
+    return results
 
 
 def table(results: Results) -> str:
@@ -268,16 +223,13 @@ def paired(results: Results) -> Results:
     {'vocagnolm': {0: {'accuracy': 0.25}}}
     """
     base = results.get(BASELINE, {})
-    found = {
-        name: {
-            seed: {metric: value - base[seed][metric] for metric, value in row.items()}
-            for seed, row in rows.items()
-            if seed in base
-        }
-        for name, rows in results.items()
-        if name != BASELINE
-    }
-    return {name: rows for name, rows in found.items() if rows}
+    found: Results = {}
+    for name, rows in results.items():
+        for seed, row in rows.items():
+            if name != BASELINE and seed in base:
+                less = {metric: value - base[seed][metric] for metric, value in row.items()}
+                found.setdefault(name, {})[seed] = less
+    return found
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
@@ -287,13 +239,11 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 def write(world: World, runs: Mapping[str, str]) -> str:
     """Write all that is finished, and return it as Markdown."""
-    results, equal = collect(world, runs), same_weights(world)
-    content = {"runs": results, "same_weights": equal}
-    (world.root / RESULTS_FILE).write_text(json.dumps(content, indent=1) + "\n")
+    results = collect(world, runs)
+    (world.root / RESULTS_FILE).write_text(json.dumps({"runs": results}, indent=1) + "\n")
     lines = [table(results), ""]
     if differences := paired(results):
         lines += [f"Less {BASELINE}, seed by seed:", "", table(differences), ""]
-    lines += [f"Same weights, {name}, by seed: {seeds}" for name, seeds in equal.items()]
     (world.root / TABLE_FILE).write_text("\n".join(lines) + "\n")
     return "\n".join(lines)
 
@@ -305,7 +255,6 @@ def main() -> None:
     add("--output_dir", type=Path, required=True, help="gets a directory for each world")
     add("--world", choices=RUNS, default="demo")
     add("--corpora", type=Path, nargs="+", help=".jsonl files of documents, for all but demo")
-    add("--first_steps", type=int, default=FIRST_STEPS, help="that students have read, but in demo")
     add("--seeds", type=int, nargs="+", default=(0, 1, 2))
     add("--runs", nargs="+", metavar="NAME", help="default: all of the world")
     arguments = parser.parse_args()
@@ -318,9 +267,7 @@ def main() -> None:
     root: Path = arguments.output_dir.resolve() / arguments.world
     world: World = DemoWorld(root)
     if arguments.corpora:
-        steps = arguments.first_steps
-        root = root if steps == FIRST_STEPS else root.with_name(f"{root.name}-{steps}")
-        world = TextWorld(root, arguments.corpora, SPOILS[arguments.world], steps)
+        world = TextWorld(root, arguments.corpora, SPOILS[arguments.world])
     for name in arguments.runs or runs:
         for seed in arguments.seeds:
             do(world, name, runs[name], seed)

@@ -18,7 +18,7 @@ import copy
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,16 +29,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm import Method
+from vocagnolm import Method, prepare_dataset
 from vocagnolm.collator import PackedCollator, student_segments
-from vocagnolm.data import align_corpus
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
 from vocagnolm.io import ASSETS
 from vocagnolm.objective import Objective
-from vocagnolm.packing import Blocks
-from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.teacher import ResidentTeacher
 from vocagnolm.token_loss import add_token_losses
 
@@ -53,13 +50,6 @@ NF4 = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-
-
-class Found(NamedTuple):
-    """What a pair of models makes of all tokens: the teacher's losses, and which are selected."""
-
-    loss: Tensor
-    is_selected: Tensor
 
 
 class Way(NamedTuple):
@@ -150,8 +140,8 @@ WAYS = {
 
 
 @torch.no_grad()
-def select(student: Any, teacher: Any, batches: list[dict[str, Any]], way: Way) -> Found:
-    """Eq. 1 to 4 for all batches, as the trainer computes them."""
+def select(student: Any, teacher: Any, batches: list[Any], way: Way) -> tuple[Tensor, Tensor]:
+    """Return the teacher's losses of all tokens, and which are selected: Eq. 1 to 4."""
     student, teacher = way.student(copy.deepcopy(student)), way.teacher(copy.deepcopy(teacher))
     resident = ResidentTeacher([teacher], CPU)
     objective = Objective(Method(), resident)
@@ -165,45 +155,39 @@ def select(student: Any, teacher: Any, batches: list[dict[str, Any]], way: Way) 
             loss_BS = student(**rows, segments=student_segments(batch), token_losses=True)
         losses.append(found.loss_BT[found.valid_BT])
         selected.append(objective.select(loss_BS, batch, found).weight_BS.flatten() > 0)
-    return Found(torch.cat(losses), torch.cat(selected))
+    return torch.cat(losses), torch.cat(selected)
 
 
-def make_batches(seed: int, pages: int) -> list[dict[str, Any]]:
+def make_batches(seed: int, pages: int) -> list[Any]:
     """Pages of the embedded world that no student of the demo has read."""
     texts = demo_world.corpus(pages, 1000 + seed, 0.4, demo_world.held_out_questions())
-    tokenizers = [AutoTokenizer.from_pretrained(ASSETS / n) for n in (STUDENT_TOKENIZER, TEACHER)]
-    segments = align_corpus(
+    blocks = prepare_dataset(
         datasets.Dataset.from_dict({"text": list(texts)}),
-        student_reader(tokenizers[0], LENGTH),
-        teacher_reader(tokenizers[1], TEACHER_CONTEXT),
+        *(AutoTokenizer.from_pretrained(ASSETS / name) for name in (STUDENT_TOKENIZER, TEACHER)),
+        max_length=LENGTH,
+        teacher_context=TEACHER_CONTEXT,
     )
-    blocks, collate = Blocks(segments.rows, LENGTH, TEACHER_CONTEXT), PackedCollator(LENGTH)
-    numbers = range(0, len(blocks) - ROWS + 1, ROWS)
-    return [collate([blocks[i] for i in range(at, at + ROWS)]) for at in numbers]
+    collate, starts = PackedCollator(LENGTH), range(0, len(blocks) - ROWS + 1, ROWS)
+    return [collate([blocks[i] for i in range(at, at + ROWS)]) for at in starts]
 
 
 def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
     """The demo's student after its first pretraining, and its teacher."""
     own = directory / f"seed{seed}"
-    if not (own / BASE / "README.md").exists():
-        own.mkdir(parents=True, exist_ok=True)
-        with redirect_stdout(sys.stderr):
-            make_base(own, seed, BASE_OPTIONS)
-    student, teacher = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-        for path in (own / BASE, ASSETS / TEACHER)
-    )
-    return student, teacher
+    own.mkdir()
+    with redirect_stdout(sys.stderr):
+        make_base(own, seed, BASE_OPTIONS)
+    load = AutoModelForCausalLM.from_pretrained
+    return tuple(load(path, dtype=torch.float32) for path in (own / BASE, ASSETS / TEACHER))
 
 
-def random_pair(seed: int, directory: Path) -> tuple[Any, Any]:
+def random_pair(seed: int, _: Path) -> tuple[Any, Any]:
     """Llamas of 4 and 8 layers that have learned nothing."""
-    del directory
     torch.manual_seed(seed)
-
-    def llama(words: int, hidden: int, layers: int) -> Any:
+    models = []
+    for vocabulary, hidden, layers in ((1024, 128, 4), (2048, 256, 8)):
         config = LlamaConfig(
-            vocab_size=words,
+            vocab_size=vocabulary,
             hidden_size=hidden,
             intermediate_size=3 * hidden,
             num_hidden_layers=layers,
@@ -211,56 +195,55 @@ def random_pair(seed: int, directory: Path) -> tuple[Any, Any]:
             num_key_value_heads=4,
             initializer_range=0.08,
         )
-        return LlamaForCausalLM(config)
+        models.append(LlamaForCausalLM(config))
+    return models[0], models[1]
 
-    return llama(1024, 128, 4), llama(2048, 256, 8)
+
+PAIRS = {"demo": demo_pair, "random": random_pair}
 
 
-def measure(arguments: argparse.Namespace) -> Iterator[str]:
-    """The rows of a table."""
-    pairs = {"demo": demo_pair, "random": random_pair}
+def measure(seeds: int, pages: int, scratch: Path) -> list[str]:
+    """The lines of a table."""
     changed: dict[tuple[str, str], list[float]] = {}
     moved: dict[tuple[str, str], list[float]] = {}
     tokens = 0
-    for seed in range(arguments.seeds):
-        batches = make_batches(seed, arguments.pages)
-        for pair, make in pairs.items():
-            models = make(seed, arguments.students)
-            expected = select(*models, batches, Way())
-            tokens = int(expected.is_selected.sum())
+    for seed in range(seeds):
+        batches = make_batches(seed, pages)
+        for pair, make in PAIRS.items():
+            models = make(seed, scratch)
+            loss, is_selected = select(*models, batches, Way())
+            tokens = int(is_selected.sum())
             for name, way in WAYS.items():
-                found = select(*models, batches, way)
-                lost = (expected.is_selected & ~found.is_selected).sum() / tokens
-                changed.setdefault((pair, name), []).append(100 * float(lost))
-                rms = (found.loss - expected.loss).square().mean().sqrt()
-                moved.setdefault((pair, name), []).append(float(rms))
+                its_loss, its_selected = select(*models, batches, way)
+                lost = float((is_selected & ~its_selected).sum() / tokens)
+                changed.setdefault((pair, name), []).append(100 * lost)
+                rms = float((its_loss - loss).square().mean().sqrt())
+                moved.setdefault((pair, name), []).append(rms)
             sys.stderr.write(f"seed {seed}, {pair}: done\n")
-    yield f"{arguments.seeds} seeds, about {tokens:,} selected tokens each; mean (least - most).\n"
-    heads = [f"{pair}: {what}" for pair in pairs for what in ("changed, %", "L_T moves, nats")]
-    yield f"| | {' | '.join(heads)} |"
-    yield "|---" * (1 + len(heads)) + "|"
+    heads = [f"{pair}: {what}" for pair in PAIRS for what in ("changed, %", "L_T moves, nats")]
+    lines = [f"{seeds} seeds, about {tokens:,} selected tokens each; mean (least - most).\n"]
+    lines += [f"| | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
     for name in WAYS:
         cells = []
-        for pair in pairs:
+        for pair in PAIRS:
             values = changed[pair, name]
             spread = f"{min(values):.2f} - {max(values):.2f}"
             cells.append(f"{statistics.mean(values):.2f} ({spread})")
             cells.append(f"{statistics.mean(moved[pair, name]):.1e}")
-        yield f"| {name} | {' | '.join(cells)} |"
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def main() -> None:
     """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--pages", type=int, default=400, help="Texts of a seed.")
-    parser.add_argument("--students", type=Path, help="Where the demo's students are kept.")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        arguments.students = arguments.students or Path(scratch)
-        for line in measure(arguments):
-            sys.stdout.write(f"{line}\n")
+        lines = measure(arguments.seeds, arguments.pages, Path(scratch))
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,18 @@
-"""Where `methods` compares the methods on real documents, as they are or spoilt.
+"""Where methods are compared: students, text, teachers, and what a student is judged by.
 
-What is spoilt is known by character, so an oracle can be made that knows it, and the measure of a
-world is that it tells an oracle from plain pretraining, and a random choice from either.
+`DemoWorld` is that of `make demo`; `TextWorld` has real documents, as they are or spoilt. What is
+spoilt is known by character, so that an oracle can be made that knows it: a world where the oracle
+is not ahead of plain pretraining tells nothing about the selection of tokens.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,13 +20,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from filelock import FileLock
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from benchmarks.experiments.method_worlds import World, write_corpus
+from vocagnolm.cli import main as vocagnolm
 from vocagnolm.demo import world as demo_world
+from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
-from vocagnolm.demo.worker import train
+from vocagnolm.demo.worker import (
+    BASE,
+    BASE_OPTIONS,
+    CURVE_PROBLEMS,
+    PAGE_TOKENS,
+    make_base,
+    train,
+)
 from vocagnolm.io import ASSETS
 from vocagnolm.readers import start_id
 from vocagnolm.spans import encode, encode_batch
@@ -31,7 +43,135 @@ from vocagnolm.store import format as store
 
 BoolArray = npt.NDArray[np.bool_]
 Pieces = list[tuple[str, bool]]  # of a text, cut at spaces; and whether each is as it was
-Spoil = Callable[[str, Random, Sequence[str]], Pieces]
+Spoil = Callable[[str, Random], Pieces]
+
+
+class World(ABC):
+    """What runs have in common, and what they need.
+
+    Needs are made once, when first asked for, whatever other processes ask: `need("losses", seed)`
+    is the path of what `make_losses(path, seed)` makes. Every world has the needs `pages`, the text
+    of the continual pretraining; `clean`, what is read at the end; `teacher`; `reference`, which
+    has the student's tokenizer; and the `losses` and `reference_losses` of both on the pages.
+
+    Attributes:
+        options: of `train.py`, of every continual pretraining.
+        root: where the runs lie.
+    """
+
+    options: tuple[str, ...]
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def seed_dir(self, seed: int) -> Path:
+        """Where the runs of a seed lie."""
+        return self.root / f"seed{seed}"
+
+    @abstractmethod
+    def place(self, name: str, seed: int) -> Path:
+        """Where a need of a seed lies, or of all seeds."""
+
+    def need(self, name: str, seed: int) -> Path:
+        """The path of something that runs need."""
+        path = self.place(name, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{name}.lock")):
+            if not path.exists():
+                partial = path.with_name(f"{path.name}.partial")
+                shutil.rmtree(partial, ignore_errors=True)
+                self.make(name, partial, seed)
+                partial.rename(path)
+        return path
+
+    def make(self, name: str, path: Path, seed: int) -> None:
+        """Make what runs need."""
+        getattr(self, f"make_{name}")(path, seed)
+
+    def make_losses(self, path: Path, seed: int) -> None:
+        """The teacher's losses on the pages, as a store."""
+        self.score("teacher", path, seed)
+
+    def make_reference_losses(self, path: Path, seed: int) -> None:
+        """The reference's losses on the pages, as a store."""
+        self.score("reference", path, seed)
+
+    def score(self, teacher: str, path: Path, seed: int, *more: str) -> None:
+        """Store the losses of a need on the pages."""
+        model, pages = self.need(teacher, seed).resolve(), self.need("pages", seed)
+        options = (f"--teacher={model}", f"--dataset={pages}", f"--output_dir={path}")
+        if status := vocagnolm(["score", *options, *more, "--loss_dtype=float32"]):
+            raise SystemExit(status)
+
+    @abstractmethod
+    def student(self, seed: int) -> Path:
+        """The student that all runs of a seed begin with."""
+
+    @abstractmethod
+    def judge(self, model: Path) -> dict[str, float]:
+        """What a saved model is judged by; the first number is shown seed by seed."""
+
+
+def write_corpus(path: Path, texts: Sequence[str]) -> None:
+    """Write a corpus as a directory."""
+    path.mkdir()
+    demo_world.write_jsonl(path / "texts.jsonl", texts)
+
+
+# -- The demo's world ----------------------------------------------------------------------------
+
+
+class DemoWorld(World):
+    """The embedded world as in `make demo`."""
+
+    steps, step_tokens = 650, 512  # as in recipes/demo.yaml
+    options: tuple[str, ...] = (f"--max_steps={steps}", f"--global_batch_tokens={step_tokens}")
+
+    def place(self, name: str, seed: int) -> Path:  # noqa: D102
+        is_shared = name in ("teacher", "clean")
+        return (self.root if is_shared else self.seed_dir(seed)) / "needs" / name
+
+    def make_teacher(self, path: Path, _: int) -> None:
+        """The teacher that is shipped."""
+        path.symlink_to(ASSETS / TEACHER)
+
+    def make_clean(self, path: Path, _: int) -> None:
+        """Problems that are read at the end of each run."""
+        problems = demo_world.held_out_problems()[:CURVE_PROBLEMS]
+        write_corpus(path, ["".join(demo_world.render(problem)) for problem in problems])
+
+    def make_base(self, path: Path, seed: int) -> None:
+        """A student that has read noise, prose and questions."""
+        path.mkdir()
+        make_base(path, seed, BASE_OPTIONS)
+
+    def make_pages(self, path: Path, seed: int) -> None:
+        """Problems among noise, many with wrong solutions."""
+        self._write_pages(path, seed, wrong_share=0.4)
+
+    def make_right_pages(self, path: Path, seed: int) -> None:
+        """Other pages, without wrong solutions."""
+        self._write_pages(path, seed + 1000, wrong_share=0.0)
+
+    def _write_pages(self, path: Path, seed: int, wrong_share: float) -> None:
+        count = self.steps * self.step_tokens // PAGE_TOKENS
+        excluded = demo_world.held_out_questions()
+        write_corpus(path, list(demo_world.corpus(count, seed, wrong_share, excluded)))
+
+    def make_reference(self, path: Path, seed: int) -> None:
+        """The student after as many pages without wrong solutions."""
+        pages = self.need("right_pages", seed)
+        train(self.student(seed), pages, path, *self.options, "--method=cpt", f"--seed={seed}")
+
+    def student(self, seed: int) -> Path:  # noqa: D102
+        return self.need("base", seed) / BASE
+
+    def judge(self, model: Path) -> dict[str, float]:  # noqa: D102
+        loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        return asdict(judge(loaded, AutoTokenizer.from_pretrained(model)))
+
+
+# -- Real documents ------------------------------------------------------------------------------
 
 _STUDENT, _SMALL, _LARGE = "student", "small", "large"
 # Name, kind and size of each tokenizer; the first two are the student's and the teacher's.
@@ -42,33 +182,11 @@ VOCABULARIES = {
     "fine": (TEACHER, 1500),
 }
 WIDTHS_AND_LAYERS = {_SMALL: (96, 2), _LARGE: (192, 3)}
-BOILERPLATE = (
-    *("[edit]", "[1]", "&nbsp;", "<br>", "Advertisement", "Read more", "Click here", "Share this"),
-    *("Log in", "Sign up", "Cookie policy", "Home", "Next", "Previous", "Copyright 2014", "Menu"),
-    *("All rights reserved", "Report abuse", "Reply", "Quote", "0 comments", "Posted by admin"),
-    *("Subscribe", "Terms of use", "Loading...", "Page 12"),
-)
 # The oracle's loss of a token that is not as it was. All get a random number of nats besides, large
 # against any student's loss: where there are more good tokens than are selected, those left out are
 # no easier than the others.
 _SPOILT_NATS, _RANDOM_NATS = 1e6, 1e5
 _FIFTHS = 5
-
-
-def make_model(vocabulary: int, width: int, layers: int) -> LlamaForCausalLM:
-    """An untrained model."""
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=8 * width // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.04,
-    )
-    return LlamaForCausalLM(config)
 
 
 class TextWorld(World):
@@ -83,28 +201,22 @@ class TextWorld(World):
         root: where the runs lie; what all such worlds share is beside it.
         corpora: .jsonl files with the fields `text` and, for problems with answers, `source`.
         spoil: how the pages are made from documents.
-        first_steps: of the students' first pretraining.
     """
 
-    steps, longer_steps = 250, 600
-    max_length, step_tokens = 256, 1024
-    options = (
-        f"--max_length={max_length}",
-        f"--global_batch_tokens={step_tokens}",
-        f"--max_steps={steps}",
-    )
+    steps, first_steps, longer_steps = 250, 100, 600
+    options = ("--max_length=256", "--global_batch_tokens=1024", f"--max_steps={steps}")
     held_out_documents, held_out_characters = 200, 500
     page_documents = 1000  # enough that no document is read twice
 
-    def __init__(self, root: Path, corpora: Sequence[Path], spoil: Spoil, first_steps: int):
+    def __init__(self, root: Path, corpora: Sequence[Path], spoil: Spoil):
         super().__init__(root)
-        self.corpora, self.spoil, self.first_steps = corpora, spoil, first_steps
+        self.corpora, self.spoil = corpora, spoil
 
     def place(self, name: str, seed: int) -> Path:  # noqa: D102
         if name == "pages" or "losses" in name:
             return self.root / "needs" / name
         common = self.root.parent / "text"  # of all such worlds
-        return common / (f"base-{self.first_steps}-{seed}" if name == "base" else name)
+        return common / (f"base-{seed}" if name == "base" else name)
 
     def make(self, name: str, path: Path, seed: int) -> None:  # noqa: D102
         kind, _, rest = name.partition("-")
@@ -122,9 +234,12 @@ class TextWorld(World):
     @cached_property
     def _sources(self) -> dict[str, str]:
         """Where each document comes from."""
-        lines = chain.from_iterable(file.open(encoding="utf-8") for file in self.corpora)
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines]
-        return {row["text"]: row.get("source", "") for row in rows}
+        found = {}
+        for file in self.corpora:
+            for line in file.open(encoding="utf-8"):
+                row: dict[str, Any] = json.loads(line)
+                found[row["text"]] = row.get("source", "")
+        return found
 
     @cached_property
     def documents(self) -> tuple[list[str], list[str], list[str]]:
@@ -137,9 +252,14 @@ class TextWorld(World):
     @cached_property
     def pages(self) -> list[tuple[str, BoolArray]]:
         """The students' pages, and which of their characters are as they were."""
-        texts, rng = self.documents[1][: self.page_documents], Random("pages")
-        words = [word for text in texts for word in text.split(" ")]
-        return [_join(self.spoil(text, rng, words)) for text in texts]
+        rng, found = Random("pages"), []
+        for text in self.documents[1][: self.page_documents]:
+            pieces = self.spoil(text, rng)
+            # Joined by spaces, each of which belongs to the piece behind it.
+            lengths = [len(piece) + (index > 0) for index, (piece, _) in enumerate(pieces)]
+            is_kept = np.repeat([kept for _, kept in pieces], lengths)
+            found.append((" ".join(piece for piece, _ in pieces), is_kept))
+        return found
 
     def make_clean(self, path: Path, _: int) -> None:
         """What is read at the end of each run."""
@@ -148,6 +268,10 @@ class TextWorld(World):
     def make_pages(self, path: Path, _: int) -> None:
         """Documents, spoilt or not."""
         write_corpus(path, [text for text, _ in self.pages])
+
+    def make_rest(self, path: Path, _: int) -> None:
+        """What all models are pretrained on."""
+        write_corpus(path, self.documents[2])
 
     def make_teacher(self, path: Path, _: int) -> None:
         """A model that is larger than the student and has read six times its first text."""
@@ -160,6 +284,17 @@ class TextWorld(World):
     def make_base(self, path: Path, seed: int) -> None:
         """A student that has read a little."""
         self._pretrain(_STUDENT, _SMALL, path, self.first_steps, seed)
+
+    def _pretrain(self, tokenizer: str, size: str, path: Path, steps: int, seed: int) -> None:
+        """Train a model on documents as they are, in an order of its own."""
+        torch.manual_seed(seed)
+        untrained = path.with_name(f"{path.name}.untrained")
+        model = make_model(VOCABULARIES[tokenizer][1], *WIDTHS_AND_LAYERS[size])
+        model.save_pretrained(untrained)
+        read_with = self.need(f"tokenizer-{tokenizer}", seed)
+        AutoTokenizer.from_pretrained(read_with).save_pretrained(untrained)
+        options = (*self.options, "--method=cpt", f"--max_steps={steps}", f"--seed={seed}")
+        train(untrained, self.need("rest", seed), path, *options)
 
     def make_oracle_losses(self, path: Path, _: int) -> None:
         """Losses of the student's own tokens that say which are as they were, and nothing else."""
@@ -189,22 +324,6 @@ class TextWorld(World):
             found.append((spans, losses.astype(np.float32)))
         return found
 
-    def _pretrain(self, tokenizer: str, size: str, path: Path, steps: int, seed: int) -> None:
-        """Train a model on documents as they are, in an order of its own."""
-        torch.manual_seed(seed)
-        untrained = path.with_name(f"{path.name}.untrained")
-        model = make_model(VOCABULARIES[tokenizer][1], *WIDTHS_AND_LAYERS[size])
-        model.save_pretrained(untrained)
-        read_with = self.need(f"tokenizer-{tokenizer}", seed)
-        AutoTokenizer.from_pretrained(read_with).save_pretrained(untrained)
-        corpus = self.need("rest", seed)
-        options = (*self.options, "--method=cpt", f"--max_steps={steps}", f"--seed={seed}")
-        train(untrained, corpus, path, *options)
-
-    def make_rest(self, path: Path, _: int) -> None:
-        """What all models are pretrained on."""
-        write_corpus(path, self.documents[2])
-
     def student(self, seed: int) -> Path:  # noqa: D102
         return self.need("base", seed)
 
@@ -215,15 +334,38 @@ class TextWorld(World):
         return judge_text(model, texts, problems, pages[: self.page_documents])
 
 
+def make_model(vocabulary: int, width: int, layers: int) -> LlamaForCausalLM:
+    """An untrained model."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=8 * width // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+    )
+    return LlamaForCausalLM(config)
+
+
 # -- Spoiling ------------------------------------------------------------------------------------
 
+_BOILERPLATE = (
+    *("[edit]", "[1]", "&nbsp;", "<br>", "Advertisement", "Read more", "Click here", "Share this"),
+    *("Log in", "Sign up", "Cookie policy", "Home", "Next", "Previous", "Copyright 2014", "Menu"),
+    *("All rights reserved", "Report abuse", "Reply", "Quote", "0 comments", "Posted by admin"),
+    *("Subscribe", "Terms of use", "Loading...", "Page 12"),
+)
 
-def keep(text: str, _rng: Random, _words: Sequence[str]) -> Pieces:
+
+def keep(text: str, _: Random) -> Pieces:
     """Leave a document as it is."""
     return [(text, True)]
 
 
-def spoil(text: str, rng: Random, _words: Sequence[str]) -> Pieces:
+def spoil(text: str, rng: Random) -> Pieces:
     """Make a document like a bad web page, by pieces of about 200 characters.
 
     Half of them stay as they are, a quarter have their words in random order, and a quarter give
@@ -248,45 +390,17 @@ def spoil(text: str, rng: Random, _words: Sequence[str]) -> Pieces:
     return pieces
 
 
-def replace(share: float) -> Spoil:
-    """Put other words of the corpus, as often as they are in it, for a share of the words."""
-
-    def spoil_words(text: str, rng: Random, words: Sequence[str]) -> Pieces:
-        pieces = []
-        for word in text.split(" "):
-            is_kept = rng.random() >= share
-            pieces.append((word if is_kept else rng.choice(words), is_kept))
-        return pieces
-
-    return spoil_words
+def insert(text: str, rng: Random) -> Pieces:
+    """Put what pages have besides their text before 40 % of the words."""
+    pieces: Pieces = []
+    for word in text.split(" "):
+        if rng.random() < 0.4:
+            pieces.append((rng.choice(_BOILERPLATE), False))
+        pieces.append((word, True))
+    return pieces
 
 
-def insert(share: float) -> Spoil:
-    """Put what pages have besides their text before a share of the words."""
-
-    def spoil_gaps(text: str, rng: Random, _words: Sequence[str]) -> Pieces:
-        pieces: Pieces = []
-        for word in text.split(" "):
-            if rng.random() < share:
-                pieces.append((rng.choice(BOILERPLATE), False))
-            pieces.append((word, True))
-        return pieces
-
-    return spoil_gaps
-
-
-SPOILS: dict[str, Spoil] = {
-    "clean": keep,
-    "noisy": spoil,
-    **{f"replaced-{percent}": replace(percent / 100) for percent in (20, 40)},
-    **{f"inserted-{percent}": insert(percent / 100) for percent in (20, 40)},
-}
-
-
-def _join(pieces: Pieces) -> tuple[str, BoolArray]:
-    """Join pieces by spaces, each of which belongs to the piece behind it."""
-    lengths = [len(piece) + (number > 0) for number, (piece, _) in enumerate(pieces)]
-    return " ".join(piece for piece, _ in pieces), np.repeat([kept for _, kept in pieces], lengths)
+SPOILS: dict[str, Spoil] = {"clean": keep, "noisy": spoil, "inserted-40": insert}
 
 
 # -- Judging -------------------------------------------------------------------------------------
@@ -330,20 +444,12 @@ def judge_text(
         answer_characters += spans[-1, 1] - at
     encodings = encode_batch(tokenizer, pages)
     counts_V = np.bincount(np.concatenate([one.ids for one in encodings]), minlength=len(tokenizer))
+    counts_N = torch.from_numpy(counts_V)[ids_N]
+    fifths = nats_N[counts_N.argsort(stable=True)].chunk(_FIFTHS)
     return {
         "nats_per_character": float(nats_N.sum()) / sum(map(len, texts)),
         "nats_per_token": float(nats_N.mean()),
         "top1": float(right_N.double().mean()),
         "answer_nats_per_character": answer_nats / max(answer_characters, 1),
-        **by_fifths(nats_N, torch.from_numpy(counts_V)[ids_N]),
+        **{f"nats_fifth_{number}": float(part.mean()) for number, part in enumerate(fifths, 1)},
     }
-
-
-def by_fifths(nats_N: torch.Tensor, counts_N: torch.Tensor) -> dict[str, float]:
-    """Mean nats by fifths of the tokens, rarest first.
-
-    >>> by_fifths(torch.tensor([1.0, 2, 3, 4, 5]), torch.tensor([5, 4, 3, 2, 1]))["nats_fifth_1"]
-    5.0
-    """
-    fifths = nats_N[counts_N.argsort(stable=True)].chunk(_FIFTHS)
-    return {f"nats_fifth_{number}": float(part.mean()) for number, part in enumerate(fifths, 1)}
