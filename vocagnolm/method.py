@@ -40,12 +40,12 @@ _READ: dict[MethodName, tuple[str, ...]] = {
 _T = TypeVar("_T")
 
 
-def option(default: _T, help: str = "", *, first: bool = False) -> _T:
+def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: Any) -> _T:
     """Return the field of a dataclass of options: its default, and its line in `--help`.
 
     Those that are `first` come on top of the page.
     """
-    metadata: dict[str, Any] = {"help": help, "first": first}
+    metadata: dict[str, Any] = {"help": help, "first": first, **of_argparse}
     if isinstance(default, list):
         return cast(_T, field(default_factory=default.copy, metadata=metadata))
     return cast(_T, field(default=default, metadata=metadata))

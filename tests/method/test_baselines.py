@@ -14,7 +14,7 @@ from vocagnolm.alignment import align_positions, align_spans
 from vocagnolm.distillation import HeadStates
 from vocagnolm.objective import Method, Objective
 from vocagnolm.output_head import Head
-from vocagnolm.run.parse import parse
+from vocagnolm.run.recipe import parse
 from vocagnolm.teacher import ResidentTeacher, TeacherLosses
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "paper"

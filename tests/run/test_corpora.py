@@ -16,7 +16,7 @@ from vocagnolm import cli, data
 from vocagnolm.run import main as train
 from vocagnolm.run import prepare
 from vocagnolm.run.documents import Documents
-from vocagnolm.run.parse import parse
+from vocagnolm.run.recipe import parse
 from vocagnolm.store import score
 
 CPU = ("--use_cpu", "True", "--teacher", "t")

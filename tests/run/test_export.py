@@ -29,7 +29,7 @@ from vocagnolm.models.source import ModelSource
 from vocagnolm.run import export
 from vocagnolm.run import export_main as command
 from vocagnolm.run import main as train
-from vocagnolm.run import parse as config
+from vocagnolm.run import recipe as config
 from vocagnolm.run.checkpoints import checkpoint_fault
 from vocagnolm.run.pair import load_pair
 from vocagnolm.store import score

@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 
 from vocagnolm.run import main as train
 from vocagnolm.run import memory
-from vocagnolm.run import parse as config
 from vocagnolm.run import plan as run_plan
+from vocagnolm.run import recipe as config
 from vocagnolm.run.memory import (
     Layout,
     Precision,

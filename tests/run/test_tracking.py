@@ -20,7 +20,7 @@ from vocagnolm.run import main as train
 from vocagnolm.run import watchers
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
-from vocagnolm.run.parse import parse
+from vocagnolm.run.recipe import parse
 from vocagnolm.run.watchers import describe_tracking
 
 

@@ -23,7 +23,7 @@ from vocagnolm.cli import Exit
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import main as train
-from vocagnolm.run import parse as config
+from vocagnolm.run import recipe as config
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.pair import load_pair
 from vocagnolm.run.watchers import describe_store, load_recorder

@@ -31,7 +31,7 @@ from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import main as train
-from vocagnolm.run import parse as config
+from vocagnolm.run import recipe as config
 from vocagnolm.store import score
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader

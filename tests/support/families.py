@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vocagnolm.run import estimates, parse
+from vocagnolm.run import estimates
 
 SHARED = Path(__file__).resolve().parents[3] / "shared"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -35,10 +34,9 @@ SINGLE_DIGITS = (
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_plans() -> Iterator[None]:
-    """Each run of `train.py` in this process would make the parser, and time a matrix product."""
+    """Each run of `train.py` in this process would time a matrix product."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(estimates, "_TIMED_S", 0.001)
-        patch.setattr(parse, "make_parser", cache(parse.make_parser))
         yield
 
 

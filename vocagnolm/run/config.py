@@ -1,9 +1,9 @@
-"""`transformers.TrainingArguments` with the paper's training set-up; some options are rejected."""
+"""`transformers.TrainingArguments` with the paper's training set-up, and what a run cannot have."""
 
+import json
 import os
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -11,46 +11,49 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
-from transformers.integrations import integration_utils
-from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.trainer_pt_utils import AcceleratorConfig
+from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 
-from vocagnolm.cli import json_settings
-from vocagnolm.dist import is_on_cpu, launched_processes
-from vocagnolm.host.options import raise_first
-from vocagnolm.host.trackers import import_wandb
-from vocagnolm.models.layers import liger_settings
+from vocagnolm.dist import connection_fault, is_on_cpu, launched_processes
 from vocagnolm.run.options import RunOptions
-from vocagnolm.run.rejected import argument_faults, unsupported_options
-
-_TOKENS_SEEN = ("no", "all", "non_padding")
 
 # Of the paper's optimizer step (Section 4.3).
 _PAPER_TOKENS = 2**21
 # Sequences per device; with a 7B teacher in bf16 this fits 80 GB.
 _MAX_DERIVED_BATCH = 8
+# Fields with the one value that a run can have, and what another one would do.
+_ONE_VALUE: dict[str, tuple[object, str]] = {
+    "ignore_data_skip": (False, "trains on the same data again after every resume"),
+    "auto_find_batch_size": (False, "shrinks the global batch where memory runs out"),
+    "train_sampling_strategy": ("random", "makes other batches than a resumed run"),
+    "dataloader_in_order": (True, "leaves the order of the batches to chance"),
+    "label_smoothing_factor": (0.0, "has no effect: losses are those of the labels"),
+    "save_only_model": (False, "leaves nothing to resume from"),
+    "save_on_each_node": (False, "makes two directories of one run"),
+    "bf16_full_eval": (False, "casts the student that is saved"),
+    "fp16_full_eval": (False, "casts the student that is saved"),
+    "enable_jit_checkpoint": (False, "saves in the middle of a step: a signal saves already"),
+}
+_LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
 @dataclass
 class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
-    """`transformers.TrainingArguments` with the paper's training set-up (Section 4.3) as defaults.
+    """Arguments of a run: `TrainingArguments` with the paper's set-up (Section 4.3) as defaults.
 
     AdamW's beta2 and weight decay are LitGPT's, which the paper trains with; it does not name them.
     """
 
     adam_beta2: float = 0.95
     weight_decay: float = 0.1
-    per_device_eval_batch_size: int | None = None  # type: ignore[assignment]
-    # A command line could not set the parent's non_padding.
-    include_num_input_tokens_seen: str = field(
-        default="no", metadata={"nargs": "?", "const": "all"}
-    )
-    eval_strategy: IntervalStrategy | str | None = field(  # type: ignore[assignment]
-        default=None, metadata={"choices": [strategy.value for strategy in IntervalStrategy]}
-    )
-    # Pushes along the way would show all files of the output directory.
+    # By default as in training.
+    per_device_eval_batch_size: int = None  # type: ignore[assignment]
+    # By default "steps" if there is something to evaluate on.
+    eval_strategy: IntervalStrategy | str | None = None  # type: ignore[assignment]
+    # A push on the way would upload files that are being written.
     hub_strategy: str = "end"
     logging_first_step: bool = True
-    # It hides NaNs, at a wait per micro-batch.
+    # It hides NaNs, at a host-device sync per micro-batch.
     logging_nan_inf_filter: bool = False
     remove_unused_columns: bool = False
     ddp_find_unused_parameters: bool | None = False
@@ -58,74 +61,39 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
-        # Truth values of options that also have others, and are text on the command line.
-        seen, fsdp = (
-            str(value).lower() for value in (self.include_num_input_tokens_seen, self.fsdp)
-        )
-        self.include_num_input_tokens_seen = {"true": "all", "false": "no"}.get(seen, seen)
-        self.fsdp = {"true": True, "false": None}.get(fsdp, self.fsdp)  # type: ignore[assignment]
-        raise_first(unsupported_options(self))
-        raise_first(self._faults())
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        if isinstance(self.lr_scheduler_kwargs, str):
-            given = json_settings("--lr_scheduler_kwargs", self.lr_scheduler_kwargs, empty=True)
-            self.lr_scheduler_kwargs = given
+        if isinstance(self.liger_kernel_config, str):
+            self.liger_kernel_config = json.loads(self.liger_kernel_config)
         if self.use_liger_kernel:
-            self.liger_kernel_config = liger_settings(self.liger_kernel_config)
+            without_losses = dict.fromkeys(_LIGER_LOSSES, False)
+            self.liger_kernel_config = without_losses | (self.liger_kernel_config or {})
+        # A log file wants no progress bar.
         if self.disable_tqdm is None:
-            # A log file wants no progress bar.
             self.disable_tqdm = not sys.stderr.isatty()
         if self.bf16 is None:
-            self.bf16 = (
-                torch.cuda.is_available()
-                and torch.cuda.is_bf16_supported()
-                and not (self.use_cpu or self.fp16)
-            )
+            has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+            self.bf16 = has_bf16 and not (self.use_cpu or self.fp16)
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
         self.eval_strategy = self.eval_strategy or IntervalStrategy.NO
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
-        self.report_to = self.report_to or "none"  # type: ignore[assignment]
-        # Placeholders that the parent class can work with, until the block length is known.
-        self._given = (self.per_device_train_batch_size, self.gradient_accumulation_steps)
+        self.report_to = self.report_to or ["none"]
+        # Placeholders that the parent class can work with, until `set_batch`.
+        self._given = self.per_device_train_batch_size, self.gradient_accumulation_steps
         self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
-        # The parent class takes processes without a GPU for separate runs, unless it is told.
+        # The parent class takes processes on a CPU for separate runs, and drops their time-out.
         alone = launched_processes() == 1 or self.is_sharded
         self.use_cpu = self.use_cpu or (is_on_cpu() and not alone)
-        # On a CPU it would drop the time-out.
         if self.use_cpu:
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
-        raise_first(argument_faults(self))
-        self._check_trackers()
-
-    def _faults(self) -> Iterator[str]:
-        if (seen := self.include_num_input_tokens_seen) not in _TOKENS_SEEN:
-            expected = ", ".join(_TOKENS_SEEN)
-            yield f"--include_num_input_tokens_seen must be one of {expected}, got {seen}"
-        if self.remove_unused_columns:
-            yield "--remove_unused_columns true has no effect: leave it out"
-        for name in ("hub_model_id", "hub_private_repo", "hub_revision", "hub_always_push"):
-            if vars(self)[name] and not self.push_to_hub:
-                yield f"--{name} has no effect without --push_to_hub: leave it out"
-
-    def _check_trackers(self) -> None:
-        """Reject a tracker whose package is missing, which Trainer would say much later."""
-        for name in self.report_to or ():
-            if name == "wandb":
-                import_wandb()
-            # A callback made without its package may leave a traceback when it is deleted.
-            elif not vars(integration_utils).get(f"is_{name}_available", lambda: True)():
-                raise ValueError(f"--report_to {name} needs its package: pip install {name}")
-        try:
-            for make in integration_utils.get_reporting_integration_callbacks(self.report_to):  # type: ignore[no-untyped-call]
-                make()
-        except (ImportError, RuntimeError) as error:
-            raise ValueError(f"--report_to {' '.join(self.report_to or ())}: {error}") from error
+        if isinstance(self.lr_scheduler_kwargs, str):
+            raise ValueError("--lr_scheduler_kwargs must be a JSON object")
+        check_arguments(self)
 
     @property
     def is_sharded(self) -> bool:
@@ -140,13 +108,12 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
 
     def set_batch(self, max_length: int) -> None:
         """Derive batch size and accumulation from the global batch, or this one from them."""
-        self._is_decided_by_parts = self.global_batch_tokens is None
+        self._is_decided_by_parts = self.global_batch_tokens is None and None not in self._given
         rows, steps = split_global_batch(
             self.global_batch_tokens, max_length, self.world_size, *self._given
         )
         self.per_device_train_batch_size, self.gradient_accumulation_steps = rows, steps
         self.global_batch_tokens = rows * steps * self.world_size * max_length
-        self._is_decided_by_parts &= None not in self._given
         self.per_device_eval_batch_size = self._given_eval or rows
 
     def batch_arithmetic(self, max_length: int) -> str:
@@ -159,6 +126,66 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
         if self._is_decided_by_parts:
             shown += ", as --per_device_train_batch_size and --gradient_accumulation_steps decide"
         return shown
+
+
+def check_arguments(args: TrainingArguments) -> None:
+    """Raise a ValueError for arguments that would change what a run computes or keeps.
+
+    Of any trainer, with `RunArguments` or not.
+    """
+    for name, (value, reason) in _ONE_VALUE.items():
+        # Another transformers may lack one.
+        if (found := vars(args).get(name, value)) != value:
+            raise ValueError(f"--{name} {found} {reason}: leave it out")
+    if (args.accelerator_config or AcceleratorConfig()).split_batches:
+        raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
+    _check_processes(args)
+    kernels = args.liger_kernel_config or {}
+    if args.use_liger_kernel and any(kernels.get(name, True) for name in _LIGER_LOSSES):
+        raise ValueError(
+            "--use_liger_kernel would replace the loss: set fused_linear_cross_entropy and "
+            "cross_entropy to false in --liger_kernel_config"
+        )
+    _check_saving(args)
+
+
+def _check_processes(args: TrainingArguments) -> None:
+    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
+    if _fsdp_version(args) not in (None, 2):
+        raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process sees {args.n_gpu} GPUs: start one process per GPU with accelerate "
+            "launch, or set CUDA_VISIBLE_DEVICES"
+        )
+    if fault := connection_fault(args.world_size):
+        raise ValueError(fault)
+
+
+def _check_saving(args: TrainingArguments) -> None:
+    if args.metric_for_best_model not in (None, "loss", "eval_loss"):
+        raise ValueError(
+            f"--metric_for_best_model {args.metric_for_best_model} is not measured: use loss"
+        )
+    if args.greater_is_better:
+        raise ValueError("--greater_is_better true would keep the largest loss: leave it out")
+    if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
+        raise ValueError("--save_strategy best needs an evaluation: set --eval_strategy")
+    if args.push_to_hub and args.hub_strategy != "end":
+        raise ValueError(
+            f"--hub_strategy {HubStrategy(args.hub_strategy).value} uploads checkpoints that are "
+            "being written: use --hub_strategy end"
+        )
+
+
+def _fsdp_version(args: TrainingArguments) -> int | None:
+    if args.fsdp and (plugin := vars(args).get("fsdp_plugin_args")):
+        return int(plugin["fsdp_version"])
+    # Accelerate's own default is the first version.
+    if parse_flag_from_env("ACCELERATE_USE_FSDP"):
+        return int(os.environ.get("FSDP_VERSION", "1"))
+    return None
 
 
 def split_global_batch(

@@ -28,7 +28,6 @@ from vocagnolm.run.estimates import disk_uses
 from vocagnolm.run.job import Job, default_settings
 from vocagnolm.run.model_card import model_card
 from vocagnolm.run.pair import Pair, load_models, load_pair
-from vocagnolm.run.parse import parse
 from vocagnolm.run.plan import (
     describe_documents,
     describe_mixture,
@@ -36,7 +35,7 @@ from vocagnolm.run.plan import (
     fitted,
     show_example,
 )
-from vocagnolm.run.recipe import named_in_errors
+from vocagnolm.run.recipe import parse
 from vocagnolm.run.relayout import LayoutError, change_of_layout, shape_fault
 from vocagnolm.run.watchers import (
     describe_store,
@@ -59,8 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with preemption.handling(preemption.SCHEDULERS, preemption.leave_at_once):
                 argv = sys.argv[1:] if argv is None else argv
                 job = parse(argv)
-                with named_in_errors(argv):
-                    built = build(job)
+                built = build(job)
                 if built is None:
                     return Exit.DONE
                 trainer, checkpoint = built

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from vocagnolm.method import in_range, option
 
+# Of an option that may also be None: its bare name means true.
+_SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
+
 
 @dataclass
 class ModelOptions:
@@ -109,10 +112,11 @@ class DataOptions:
         count = len(self.dataset)
         if len(set(self.dataset)) < count:
             raise ValueError("--dataset names one twice: name it once, and give --dataset_weights")
-        if self.dataset_weights and len(self.dataset_weights) != count:
+        weights = self.dataset_weights
+        if weights and (count == 1 or len(weights) != count):
             raise ValueError(
-                f"--dataset_weights needs one for each of {count} corpora, "
-                f"got {len(self.dataset_weights)}"
+                f"--dataset_weights needs one for each of several corpora, got {len(weights)} for "
+                f"{count}"
             )
         for name in ("dataset_config", "dataset_split", "text_column"):
             given = len(vars(self)[name] or [""])
@@ -184,10 +188,10 @@ class RunOptions:
         42, "Seed of the order of packed sequences, of adapters and dropout.", first=True
     )
     bf16: bool | None = option(
-        None, "bfloat16 compute; by default on GPUs that have it.", first=True
+        None, "bfloat16 compute; by default on GPUs that have it.", first=True, **_SWITCH
     )
     activation_checkpointing: bool | None = option(
-        None, "Keep the layers' inputs only, and compute them again.", first=True
+        None, "Keep the layers' inputs only, and compute them again.", first=True, **_SWITCH
     )
     max_bad_steps: int = option(
         0, "Steps in a row that may be skipped as a loss or gradient is NaN."

@@ -1,95 +1,23 @@
-"""The command line and recipes of `train.py`, and which options go together."""
+"""Which options of training go together."""
 
-import copy
 import os
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from dataclasses import Field
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
-from transformers import HfArgumentParser
 from transformers.training_args import ParallelMode
 
-from vocagnolm.cli import OneLineErrors, one_for_each
+from vocagnolm.cli import one_for_each
 from vocagnolm.host.options import raise_first
-from vocagnolm.method import Method
 from vocagnolm.models.quantization import QUANTIZATIONS, quantization
 from vocagnolm.models.sharding import require_several_devices
 from vocagnolm.row_segments import needs_segments
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.job import Job
-from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
-from vocagnolm.run.recipe import Options, named_in_errors, recipe_of
 
 
-class _Parser(OneLineErrors, HfArgumentParser):
-    """Parser of dataclasses; the usage of TrainingArguments would fill screens."""
-
-    @staticmethod
-    def _parse_dataclass_field(parser: ArgumentParser, field: Field[Any]) -> None:
-        field = copy.copy(field)
-        field.metadata = {k: v for k, v in field.metadata.items() if k != "first"}
-        HfArgumentParser._parse_dataclass_field(parser, field)
-
-
-def parse(argv: Sequence[str]) -> Job:
-    """Read the command line; `--config FILE.yaml` gives values that flags override.
-
-    Raises:
-        ValueError: an argument is wrong, in one line.
-    """
-    parser = make_parser()
-    # A recipe becomes flags before the flags of the command line, so that those win.
-    recipe = recipe_of(argv)
-    recipe.check(parser)
-    values = vars(parser.parse_args([*recipe.flags(), *argv]))
-    with named_in_errors(argv):
-        return _job(parser, values)
-
-
-def make_parser() -> HfArgumentParser:
-    """Make the parser of all options, with the fields of `TrainingArguments`."""
-    types: list[Any] = [ModelOptions, LoadOptions, DataOptions, PackOptions, Method, RunArguments]
-    parser = _Parser(types, prog="train.py", allow_abbrev=False, add_help=False)
-    parser.add_argument("--config")
-    return parser
-
-
-def _job(parser: HfArgumentParser, values: Options) -> Job:
-    """Resolve what depends on several options, and reject those that do not go together."""
-    config = values.pop("config")
-    if not values["output_dir"]:
-        values["output_dir"] = _default_output_dir(values)
-    _set_evaluation(values)
-    try:
-        job = Job(*parser.parse_dict(values), recipe=config)
-    # A file or package may be missing, a number too large for the machine.
-    except (OSError, ImportError, ValueError, OverflowError) as error:
-        raise ValueError(" ".join(str(error).split())) from error
+def check_together(job: Job) -> None:
+    """Raise a ValueError for options that do not go together."""
     _check_teachers(job)
     raise_first(_faults(job))
-    job.run.set_batch(job.pack.max_length)
-    return job
-
-
-def _default_output_dir(values: Options) -> str:
-    names = [values["student"], *(values["teacher"] or values["teacher_losses"] or ())]
-    if values["method"] != "vocagnolm" or len(names) == 1:
-        names.append(values["method"])
-    return os.path.join("runs", "__".join(Path(name).name for name in names))
-
-
-def _set_evaluation(values: Options) -> None:
-    """Evaluate where there is something to evaluate on, as often as checkpoints are saved."""
-    evaluates = bool(values["eval_fraction"] or values["eval_dataset"])
-    strategy = values["eval_strategy"]
-    if strategy not in (None, "no") and not evaluates:
-        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    if strategy is None and evaluates:
-        values["eval_strategy"] = strategy = "steps"
-    if strategy == "steps":
-        values["eval_steps"] = values["eval_steps"] or values["save_steps"]
 
 
 def _check_teachers(job: Job) -> None:

@@ -26,22 +26,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     from vocagnolm.run.documents import load_documents
     from vocagnolm.run.estimates import aligned_use, describe_preparation
     from vocagnolm.run.pair import load_pair
-    from vocagnolm.run.parse import parse
     from vocagnolm.run.plan import describe_documents, fitted
-    from vocagnolm.run.recipe import named_in_errors
+    from vocagnolm.run.recipe import parse
 
     job = parse(argv)
-    with named_in_errors(argv):
-        pair = load_pair(job.model, job.load, job.pack, job.method, job.run.device)
+    pair = load_pair(job.model, job.load, job.pack, job.method, job.run.device)
+    began = time.perf_counter()
+    documents = load_documents(job, pair, sample=True)
+    if not documents.is_whole:
+        use = aligned_use(documents)
+        say(fitted(f"{describe_preparation(job, documents)}\ndisk       about {use}"))
+        if use.fault:
+            raise ValueError(use.fault)
         began = time.perf_counter()
-        documents = load_documents(job, pair, sample=True)
-        if not documents.is_whole:
-            use = aligned_use(documents)
-            say(fitted(f"{describe_preparation(job, documents)}\ndisk       about {use}"))
-            if use.fault:
-                raise ValueError(use.fault)
-            began = time.perf_counter()
-            documents = load_documents(job, pair)
+        documents = load_documents(job, pair)
     took, use = time.perf_counter() - began, aligned_use(documents)
     tokens = documents.segments.total("student_tokens")
     if documents.held_out and not job.data.eval_dataset:

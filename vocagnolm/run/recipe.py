@@ -1,129 +1,286 @@
-"""Recipes: YAML files of options with their bases, and the line of each option for errors."""
+"""The command line of training and its recipes: `parse(argv)` makes a `Job`.
 
+A wrong name, choice or range is told before torch is imported, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib.util
 import json
 import os
 import re
-from argparse import ArgumentParser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
 
-from vocagnolm.cli import OneLineErrors
+from vocagnolm.cli import OneLineErrors, near, note
+from vocagnolm.method import Method
+from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions, RunOptions
 
-# As argparse reads them: of any type.
-Options = dict[str, Any]
+if TYPE_CHECKING:
+    from transformers import HfArgumentParser
+
+    from vocagnolm.run.job import Job
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Options of a file and of the bases that it builds on.
+def _of_transformers(name: str) -> Path:
+    package = importlib.util.find_spec("transformers")
+    assert package
+    assert package.origin
+    return Path(package.origin).with_name(name)
 
-    Attributes:
-        options: values by name; those of a file win over its base's.
-        places: the file and line of each, as messages name them.
+
+def _hf_argparser() -> ModuleType:
+    """Load the module by its path: importing the package before it takes a second."""
+    spec = importlib.util.spec_from_file_location(
+        "vocagnolm_hf_argparser", _of_transformers("hf_argparser.py")
+    )
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if not TYPE_CHECKING:
+    HfArgumentParser = _hf_argparser().HfArgumentParser
+
+OPTIONS = (ModelOptions, LoadOptions, DataOptions, PackOptions, Method, RunOptions)
+_ABOUT = """\
+Continual pretraining with the token losses of a teacher of any vocabulary.
+
+    python train.py --teacher T --dry_run              # print the plan and exit
+    accelerate launch train.py --teacher Qwen/Qwen2.5-Math-7B-Instruct
+    accelerate launch train.py --config recipes/demo.yaml --teacher T
+
+`vocagnolm train` is the same command. Given again, it resumes a run that ended
+early. Exit status: 0 done, 2 a wrong argument or file, 3 losses became NaN or
+infinite, 4 out of memory, 75 stopped by a signal with all saved, so that a
+scheduler may start it again. docs/running.md has the details.
+"""
+_OF_TEACHERS = {
+    *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
+    *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
+}
+_OF_ADAPTERS = {each.name for each in fields(ModelOptions) if each.name.startswith("lora_")}
+# Options of TRL whose values are of another kind here.
+_OF_TRL = {
+    "completion_only_loss": ": use --train_on",
+    "assistant_only_loss": ": use --train_on",
+    "packing": ": sequences of --max_length are always packed",
+}
+
+
+class Parser(OneLineErrors, HfArgumentParser):
+    """Parser of dataclasses of options, without the fields that are `known` from elsewhere."""
+
+    def __init__(self, types: Sequence[type], known: Sequence[str] = ()) -> None:
+        super().__init__(
+            prog="train.py",
+            usage="train.py [--config RECIPE.yaml] --teacher TEACHER [OPTION ...]",
+            description=_ABOUT,
+            epilog="train.py --help_all adds the other fields of transformers.TrainingArguments.",
+            formatter_class=_Help,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self._known = known
+        self._first = self.add_argument_group("most used")
+        self._first.add_argument(
+            "--config", type=str, help="YAML file of options and of a base; flags override it."
+        )
+        for each in types:
+            self._add_dataclass_arguments(each)
+        self.dataclass_types = list(types)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise, with one of the two spellings that HfArgumentParser gives an option."""
+        super().error(re.sub(r"/--\S+(?=:)", "", message))
+
+    def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
+        if field.name in self._known:
+            return
+        field = copy.copy(field)
+        is_first = field.metadata.get("first", False)
+        field.metadata = {key: value for key, value in field.metadata.items() if key != "first"}
+        group = self._first if is_first else parser
+        HfArgumentParser._parse_dataclass_field(group, field)
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """One spelling of each option, the kind of its values, and its default in brackets."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not action.option_strings[0].startswith("--no_"):
+            super().add_argument(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if action.const is True:
+            return action.option_strings[0]
+        return f"{action.option_strings[0]} {self._format_args(action, _kind(action))}"
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if default is None or default is False or default == "":
+            return action.help
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        return f"{action.help or ''} [{shown}]".strip()
+
+
+def _kind(action: argparse.Action) -> str:
+    return "N" if action.type is int else "X" if action.type is float else "NAME"
+
+
+def parse(argv: Sequence[str]) -> Job:
+    """Read the command line; `--config FILE.yaml` gives values that flags override.
+
+    Raises:
+        ValueError: an argument is wrong, in one line.
     """
-
-    options: Options
-    places: dict[str, str]
-
-    def flags(self, *names: str) -> list[str]:
-        """Write all options, or some, as the flags that they stand for."""
-        flags: list[str] = []
-        for name in names or self.options:
-            value = self.options[name]
-            if isinstance(value, list):
-                flags += [f"--{name}", *map(str, value)]
-            elif value is not None:
-                flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
-        return flags
-
-    def check(self, parser: ArgumentParser) -> None:
-        """Let a parser check each option by itself; its errors begin with the place."""
-        try:
-            for name in self.places:
-                parser.parse_args(self.flags(name))
-        except ValueError as error:
-            raise ValueError(f"{self.places[name]}: {error}") from error
-
-
-def recipe_of(argv: Sequence[str]) -> Recipe:
-    """Read the recipe that a command line names with `--config`, if any."""
-    parser = OneLineErrors(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", action="append", default=[])
-    paths = parser.parse_known_args(argv)[0].config
-    if len(paths) > 1:
-        raise ValueError(f"--config names {' and '.join(paths)}: give one, with the other as base")
-    recipe = Recipe({}, {})
-    for file, options, lines in recipe_files(*paths) if paths else ():
-        recipe.options.update(options)
-        recipe.places.update({name: f"--config {file}, line {lines[name]}" for name in options})
-    return recipe
-
-
-@contextmanager
-def named_in_errors(argv: Sequence[str]) -> Iterator[None]:
-    """Put the file and line of a recipe before an error about an option that was set there."""
+    quick = Parser(OPTIONS)
+    if {"-h", "--help", "--help_all"} & set(argv):
+        quick.print_help()
+        if "--help_all" in argv:
+            _print_others()
+        raise SystemExit(0)
+    config = quick.parse_known_args(argv)[0].config
+    options = recipe_options(config) if config else {}
+    flags = as_flags(options)
     try:
-        yield
+        _check_names(quick, flags)
     except ValueError as error:
-        # The first option of a message is the one at fault.
-        if found := re.search(r"(?<!\w)--(\w+)", str(error)):
-            given = {re.split("[ =]", word)[0].replace("-", "_") for word in argv}
-            place = recipe_of(argv).places.get(found[1])
-            if place and f"__{found[1]}" not in given:
-                error.args = (f"{place}: {error}",)
-        raise
+        raise ValueError(f"--config {config}: {error}") from error
+    _check_names(quick, argv)
+    # All checks that need no torch, on what recipe and flags say together.
+    values = vars(quick.parse_known_args([*flags, *argv])[0])
+    for each in OPTIONS:
+        each(**{field.name: values[field.name] for field in fields(each)})
+
+    # Only now, as importing them takes four seconds.
+    from vocagnolm.run.config import RunArguments
+    from vocagnolm.run.job import Job
+    from vocagnolm.run.parse import check_together
+
+    parser = Parser((*OPTIONS[:-1], RunArguments))
+    values = vars(parser.parse_args([*flags, *argv]))
+    del values["config"]
+    values["output_dir"] = values["output_dir"] or _default_output_dir(values)
+    _set_evaluation(values)
+    job = Job(*parser.parse_dict(values), recipe=config)
+    check_together(job)
+    job.run.set_batch(job.pack.max_length)
+    for line in warnings_of(job):
+        note(f"warning: {line}")
+    return job
 
 
-def recipe_files(path: str) -> list[tuple[str, Options, dict[str, int]]]:
-    """Return files, their options and the lines of these, the most general file first."""
-    found: dict[str, tuple[Options, dict[str, int]]] = {}
-    named_by = ""
-    while path not in found:
-        options, lines = _read(path, named_by)
-        base = options.pop("base", None)
-        found[path] = options, lines
-        if base is None:
-            return [(file, *content) for file, content in reversed(found.items())]
-        if not isinstance(base, str):
-            place = f"--config {path}, line {lines['base']}"
-            raise ValueError(f"{place}: base must name a file beside it, got {base!r}")
-        named_by = f", the base of {path}"
-        path = os.path.normpath(Path(path).parent / base)
-    raise ValueError(f"--config {path} is its own base: {' -> '.join([*found, path])}")
-
-
-def _read(path: str, named_by: str) -> tuple[Options, dict[str, int]]:
-    """Read a file of options, and the line of each."""
+def recipe_options(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file of options over those of its `base`, a file beside it."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        loader = yaml.SafeLoader(text)
-        node = loader.get_single_node()
-        # Before names that another part of the file brings with << are put among them.
-        named = [*node.value] if isinstance(node, yaml.MappingNode) else []
-        options = loader.construct_document(node) if node else None
-    # A ValueError of bytes that are no UTF-8, or of a day that no month has.
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
-        line = f", line {mark.line + 1}," if mark else ""
-        reason = error.problem if isinstance(error, yaml.MarkedYAMLError) else error
-        reason = " ".join(str(reason).split())
-        raise ValueError(f"--config {path}{line} cannot be read{named_by}: {reason}") from error
+        options = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"--config {path} cannot be read: {error}") from error
     if not isinstance(options, dict):
         raise ValueError(f"--config {path} must be a mapping of options to values")
-    options = {str(name): value for name, value in options.items()}
-    lines = dict.fromkeys(options, 1) | {key.value: key.start_mark.line + 1 for key, _ in named}
-    for key, _ in named:
-        if (line := key.start_mark.line + 1) < lines[key.value]:
-            again = f"names {key.value}, as line {lines[key.value]} does: leave one out"
-            raise ValueError(f"--config {path}, line {line} {again}")
     if "config" in options:
-        raise ValueError(
-            f"--config {path}, line {lines['config']} names another config: call it base, or leave "
-            "it out"
-        )
-    return options, lines
+        raise ValueError(f"--config {path} names another config: call it base")
+    base = options.pop("base", None)
+    if base is None:
+        return options
+    try:
+        return recipe_options(Path(path).parent / base) | options
+    except RecursionError:
+        raise ValueError(f"--config {path} is its own base") from None
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """Write options as the flags that they stand for; without those that are null."""
+    flags: list[str] = []
+    for name, value in options.items():
+        if isinstance(value, list):
+            flags += [f"--{name}", *map(str, value)]
+        elif value is not None:
+            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+    return flags
+
+
+def trainer_fields() -> list[str]:
+    """Read the fields of `transformers.TrainingArguments` from its source."""
+    source = _of_transformers("training_args.py").read_text(encoding="utf-8")
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
+            return [
+                each.target.id
+                for each in node.body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            ]
+    raise ImportError("this transformers has no TrainingArguments: install transformers<6")
+
+
+def _check_names(parser: Parser, words: Sequence[str]) -> None:
+    """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
+    known = [*parser._option_string_actions, *(f"--{name}" for name in trainer_fields())]
+    for word in parser.parse_known_args(words)[1]:
+        name = "--" + word.partition("=")[0][2:].replace("-", "_")
+        if word.startswith("--") and name not in known:
+            advice = _OF_TRL.get(name[2:]) or near(name, known)
+            raise ValueError(f"unknown option {name}{advice}")
+
+
+def _print_others() -> None:
+    from vocagnolm.run.config import RunArguments
+
+    others = Parser([RunArguments], known=[each.name for each in fields(RunOptions)])
+    others.usage, others.description, others.epilog = argparse.SUPPRESS, None, None
+    sys.stdout.write(others.format_help().partition("\n\n")[2])
+
+
+def warnings_of(job: Job) -> Iterator[str]:
+    """Yield a line for each option that was given and has no effect."""
+    model, method = job.model, job.method
+    given = set()
+    for options in (model, job.load, job.data, job.pack, method, job.run):
+        given |= {each.name for each in fields(options) if vars(options)[each.name] != each.default}
+    teachers = model.teacher or model.teacher_losses or []
+    evaluates = job.data.eval_fraction or job.data.eval_dataset
+    unread = {each.name for each in fields(Method)} - {*method.reads()}
+    for has_effect, names, condition in (
+        (False, unread, f"with {method.as_typed}"),
+        (method.choice == "guided", {"guidance_table_steps"}, f"with {method.as_typed}"),
+        (len(teachers) > 1, {"teacher_reduction"} - unread, "with one teacher"),
+        (model.teacher, _OF_TEACHERS, "without --teacher"),
+        (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
+        (model.use_peft, _OF_ADAPTERS, "without --use_peft"),
+        (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
+        (job.run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
+    ):
+        if not has_effect:
+            for name in sorted(given & names):
+                yield f"--{name} has no effect {condition}"
+
+
+def _default_output_dir(values: Mapping[str, Any]) -> str:
+    names = [values["student"], *(values["teacher"] or values["teacher_losses"] or ())]
+    if values["method"] != "vocagnolm" or len(names) == 1:
+        names.append(values["method"])
+    return os.path.join("runs", "__".join(Path(name).name for name in names))
+
+
+def _set_evaluation(values: dict[str, Any]) -> None:
+    """Evaluate where there is something to evaluate on, as often as checkpoints are saved."""
+    evaluates = bool(values["eval_fraction"] or values["eval_dataset"])
+    strategy = values["eval_strategy"]
+    if strategy not in (None, "no") and not evaluates:
+        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
+    if strategy is None and evaluates:
+        values["eval_strategy"] = strategy = "steps"
+    if strategy == "steps":
+        values["eval_steps"] = values["eval_steps"] or values["save_steps"]

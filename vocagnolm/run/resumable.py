@@ -27,13 +27,12 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.dist import decided_by_one
 from vocagnolm.host.manifest import written_files
-from vocagnolm.host.options import raise_first
 from vocagnolm.host.trackers import Tracking
 from vocagnolm.run import checkpoints, relayout
+from vocagnolm.run.config import check_arguments
 from vocagnolm.run.metrics import GuidanceMetrics
 from vocagnolm.run.mixture import MixedSampler, Mixture
 from vocagnolm.run.preemption import Preemption
-from vocagnolm.run.rejected import argument_faults
 from vocagnolm.run.reporting import replace_reporters
 from vocagnolm.run.throughput import Phases
 
@@ -87,7 +86,7 @@ class ResumableTrainer(Trainer):
 
     def __init__(self, **given: Any):
         given["args"] = given.get("args") or TrainingArguments("tmp_trainer")
-        raise_first(argument_faults(given["args"]))
+        check_arguments(given["args"])
         super().__init__(**given)
         for name in _OVERRIDDEN:
             if name not in dir(Trainer):

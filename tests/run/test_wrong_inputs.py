@@ -1,0 +1,160 @@
+"""Wrong inputs end in one line that names the option at fault, before anything is trained."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vocagnolm import cli
+from vocagnolm.run.recipe import parse
+
+T = ("--teacher", "t")
+TWO = ("--teacher", "t", "u")
+WRONG: list[tuple[tuple[str, ...], str]] = [
+    # Names, choices and types.
+    (("--teachr", "t"), "unknown option --teachr (did you mean --teacher?)"),
+    ((*T, "--packing", "true"), "unknown option --packing: sequences of --max_length are always"),
+    ((*T, "--method", "vocagnlm"), "invalid choice: 'vocagnlm'"),
+    ((*T, "--max_length", "long"), "argument --max_length: invalid int value: 'long'"),
+    (("stray", *T), "unrecognized arguments: stray"),
+    # Ranges.
+    ((*T, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),
+    ((*T, "--top_k", "nan"), "--top_k must be in (0, 1], got nan"),
+    ((*T, "--max_length", "1"), "--max_length must be in [4, 16777216], got 1"),
+    ((*T, "--eval_fraction", "1"), "--eval_fraction must be in [0, 1), got 1.0"),
+    ((*T, "--use_peft", "--lora_r", "0"), "--lora_r must be in [1, inf), got 0"),
+    ((*T, "--learning_rate", "-1"), "--learning_rate must be in [0, inf), got -1.0"),
+    ((*T, "--max_steps", "0"), "--max_steps 0 makes no update"),
+    # Teachers.
+    ((), "--teacher is required"),
+    ((*T, "--method", "cpt"), "--method cpt has no use for a teacher"),
+    (("--teacher_losses", "s", "--method", "kld"), "--method kld compares distributions"),
+    ((*TWO, "--method", "uld"), "--method uld takes one teacher, got 2"),
+    ((*TWO, "--teacher_reduction", "weighted"), "takes 2 --teacher_weights, found 0"),
+    ((*TWO, "--teacher_tokenizer", "a"), "--teacher_tokenizer needs one value for each of 2"),
+    ((*TWO, "--save_store", "s"), "--save_store"),
+    ((*T, "--save_store", "s", "--attend_across_documents"), "--save_store"),
+    # Corpora.
+    ((*T, "--dataset", "a", "a"), "--dataset names one twice"),
+    ((*T, "--dataset", "a", "b", "--dataset_weights", "1"), "--dataset_weights needs one for each"),
+    ((*T, "--dataset", "a", "b", "--text_column", *"xyz"), "--text_column needs one value, or one"),
+    ((*T, "--eval_dataset", "e", "--eval_fraction", ".1"), "exclude each other"),
+    ((*T, "--eval_strategy", "steps"), "--eval_strategy needs --eval_fraction or --eval_dataset"),
+    # Arguments of transformers that would change numbers, or lose data.
+    ((*T, "--ignore_data_skip"), "--ignore_data_skip True trains on the same data again"),
+    ((*T, "--auto_find_batch_size"), "--auto_find_batch_size True"),
+    ((*T, "--label_smoothing_factor", ".1"), "--label_smoothing_factor 0.1 has no effect"),
+    ((*T, "--save_only_model"), "--save_only_model True leaves nothing to resume from"),
+    ((*T, "--bf16_full_eval"), "--bf16_full_eval True casts the student"),
+    ((*T, "--enable_jit_checkpoint"), "--enable_jit_checkpoint True saves in the middle"),
+    (
+        (*T, "--accelerator_config", '{"split_batches": true}'),
+        "--accelerator_config: split",
+    ),
+    ((*T, "--push_to_hub", "--hub_strategy", "every_save"), "--hub_strategy every_save"),
+    ((*T, "--lr_scheduler_kwargs", "[1]"), "--lr_scheduler_kwargs must be a JSON object"),
+    # The global batch.
+    ((*T, "--global_batch_tokens", "3000"), "is not a multiple of --max_length 2048"),
+    (
+        (*T, "--global_batch_tokens", "8192", "--per_device_train_batch_size", "3"),
+        "tokens, not --global_batch_tokens 8,192",
+    ),
+]
+
+
+@pytest.mark.parametrize(("argv", "message"), WRONG, ids=[" ".join(argv) for argv, _ in WRONG])
+def test_wrong_option_is_named(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse([*argv, "--use_cpu"])
+    assert message in str(caught.value)
+
+
+def test_wrong_launch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vocagnolm.dist.launched_processes", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes were started"):
+        parse([*T, "--use_cpu"])
+    monkeypatch.undo()
+    # The version that accelerate launch takes by default.
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(ValueError, match="FSDP1 is not supported"):
+        parse([*T, "--use_cpu"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("teachr: t", "recipe.yaml: unknown option --teachr (did you mean --teacher?)"),
+        ("method: kdl", "recipe.yaml: argument --method: invalid choice: 'kdl'"),
+        ("base: recipe.yaml", "recipe.yaml is its own base"),
+        ("config: other.yaml", "names another config: call it base"),
+        ("- teacher", "must be a mapping of options to values"),
+        ("teacher: [", "recipe.yaml cannot be read"),
+        ("base: none.yaml", "none.yaml cannot be read"),
+    ],
+)
+def test_wrong_recipe_is_named(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse(["--config", str(path), *T])
+    assert message in str(caught.value)
+
+
+def test_recipe_builds_on_its_base_and_flags_override_it(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "teacher: [t]\ntop_k: 0.5\nchunks: 8\nlr_scheduler_kwargs: {min_lr: 1.0e-6}\n"
+    )
+    path = tmp_path / "mine.yaml"
+    path.write_text("base: base.yaml\ntop_k: 0.6\nchunks: null\nuse_peft: true\n")
+    job = parse(["--config", str(path), "--lora_r", "4", "--use_cpu"])
+    assert (job.method.top_k, job.method.chunks) == (0.6, 32)
+    assert (job.model.teacher, job.model.use_peft, job.model.lora_r) == (["t"], True, 4)
+    assert job.run.lr_scheduler_kwargs == {"min_lr": 1e-6}
+    assert job.recipe == str(path)
+    assert parse(["--config", str(path), "--top_k=0.7", "--use_cpu"]).method.top_k == 0.7
+
+
+def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    unread = ("--method", "cpt", "--chunks", "8", "--lora_r", "4", "--teacher_dtype", "float16")
+    parse([*unread, "--use_cpu", "--eval_steps", "9"])
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: --chunks has no effect with --method cpt",
+        "warning: --teacher_dtype has no effect without --teacher",
+        "warning: --lora_r has no effect without --use_peft",
+        "warning: --eval_steps has no effect without --eval_fraction or --eval_dataset",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", ["inspect --nosuch", "audit", "export", "score --verify none", "trian"]
+)
+def test_command_ends_in_one_line(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(command.split()) == cli.Exit.WRONG
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.count("\n") == 1
+    assert "error:" in err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "argv", ["--teachr t", "--method vocagnlm", "--top_k 3", "--config none.yaml", "--help"]
+)
+def test_quick_answer_needs_no_torch(argv: str) -> None:
+    code = (
+        "import sys; from vocagnolm.run.recipe import parse\n"
+        "try: parse(sys.argv[1:])\n"
+        "except (ValueError, SystemExit): print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, *argv.split()]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.endswith("False\n")
