@@ -41,62 +41,6 @@ def without_a_shard(world: World, place: Path) -> Path:
     return place
 
 
-# What is given, and what is said of it; {broken} is a place that the case makes.
-WRONG: dict[str, tuple[dict[str, str], str]] = {
-    "no directory": ({"student": "/no/model"}, "--student /no/model: no such directory$"),
-    "no such name": (
-        {"teacher": "no-model"},
-        "--teacher no-model cannot be loaded: there is no",
-    ),
-    "no place": ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
-    "no place for a store": ({"save_store": "/proc/x"}, "--save_store /proc/x: /proc cannot be wr"),
-    "no evaluation": ({"save_strategy": "best"}, "--save_strategy best needs an evaluation to ch"),
-    "no GPU": ({"fp16": "True"}, "--fp16 has no effect on a CPU"),
-    "many chunks": (
-        {"method": "chunk", "chunks": "99"},
-        "--chunks 99 exceeds the 64 tokens of",
-    ),
-    "no evaluation corpus": ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
-    "no checkpoint": (
-        {"resume_from_checkpoint": "/no"},
-        "--resume_from_checkpoint /no: no such directory",
-    ),
-    "a large batch": (
-        {"global_batch_tokens": "640000"},
-        r".* makes \d+ blocks of 64 tokens, one optimizer step needs 10,000: lower",
-    ),
-}
-
-
-@pytest.mark.parametrize("dry", [False, True])
-@pytest.mark.parametrize(("options", "line"), WRONG.values(), ids=WRONG)
-def test_mistake_is_said_before_the_corpus_is_aligned(
-    options: dict[str, str],
-    line: str,
-    dry: bool,
-    world: World,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    aligned: list[int] = []
-    align = documents.align_corpus
-
-    def note(corpus: Any, *args: Any, **kwargs: Any) -> Any:
-        aligned.append(len(corpus))
-        return align(corpus, *args, **kwargs)
-
-    monkeypatch.setattr(documents, "align_corpus", note)
-    argv = argv_of(world, tmp_path / "out", **options)
-    capfd.readouterr()
-    assert train.main([*argv, *["--dry_run"] * dry]) == 2
-    said = capfd.readouterr().err
-    assert re.match(f"train.py: error: {line}", said.strip()), said
-    assert said.count("\n") == 1
-    assert not aligned or "global_batch_tokens" in options
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("spoil", "line"),
     [

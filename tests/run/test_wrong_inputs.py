@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from adapter_world import World
 
 from vocagnolm import cli
 from vocagnolm.run.recipe import parse
@@ -126,6 +127,37 @@ def test_options_without_effect_are_warned_of(capsys: pytest.CaptureFixture[str]
         "warning: --lora_r has no effect without --use_peft",
         "warning: --eval_steps has no effect without --eval_fraction or --eval_dataset",
     ]
+
+
+WRONG_RUNS: list[tuple[dict[str, str], str]] = [
+    ({"student": "/no/model"}, "--student /no/model cannot be loaded"),
+    ({"teacher": "no-model"}, "--teacher no-model cannot be loaded"),
+    ({"output_dir": "/proc/x/y"}, "--output_dir /proc/x/y: /proc cannot be written"),
+    ({"save_store": "/proc/x"}, "--save_store /proc/x: /proc cannot be written"),
+    ({"save_strategy": "best"}, "--save_strategy best needs an evaluation"),
+    ({"method": "chunk", "chunks": "99"}, "--chunks 99 exceeds --max_length 64"),
+    ({"max_length": "4096", "global_batch_tokens": "4096"}, "exceeds the student's context"),
+    ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
+    ({"resume_from_checkpoint": "/no"}, "--resume_from_checkpoint /no: no such directory"),
+    ({"global_batch_tokens": "640000"}, "--global_batch_tokens"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG_RUNS, ids=[str(x) for x, _ in WRONG_RUNS])
+def test_wrong_run_leaves_no_trace(
+    options: dict[str, str],
+    message: str,
+    world: World,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
+    assert cli.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
+    err = capfd.readouterr().err
+    assert err.startswith("train.py: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
