@@ -361,7 +361,7 @@ def test_two_real_processes_give_the_same_items(
     statuses, logs = run_two(launcher, [*arguments, str(path)], tmp_path)
     assert statuses == [0, 0], "\n".join(logs)
     assert files(path) == files(uninterrupted)
-    assert "demo: 0.0*" in logs[0]
+    assert "demo: 0.0 (95 %" in logs[0]
     assert "| Demo |" in logs[0]
     assert "demo" not in logs[1].lower()
 

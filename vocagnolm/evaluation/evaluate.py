@@ -117,7 +117,7 @@ def _settings(
     }
 
 
-def _environment(arguments: Namespace, state: PartialState) -> dict[str, object]:
+def _environment(arguments: Namespace, state: PartialState) -> Record:
     # Facts that may change a number in bfloat16 without being a setting.
     device = state.device.type
     return {

@@ -10,8 +10,8 @@ from tqdm.auto import tqdm
 from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.normalization import strip_string
-from vocagnolm.evaluation.records import Record, read_lines, to_line
-from vocagnolm.evaluation.report import GRADER, second_opinion
+from vocagnolm.evaluation.records import read_lines, to_line
+from vocagnolm.evaluation.report import GRADER, in_a_line
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
 from vocagnolm.io import write_text
 
@@ -48,23 +48,8 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
         write_text(output, "".join(lines))
     else:
         sys.stdout.writelines(lines)
-    summary = _summary(file, benchmark, summarize(verdicts))
-    (sys.stdout if output else sys.stderr).write(summary)
-
-
-def _summary(file: Path, benchmark: Benchmark, summary: Record) -> str:
-    low, high = summary["interval"]
-    expected = benchmark.item_count
-    partial = f" (partial: {summary['n']} of {expected} items)" if summary["n"] < expected else ""
-    text = (
-        f"{file} as {benchmark.id}, {benchmark.protocol or 'few-shot'}{partial}: "
-        f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f}), "
-        f"{summary['correct']} of {summary['n']} right, "
-        f"{summary['unanswered']:.1%} without an answer, graded by {GRADER}\n"
-    )
-    if opinion := summary["math_verify"]:
-        text += (
-            f"{second_opinion()}, stricter: {opinion['rounded']:.1f}, the same verdict on "
-            f"{opinion['agreement']:.1%}, none in time on {opinion['without_opinion']} outputs\n"
-        )
-    return text
+    sums, expected = summarize(verdicts), benchmark.item_count
+    protocol = benchmark.protocol or "few-shot"
+    partial = f", {len(records)} of {expected} items" if len(records) < expected else ""
+    line = f"{file} as {benchmark.id}, {protocol}{partial}: {in_a_line(sums)}; graded by {GRADER}\n"
+    (sys.stdout if output else sys.stderr).write(line)

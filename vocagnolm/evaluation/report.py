@@ -95,12 +95,17 @@ def to_latex(results: Record) -> str:
 def progress(task: Task, directory: RunDirectory) -> str:
     """Sum up a finished benchmark in a line for the log."""
     column = _column(task, directory)
-    low, high = column["interval"]
-    marks = "".join(f"; {mark}" for mark in column["marks"])
-    return (
-        f"{task.benchmark.id}: {_cell(column)} (95 % interval {low:.1f} to {high:.1f}), "
-        f"{column['correct']} of {column['n']} right{marks}"
-    )
+    return "; ".join([f"{task.benchmark.id}: {in_a_line(column)}", *column["marks"]])
+
+
+def in_a_line(summary: Record) -> str:
+    """Write an accuracy with its interval, and the second opinion."""
+    low, high = summary["interval"]
+    line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f}), "
+    line += f"{summary['correct']} of {summary['n']} right"
+    if opinion := summary["math_verify"]:
+        line += f"; {second_opinion()} (stricter): {opinion['rounded']:.1f}"
+    return line
 
 
 def _rows(results: Record) -> list[list[str]]:

@@ -61,12 +61,14 @@ class Grader:
         """Grade (output, gold) pairs, in their order; kind None: (prediction, gold)."""
 
         def grade_one(answer: tuple[str, str]) -> Verdict:
-            # It may have ended while it was idle.
-            worker = _living(self._idle.get())
+            worker = self._idle.get()
+            # The answer before was too much for it.
+            if worker.process.poll() is not None:
+                worker = _Worker()
             try:
                 return worker.grade(kind, *answer)
             finally:
-                self._idle.put(_living(worker))
+                self._idle.put(worker)
 
         return self._threads.map(grade_one, answers)
 
@@ -101,10 +103,8 @@ class _Worker:
             try:
                 self._receive()
             except (EOFError, OSError):
-                raise ValueError(
-                    "expected a grading worker, found that it does not start: "
-                    "`python -m vocagnolm.evaluation.grading.worker` says why"
-                ) from None
+                command = "python -m vocagnolm.evaluation.grading.worker"
+                raise ValueError(f"a grading worker does not start: run `{command}`") from None
             self._is_ready = True
         verdict = Verdict()
         try:
@@ -126,7 +126,3 @@ class _Worker:
         # As JSON: `recv` would unpickle what a worker sends.
         reply: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return reply
-
-
-def _living(worker: _Worker) -> _Worker:
-    return worker if worker.process.poll() is None else _Worker()
