@@ -33,7 +33,7 @@ from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import Quality, judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
-from vocagnolm.demo.worker import train
+from vocagnolm.demo.run import train
 from vocagnolm.io import ASSETS
 
 SEED = 1

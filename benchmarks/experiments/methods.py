@@ -38,7 +38,7 @@ from benchmarks.experiments.worlds import (
     TextWorld,
     World,
 )
-from vocagnolm.demo.worker import train
+from vocagnolm.demo.run import train
 from vocagnolm.io import write_json
 
 RESULT_FILE, RESULTS_FILE, TABLE_FILE = "result.json", "results.json", "results.md"

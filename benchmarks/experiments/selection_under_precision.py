@@ -33,7 +33,7 @@ from vocagnolm import Method, prepare_dataset
 from vocagnolm.collator import PackedCollator, student_segments
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
-from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
+from vocagnolm.demo.run import BASE, BASE_OPTIONS, make_base
 from vocagnolm.io import ASSETS
 from vocagnolm.objective import Objective
 from vocagnolm.teacher import ResidentTeacher

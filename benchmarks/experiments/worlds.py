@@ -28,7 +28,7 @@ from vocagnolm.cli import main as vocagnolm
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
-from vocagnolm.demo.worker import (
+from vocagnolm.demo.run import (
     BASE,
     BASE_OPTIONS,
     CURVE_PROBLEMS,

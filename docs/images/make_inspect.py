@@ -16,7 +16,7 @@ from pathlib import Path
 from photograph import photograph
 
 from vocagnolm.demo.models import TEACHER
-from vocagnolm.demo.worker import BASE, BASE_OPTIONS, make_base
+from vocagnolm.demo.run import BASE, BASE_OPTIONS, make_base
 from vocagnolm.demo.world import write_jsonl
 from vocagnolm.io import ASSETS
 from vocagnolm.report import inspect

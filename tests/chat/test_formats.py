@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,12 +11,10 @@ from hypothesis import strategies as st
 from vocagnolm.chat.formats import (
     Conversation,
     Format,
-    check_unmixed,
     conversation,
     find_format,
     read_rows,
 )
-from vocagnolm.corpus import load_corpus
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 
@@ -100,23 +95,6 @@ def test_format_is_refused_when_columns_do_not_say(
 
 
 @pytest.mark.parametrize(
-    ("text", "messages", "told"),
-    [
-        ([1, 1, 0], [0, 0, 1], "row 2 is a conversation"),
-        ([0, 0, 1], [1, 0, 0], "row 2 is a document"),
-        ([1, 1, 0], [1, 1, 0], ""),
-        ([0, 0, 0], [1, 0, 1], ""),
-    ],
-)
-def test_mixed_rows_are_told_by_number(text: list[bool], messages: list[bool], told: str) -> None:
-    columns = {"text": text, "messages": messages}
-    if not told:
-        return check_unmixed(columns, "text", "a.jsonl")
-    with pytest.raises(ValueError, match=told):
-        check_unmixed(columns, "text", "a.jsonl")
-
-
-@pytest.mark.parametrize(
     "row",
     [
         {"prompt": "1 + 1?", "completion": "2"},
@@ -130,22 +108,6 @@ def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
     assert found["roles"] == [("user", "assistant"), []]
     assert found["fault"][0] is None
     assert "message 0" in found["fault"][1]
-
-
-@pytest.mark.parametrize("name", ["chat_template", "conversations", "messages"])
-def test_row_cannot_choose_what_is_rendered(name: str) -> None:
-    row = {"messages": [ASK, SAY], "chat_template_kwargs": {"thinks": True, name: "x"}}
-    with pytest.raises(ValueError, match=f"chat_template_kwargs has {name}, which is no option"):
-        read_rows([row], "messages")
-
-
-def test_conversation_of_wrong_bytes_is_told(tmp_path: Path) -> None:
-    content = pa.array([b"ok", b"\xff\xfe"]).view(pa.string())
-    turns = pa.StructArray.from_arrays([pa.array(["user"] * 2), content], ["role", "content"])
-    messages = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), turns)
-    pq.write_table(pa.table({"messages": messages}), tmp_path / "turns.parquet")
-    with pytest.raises(ValueError, match="a conversation is not valid UTF-8"):
-        load_corpus(str(tmp_path / "turns.parquet"))
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
@@ -163,6 +125,8 @@ NULL = [{"type": "function", "function": {"default": None}}]
         ({"tools": "{oops"}, None),
         ({"tools": "3"}, None),
         ({"chat_template_kwargs": [1]}, None),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, None),
+        ({"chat_template_kwargs": {"messages": []}}, None),
     ],
 )
 def test_tools_and_options_are_for_the_template(

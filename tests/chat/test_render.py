@@ -59,9 +59,9 @@ ONE = "<{{ m.content }}>{% endfor %}"
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (f"{LOOP}<{{{{ m.content | replace('a', 'b') }}}}>{{% endfor %}}", "content of message 0"),
-        (f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}", "content of message 1 (assistant)"),
-        (f"{LOOP}{{{{ m.content | length }}}}{ONE}", "changes its own text with the content"),
+        (f"{LOOP}<{{{{ m.content | replace('a', 'b') }}}}>{{% endfor %}}", "changes a message"),
+        (f"{LOOP}<{{{{ m.content | tojson }}}}>{{% endfor %}}", "changes a message"),
+        (f"{LOOP}{{{{ m.content | length }}}}{ONE}", "changes a message"),
         (f"{LOOP}{{% if m.role == 'user' %}}<{{{{ m.content }}}}>{{% endif %}}{{% endfor %}}",
          "leaves out message 1"),
         (f"{LOOP}{{{{ m.content }}}}{ONE}", "repeats 2 times message 0"),
@@ -100,7 +100,7 @@ def test_date_is_fixed_or_the_template_refused() -> None:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_text_is_that_of_the_tokenizer(name: str, shared_dir: Path) -> None:
+def test_text_is_that_of_the_tokenizer(name: str) -> None:
     tokenizer = chat_tokenizer(name)
     own, asked = template_of(tokenizer, "student"), turns(" 1 + 1?\n", "2", "and \t", "")
     assert own is not None
@@ -110,7 +110,7 @@ def test_text_is_that_of_the_tokenizer(name: str, shared_dir: Path) -> None:
     assert Template.of_json(own.as_json()) == own
 
 
-def test_names_tools_and_options_are_shown_as_the_tokenizer_does(shared_dir: Path) -> None:
+def test_names_tools_and_options_are_shown_as_the_tokenizer_does() -> None:
     tokenizer = chat_tokenizer("tinyllama")
     form = "{% for m in messages %}<{{ m.name | default('-') }}: {{ m.content }}>{% endfor %}"
     tokenizer.chat_template = "{{ tools | tojson if thinks }}{{ eos_token ~ date_string }}" + form
@@ -141,9 +141,7 @@ def test_names_tools_and_options_are_shown_as_the_tokenizer_does(shared_dir: Pat
         ("own.jinja", "<q><a>"),
     ],
 )
-def test_given_template_is_built_in_or_a_file(
-    given: str, expected: str, tmp_path: Path, shared_dir: Path
-) -> None:
+def test_given_template_is_built_in_or_a_file(given: str, expected: str, tmp_path: Path) -> None:
     tokenizer = chat_tokenizer("tinyllama")
     (tmp_path / "own.jinja").write_text(LOOP + ONE)
     path = str(tmp_path / given) if given.endswith("jinja") else given
@@ -154,7 +152,7 @@ def test_given_template_is_built_in_or_a_file(
     assert rendered.text == expected
 
 
-def test_missing_template_is_none_and_a_wrong_name_told(shared_dir: Path) -> None:
+def test_missing_template_is_none_and_a_wrong_name_told() -> None:
     tokenizer = chat_tokenizer("tinyllama")
     tokenizer.chat_template = None
     assert template_of(tokenizer, "student") is None

@@ -6,16 +6,16 @@ text, and the number of a message where its content stands.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
+from families import tiny_tokenizers
 from fuzz import FUZZ_PIECES
 from hypothesis import strategies as st
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.formats import Conversation, conversation
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 # Contents that look like the templates around them.
 LURES = ("User: ", "\n\nAssistant: ", "<|im_end|>\n", "[/INST]", "\ue0000\ue001", "\u2002\u2003")
 CONTENTS = st.lists(st.sampled_from([*FUZZ_PIECES, *LURES]), max_size=6).map("".join)
@@ -65,9 +65,32 @@ TURN_ENDS = {
 }
 
 
+# The tiny tokenizer that stands for each family's, and its special tokens: of a text, and others.
+_TOKENIZERS = {
+    "qwen2.5": ("nfc_digits", {"eos_token": "<|im_end|>"}, ["<|im_start|>"]),
+    "llama-3-8b": (
+        "byte_level",
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+        ["<|start_header_id|>", "<|end_header_id|>"],
+    ),
+    "mistral-7b-v0.1": ("metaspace", {}, []),
+    "deepseek-math-7b": (
+        "byte_level",
+        {
+            "bos_token": "<\uff5cbegin\u2581of\u2581sentence\uff5c>",
+            "eos_token": TURN_ENDS["deepseek-math-7b"],
+        },
+        [],
+    ),
+    "tinyllama": ("prepend", {}, []),
+}
+
+
 def chat_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """A staged tokenizer with its family's template."""
-    tokenizer = AutoTokenizer.from_pretrained(SHARED / "tokenizers" / name)
+    """A tiny tokenizer with the special tokens and the template of a family."""
+    family, named, others = _TOKENIZERS[name]
+    tokenizer = copy.deepcopy(tiny_tokenizers()[family])
+    tokenizer.add_special_tokens({**named, "additional_special_tokens": others})
     tokenizer.chat_template = TEMPLATES[name]
     return tokenizer
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzz import FUZZ_PIECES
+from real_data import real_data
 from tokenizers import (
     Regex,
     Tokenizer,
@@ -24,7 +26,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from vocagnolm.run import estimates
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SINGLE_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -61,8 +62,8 @@ def fuzz_texts() -> Callable[..., list[str]]:
     return generate
 
 
-@pytest.fixture(scope="session")
-def training_texts() -> list[str]:
+@cache
+def mathematics() -> list[str]:
     """A few hundred lines of mathematics to train tokenizers and models on."""
     rng = random.Random(0)
     names, things = ("Anna", "Ben", "Chloé", "Dmitri"), ("apples", "books", "coins", "marbles")
@@ -78,6 +79,12 @@ def training_texts() -> list[str]:
             " \\end{proof}",
         ]
     return [*texts, "naïve café über é ü ß 数学 日本 한국 Привет мир 😀 ≤ ∑ → √ π β"]
+
+
+@pytest.fixture(scope="session")
+def training_texts() -> list[str]:
+    """A few hundred lines of mathematics to train tokenizers and models on."""
+    return mathematics()
 
 
 def _wrap(tokenizer: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
@@ -152,12 +159,10 @@ def _train_unigram(texts: list[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-@pytest.fixture(scope="session")
-def tokenizers_by_family(training_texts: list[str]) -> dict[str, PreTrainedTokenizerFast]:
-    """Tiny tokenizers: metaspace, prepend, byte_level, nfc_digits, trimmed, unigram.
-
-    Do not change them: they are shared by the session. `tokenizer_dirs` gives fresh copies.
-    """
+@cache
+def tiny_tokenizers() -> dict[str, PreTrainedTokenizerFast]:
+    """Train a tiny tokenizer of each family."""
+    training_texts = mathematics()
     llama_special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     metaspace = _train_metaspace(training_texts, 600)
     prepend = Tokenizer.from_str(metaspace.to_str())
@@ -179,6 +184,15 @@ def tokenizers_by_family(training_texts: list[str]) -> dict[str, PreTrainedToken
         "trimmed": _wrap(trimmed, bos_token="<s>", eos_token="</s>"),
         "unigram": _wrap(unigram, unk_token="<unk>", eos_token="</s>", pad_token="<pad>"),
     }
+
+
+@pytest.fixture(scope="session")
+def tokenizers_by_family() -> dict[str, PreTrainedTokenizerFast]:
+    """Tiny tokenizers: metaspace, prepend, byte_level, nfc_digits, trimmed, unigram.
+
+    Do not change them: they are shared by the session. `tokenizer_dirs` gives fresh copies.
+    """
+    return tiny_tokenizers()
 
 
 @pytest.fixture(scope="session")
@@ -236,7 +250,5 @@ def tiny_llama() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def shared_dir() -> Path:
-    """`../shared` of the repository: real tokenizers and corpora; skips where it is absent."""
-    if not SHARED.is_dir():
-        pytest.skip("needs ../shared")
-    return SHARED
+    """Real tokenizers and corpora; skips where they are absent."""
+    return real_data("tokenizers").parent

@@ -1,7 +1,7 @@
 """The columns of a data set of conversations: made of its messages, and read back."""
 
 import hashlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,34 +17,25 @@ def as_conversations(corpus: datasets.Dataset, format: Format) -> datasets.Datas
     kinds = (texts, datasets.List(texts), places, places, texts, texts)
     columns = dict(zip(COLUMNS, kinds, strict=True))
     named = f"{corpus._fingerprint}|{format}|{[*columns]}"
-    try:
-        return corpus.map(
-            partial(_read_batch, format=format),
-            batched=True,
-            remove_columns=corpus.column_names,
-            features=datasets.Features(columns),
-            new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
-            desc="Reading conversations",
-        )
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"--dataset: a conversation is not valid UTF-8 ({error}): decode its source with "
-            "errors='replace', or drop it"
-        ) from error
+    return corpus.map(
+        partial(_read_batch, format=format),
+        batched=True,
+        remove_columns=corpus.column_names,
+        features=datasets.Features(columns),
+        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
+        desc="Reading conversations",
+    )
 
 
-def _read_batch(batch: MutableMapping[str, list[Any]], format: Format) -> dict[str, list[Any]]:
-    names = [*batch]
-    # Each row is let go before the next one is read: one may be of hundreds of megabytes.
-    columns = [batch.pop(name)[::-1] for name in names]
-    rows = ([column.pop() for column in columns] for _ in range(len(columns[0])))
-    return read_rows((dict(zip(names, row, strict=True)) for row in rows), format)
+def _read_batch(batch: Mapping[str, list[Any]], format: Format) -> dict[str, list[Any]]:
+    rows = zip(*batch.values(), strict=True)
+    return read_rows([dict(zip(batch, row, strict=True)) for row in rows], format)
 
 
 def conversations_of(
     batch: Mapping[str, Any], numbers: Sequence[int]
 ) -> tuple[dict[int, Conversation], dict[int, str]]:
-    """Return the conversations of a batch by their numbers, and the reasons why others are none."""
+    """Return the conversations of a batch by index, and the reasons why others are none."""
     found: dict[int, Conversation] = {}
     faults: dict[int, str] = {}
     columns = (values(batch[name]) for name in COLUMNS)

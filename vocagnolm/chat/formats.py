@@ -6,7 +6,7 @@ share it, wherever each one's template puts the contents.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal, get_args
@@ -18,19 +18,19 @@ ROLES, ENDS, FAULT = "roles", "ends", "fault"
 _NO_FIELDS: dict[str, Any] = {"text": None, ROLES: [], ENDS: [], "untrained": [], "given": None}
 COLUMNS = (*_NO_FIELDS, FAULT)
 _SEPARATOR, _ANSWERING = "\n", "assistant"
-_NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no object"
+_NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no options"
 # Templates show them, and they are no content.
 _BEYOND = ("tool_calls", "reasoning_content", "thinking", "reasoning")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # What transformers is given to render, beside the options of a row.
-_RENDERED = ("chat_template", "conversations", "messages")
+_RENDERED = {"chat_template", "conversations", "messages"}
 
 
 @dataclass(frozen=True)
 class Conversation:
     r"""Messages as one text, in which that of `roles[i]` ends at the character `ends[i]`.
 
-    Answers of weight 0 are `untrained`, by their numbers. What else templates are given, such as
+    Answers of weight 0 are `untrained`, by index. What else templates are given, such as
     names of speakers and tools, is JSON of `messages` and `options`.
 
     >>> found = conversation([{"role": "user", "content": "1 + 1?"},
@@ -71,9 +71,9 @@ class Conversation:
 
     @property
     def answers(self) -> list[int]:
-        """The numbers of the assistant's messages that are trained on."""
-        trained = set(range(len(self.roles))) - {*self.untrained}
-        return [number for number in sorted(trained) if self.roles[number] == _ANSWERING]
+        """The indices of the assistant's messages that are trained on."""
+        answers = [index for index, role in enumerate(self.roles) if role == _ANSWERING]
+        return [index for index in answers if index not in self.untrained]
 
 
 def conversation(messages: object, options: Mapping[str, object] = {}) -> Conversation | str:
@@ -81,13 +81,13 @@ def conversation(messages: object, options: Mapping[str, object] = {}) -> Conver
     if not isinstance(messages, list) or not messages:
         return f"expected a list of messages, found {_shown(messages)}"
     contents, roles, untrained, others = [], [], [], []
-    for number, message in enumerate(messages):
+    for index, message in enumerate(messages):
         if reason := _fault(message):
-            return f"message {number} {reason}"
+            return f"message {index} {reason}"
         contents.append(message["content"])
         roles.append(message["role"])
         if message["role"] == _ANSWERING and message.get("weight") == 0:
-            untrained.append(number)
+            untrained.append(index)
         # Arrow gives every message all keys that one of them has.
         kept = _without_none(message)
         others.append({key: kept[key] for key in {*kept} - {"role", "content", "weight"}})
@@ -142,15 +142,10 @@ def find_format(
         "prompt_completion": {"prompt", "completion"} <= {*columns},
     }
     found = [name for name in FORMATS if has[name]]
-    if (given is None and len(found) == 1) or (given and has[given]):
-        one = given or found[0]
-        if one != "text" and text_column != "text":
-            idle = f"--text_column {text_column} has no effect on the conversations of {shown}"
-            ours = "beside such an --eval_dataset, call the documents' column text"
-            raise ValueError(f"{idle}: leave it out, or say text for them; {ours}")
-        return one
+    if given in found or (given is None and len(found) == 1):
+        return given or found[0]
     names = f"its columns are {', '.join(columns)}"
-    if not given and found:
+    if found and not given:
         which = " or ".join(f"--format {name}" for name in found)
         raise ValueError(f"{shown} has documents and conversations in each row: choose by {which}")
     if given and given != "text":
@@ -162,7 +157,7 @@ def find_format(
     )
 
 
-def read_rows(rows: Iterable[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
+def read_rows(rows: Sequence[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
     """Make the columns of conversations; a row that is none has its fault instead of a text."""
     columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
     for row in rows:
@@ -197,9 +192,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not (isinstance(tools, list) and isinstance(options, dict)):
         return None
-    if taken := [name for name in _RENDERED if name in options]:
-        raise ValueError(
-            f"--dataset: chat_template_kwargs has {taken[0]}, which is no option of a template: "
-            "leave it out of the rows; --student_chat_template and --teacher_chat_template name one"
-        )
+    # A template and messages of its own would be rendered instead.
+    if not _RENDERED.isdisjoint(options):
+        return None
     return {**options, **({"tools": tools} if tools else {})}

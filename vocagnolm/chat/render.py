@@ -106,7 +106,7 @@ class Template:
             shown.append(kept.rstrip() if right else kept)
         parts = [*chain(*zip_longest(pieces.texts, shown, fillvalue=""))]
         if "".join(parts) != text:
-            return _change(parts, text, conversation)
+            return "its chat template changes a message, or its own text with it"
         edges = np.cumsum([len(part) for part in parts], dtype=np.int64)
         places = np.stack([edges[0:-1:2], edges[1::2]], axis=1)[: len(shown)]
         lost = sum(b - a for a, b in conversation.places) - sum(map(len, shown))
@@ -155,19 +155,6 @@ def _pieces(template: Template, roles: tuple[str, ...], given: str) -> _Pieces:
     return _Pieces(tuple(bare), tuple(trims))
 
 
-def _change(parts: list[str], text: str, conversation: Conversation) -> str:
-    """Name the message where a rendered text departs from what was expected."""
-    number = at = 0
-    while number < len(parts) - 1 and text.startswith(parts[number], at):
-        at += len(parts[number])
-        number += 1
-    message = min(number // 2, len(conversation.roles) - 1)
-    where = f"message {message} ({conversation.roles[message]})"
-    if number % 2:
-        return f"its chat template changes the content of {where}"
-    return f"its chat template changes its own text with the content at {where}"
-
-
 def template_of(
     tokenizer: "PreTrainedTokenizerBase", role: str, given: str | None = None
 ) -> Template | None:
@@ -180,11 +167,7 @@ def template_of(
         return Template(source, pairs) if source else None
     if given in _BUILT_IN:
         return Template(_BUILT_IN[given], pairs)
-    try:
-        return Template(Path(given).read_bytes().decode(), pairs)
-    except (OSError, UnicodeDecodeError) as error:
+    if not Path(given).is_file():
         known = " or ".join(_BUILT_IN)
-        raise ValueError(
-            f"--{role}_chat_template {given}: expected {known}, or a file of a Jinja template in "
-            f"UTF-8, found: {error}"
-        ) from error
+        raise ValueError(f"--{role}_chat_template {given}: expected {known}, or a Jinja template")
+    return Template(Path(given).read_text(encoding="utf-8"), pairs)

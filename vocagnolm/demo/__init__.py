@@ -1,6 +1,6 @@
 """The embedded world of `make demo`."""
 
-# Names of runs, the longest first: their labels, and what they add to the recipe.
+# Names of runs: their labels, and what they add to the recipe.
 METHODS = {
     "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
     "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),

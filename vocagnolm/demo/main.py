@@ -13,10 +13,8 @@ from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell, stop
 from vocagnolm.demo import METHODS
-from vocagnolm.host.options import refuse_idle
 
 _NAME = "vocagnolm demo"
-_SEEDS = (0, 1, 2, 3)
 
 
 @shell(_NAME)
@@ -27,28 +25,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--output_dir", type=Path, default=Path("runs/demo"))
-    add("--seeds", type=int, nargs="+", default=_SEEDS, help="One student per method and seed.")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3], help="A student for each.")
     add("--wrong_share", type=float, default=0.4, help="Pages with wrong solutions.")
-    add("--methods", nargs="+", choices=METHODS, default=tuple(METHODS))
-    for name, runs in (("--options", "all runs"), ("--guidance", "those with VocAgnoLM")):
-        add(name, nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    for name, runs in (("options", "all runs"), ("guidance", "those with VocAgnoLM")):
+        add(f"--{name}", nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)
-    if not {"share", "vocagnolm"} & {*arguments.methods}:
-        refuse_idle(parser.given(arguments), ("guidance",), "without VocAgnoLM among --methods")
+    for name in ("options", "guidance"):
+        setattr(arguments, name, [f"--{option}" for option in vars(arguments)[name]])
     from vocagnolm.demo.run import run_demo
-    from vocagnolm.demo.worker import Plan
 
-    plan = Plan(
-        arguments.output_dir.resolve(),
-        tuple(arguments.seeds),
-        arguments.wrong_share,
-        tuple(f"--{option}" for option in arguments.options),
-        tuple(f"--{option}" for option in arguments.guidance),
-        methods=tuple(arguments.methods),
-    )
     try:
-        run_demo(plan)
-    # A run of the demo failed, and its log tells why.
+        run_demo(arguments)
     except RuntimeError as error:
         return stop(_NAME, error, Exit.BAD_NUMBERS)
     return Exit.DONE

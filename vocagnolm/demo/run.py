@@ -6,129 +6,167 @@ on a random 40 % of them, by the same code as `train.py`, and judged on held-out
 number that is printed comes from these runs.
 """
 
+import argparse
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from vocagnolm.cli import say
-from vocagnolm.demo import METHODS, worker, world
-from vocagnolm.demo.worker import BASE, Plan, Result
-from vocagnolm.dist import cores
-from vocagnolm.io import check_writable, markdown_table
-from vocagnolm.report.plots import dashes, new_plot, save_plot, series_style
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-# All that a demo writes, and the next one replaces.
-_MADE_HERE = re.compile(r"seed-?\d+|cache|clean\.jsonl|results\.json|curves\.png")
-# A container may show cores that it may not use.
-_MAX_WORKERS = 4
+from vocagnolm.cli import say
+from vocagnolm.demo import METHODS, world
+from vocagnolm.demo.judge import judge
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
+from vocagnolm.dist import cores
+from vocagnolm.io import ASSETS, markdown_table
+from vocagnolm.run.main import main as run_training
+
+BASE = "base"
+# Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.
+RECIPE = Path(__file__).with_name("recipe.yaml")
+CURVE_FILE = "clean.jsonl"
+# Problems read during training; the verdict rests on all of them.
+CURVE_PROBLEMS = 100
+# Fewer tokens than a packed text takes, so that no text comes twice.
+GENERAL_TOKENS, PAGE_TOKENS = 48, 46
+# The first pretraining: noise, prose and questions without answers.
+BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_train_batch_size=8")
 # Digits shown of each metric.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
-_SHOWN = (
-    "accuracy {accuracy:.3f}, loss on clean text {clean_loss:.3f}, on answers "
-    "{answer_loss:.3f} nats"
-)
 
+Result = dict[str, float]
 # {method: {metric: [one value per seed]}}; losses in nats per token.
 Results = dict[str, dict[str, list[float]]]
 
 
-def run_demo(plan: Plan) -> Results:
-    """Run the demo and write `results.json` and `curves.png`; an earlier demo's runs are replaced.
+def run_demo(arguments: argparse.Namespace) -> Results:
+    """Run the demo, print its table and write `results.json`; runs of the same seeds are replaced.
 
     Raises:
         RuntimeError: a run failed; the message names its log.
-        ValueError: the directory holds something else than a demo.
     """
     started = time.perf_counter()
-    check_writable(plan.output_dir)
-    plan.output_dir.mkdir(parents=True, exist_ok=True)
-    earlier = list(plan.output_dir.iterdir())
-    if others := sorted(old.name for old in earlier if not _MADE_HERE.fullmatch(old.name)):
-        raise ValueError(
-            f"--output_dir {plan.output_dir} holds {others[0]}, which is no part of a demo: give a "
-            "new directory"
-        )
-    for old in filter(Path.is_dir, earlier):
-        shutil.rmtree(old, ignore_errors=True)
-    for seed in plan.seeds:
-        plan.directory(seed).mkdir()
-    # Evaluated on in all runs.
-    problems = world.held_out_problems()[: worker.CURVE_PROBLEMS]
-    texts = ("".join(world.render(item)) for item in problems)
-    world.write_jsonl(plan.output_dir / worker.CURVE_FILE, texts)
-    found: dict[tuple[str, int], Result] = {}
-    total = (1 + len(plan.methods)) * len(plan.seeds)
-    workers = min(cores(), _MAX_WORKERS, len(plan.methods) * len(plan.seeds))
-    say(f"{total} runs by {workers} processes; their logs: {plan.output_dir}/seed*/*.log")
-    for seed, method, result in _runs(plan, workers):
-        found[method, seed] = result
-        text = _SHOWN.format(**result) if result else "pretrained on noise and prose"
-        elapsed = f"{time.perf_counter() - started:4.0f} s"
-        say(f"{elapsed}  [{len(found):2}/{total}]  seed {seed}  {method:9}  {text}")
+    arguments.output_dir = directory = arguments.output_dir.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    for seed in arguments.seeds:
+        shutil.rmtree(directory / f"seed{seed}", ignore_errors=True)
+    problems = world.held_out_problems()[:CURVE_PROBLEMS]
+    world.write_jsonl(directory / CURVE_FILE, ("".join(world.render(item)) for item in problems))
+    say(f"logs of the runs: {directory}/seed*/*.log")
+    before = dict(os.environ)
+    # Spawned processes read it as they import; two runs side by side beat one run on two cores.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(directory / "cache")}
+    try:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(cores(), len(arguments.seeds)), spawn) as pool:
+            found = list(pool.map(partial(_run_seed, arguments), arguments.seeds))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     results = {
-        method: {name: [found[method, seed][name] for seed in plan.seeds] for name in _METRICS}
-        for method in plan.methods
+        method: {metric: [one[method][metric] for one in found] for metric in _METRICS}
+        for method in arguments.methods
     }
-    (plan.output_dir / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    _draw_curves(plan, results)
+    (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     say(f"\n{results_table(results)}\n")
-    elapsed = f"{time.perf_counter() - started:.0f} s"
-    say(f"{elapsed}; written: {plan.output_dir}/results.json, curves.png")
+    say(f"{time.perf_counter() - started:.0f} s; written: {directory}/results.json")
     return results
 
 
-def _runs(plan: Plan, workers: int) -> Iterator[tuple[int, str, Result]]:
-    """Do all runs, as many at a time as there are workers, and yield each one that is done."""
-    with _pool(plan, workers) as pool:
-        # A student's base comes before all else of its seed.
-        waiting: dict[Future[Result], tuple[str, int]] = {
-            pool.submit(worker.do_run, plan, seed, BASE): (BASE, seed) for seed in plan.seeds
-        }
-        while waiting:
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                method, seed = waiting.pop(future)
-                try:
-                    result = future.result()
-                except (Exception, SystemExit) as error:
-                    raise RuntimeError(
-                        f"a run of the demo failed ({type(error).__name__} {error}): see "
-                        f"{plan.log(seed, method)}"
-                    ) from error
-                yield seed, method, result
-                if method == BASE:
-                    # The longest first, so that no long run is left alone at the end.
-                    for following in plan.methods:
-                        waiting[pool.submit(worker.do_run, plan, seed, following)] = following, seed
+def _run_seed(arguments: argparse.Namespace, seed: int) -> dict[str, Result]:
+    """Make a student, and continue its pretraining by each method, in a process of the pool."""
+    # The same sums on every machine, and faster at this size.
+    torch.set_num_threads(1)
+    directory = arguments.output_dir / f"seed{seed}"
+    directory.mkdir()
+    with _logged(directory / "base.log"):
+        make_base(directory, seed, BASE_OPTIONS)
+    count = _tokens(arguments.options) // PAGE_TOKENS
+    pages = world.corpus(count, seed, arguments.wrong_share, world.held_out_questions())
+    world.write_jsonl(directory / "pages.jsonl", pages)
+    results = {}
+    for method in arguments.methods:
+        with _logged(directory / f"{method}.log"):
+            result = _continue_training(arguments, seed, method)
+        say(
+            f"seed {seed}  {method:9}  accuracy {result['accuracy']:.3f}, loss on clean text "
+            f"{result['clean_loss']:.3f}, on answers {result['answer_loss']:.3f} nats"
+        )
+        results[method] = result
+    return results
 
 
 @contextmanager
-def _pool(plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Start processes, one per core, that see no GPU and no network; none outlives the block."""
-    before, others = dict(os.environ), set(multiprocessing.active_children())
-    # Spawned processes read it as they import.
-    os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
-    os.environ["HF_DATASETS_CACHE"] = str(plan.output_dir / "cache")
-    # Two runs side by side beat one run on two cores.
-    os.environ["OMP_NUM_THREADS"] = "1"
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+def _logged(path: Path) -> Iterator[None]:
+    """Send all that a run prints to a file, by descriptor: libraries written in C print too."""
+    sys.stdout.flush()
+    screen = [os.dup(stream) for stream in (1, 2)]
+    with path.open("w") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
     try:
-        yield pool
-    except BaseException:  # a run has failed, or the demo was stopped: no other run is of use
-        for process in set(multiprocessing.active_children()) - others:
-            process.kill()
-        raise
+        yield
+    except Exception as error:
+        raise RuntimeError(f"a run of the demo failed: see {path}") from error
     finally:
-        pool.shutdown(cancel_futures=True)
-        os.environ.clear()
-        os.environ.update(before)
+        sys.stdout.flush()
+        for stream, kept in zip((1, 2), screen, strict=True):
+            os.dup2(kept, stream)
+            os.close(kept)
+
+
+def make_base(directory: Path, seed: int, options: Sequence[str]) -> None:
+    """Pretrain a student on noise, prose and questions."""
+    untrained, texts = directory / "untrained", directory / "general.jsonl"
+    torch.manual_seed(seed)
+    LlamaForCausalLM(student_config()).save_pretrained(untrained)
+    AutoTokenizer.from_pretrained(ASSETS / STUDENT_TOKENIZER).save_pretrained(untrained)
+    count = _tokens(options) // GENERAL_TOKENS
+    world.write_jsonl(texts, world.general_corpus(count, seed, world.held_out_questions()))
+    train(untrained, texts, directory / BASE, "--method=cpt", f"--seed={seed}", *options)
+
+
+def _continue_training(arguments: argparse.Namespace, seed: int, method: str) -> Result:
+    """Continually pretrain a student on pages, and judge it."""
+    directory = arguments.output_dir / f"seed{seed}"
+    trained, curve = directory / method, arguments.output_dir / CURVE_FILE
+    options = [f"--seed={seed}", "--eval_steps=100", f"--eval_dataset={curve}", *arguments.options]
+    _, *added = METHODS[method]
+    if "--method=vocagnolm" in added:
+        options += [f"--teacher={ASSETS / TEACHER}", *arguments.guidance]
+    started = time.perf_counter()
+    train(directory / BASE, directory / "pages.jsonl", trained, *options, *added)
+    seconds = time.perf_counter() - started
+    # Judged as it was saved, not as it lies in memory.
+    model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
+    return asdict(judge(model, AutoTokenizer.from_pretrained(trained))) | {"seconds": seconds}
+
+
+def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
+    """Run `train.py` with the demo's recipe, in this process."""
+    paths = (f"--student={model}", f"--dataset={corpus}", f"--output_dir={output_dir}")
+    if status := run_training([f"--config={RECIPE}", *paths, *options]):
+        raise RuntimeError(f"train.py ended with status {status}")
+
+
+def _tokens(options: Sequence[str]) -> int:
+    """Return the student tokens of a run: the recipe's, unless the options say otherwise."""
+    settings = yaml.safe_load(RECIPE.read_text())
+    settings |= dict(option.removeprefix("--").partition("=")[::2] for option in options)
+    return int(settings["max_steps"]) * int(settings["global_batch_tokens"])
 
 
 def results_table(results: Results) -> str:
@@ -142,42 +180,10 @@ def results_table(results: Results) -> str:
     metrics = list(next(iter(results.values())))
     rows = [["method", *(metric.replace("_", " ") for metric in metrics)]]
     for method, values in results.items():
-        rows.append([METHODS[method][0], *(_spread(values[m], _METRICS[m]) for m in metrics)])
+        row = [METHODS[method][0]]
+        for metric in metrics:
+            found, digits = values[metric], _METRICS[metric]
+            deviation = statistics.stdev(found) if len(found) > 1 else float("nan")
+            row.append(f"{statistics.mean(found):.{digits}f} +- {deviation:.{digits}f}")
+        rows.append(row)
     return markdown_table(rows)
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    deviation = statistics.stdev(values) if len(values) > 1 else float("nan")
-    return f"{statistics.mean(values):.{digits}f} +- {deviation:.{digits}f}"
-
-
-def _draw_curves(plan: Plan, results: Results) -> None:
-    """Draw the loss on held-out clean text along the runs, and the accuracies, to `curves.png`."""
-    figure, (curves, dots) = new_plot(9, 3.6, columns=2, width_ratios=(2, 1))
-    for position, (method, metrics) in enumerate(results.items()):
-        style = series_style(position)
-        color, marker = style["color"], style["marker"]
-        histories = [_curve(plan.directory(seed) / method) for seed in plan.seeds]
-        # A row for each evaluation, with a loss for each seed.
-        rows = list(zip(*(history.values() for history in histories), strict=True))
-        if rows:
-            steps, means = list(histories[0]), [statistics.mean(row) for row in rows]
-            (curve,) = curves.plot(steps, means, dashes(position), marker=marker, color=color)
-            curve.set(label=METHODS[method][0], markersize=4)
-            lows, highs = [min(row) for row in rows], [max(row) for row in rows]
-            curves.fill_between(steps, lows, highs, color=color, alpha=0.15, linewidth=0)
-        accuracy = metrics["accuracy"]
-        dots.plot([position] * len(accuracy), accuracy, marker, color=color)
-        mean = statistics.mean(accuracy)
-        dots.plot([position - 0.25, position + 0.25], [mean, mean], color=color)
-    curves.set(xlabel="steps", ylabel="loss on clean text (nats per token)")
-    curves.legend(frameon=False)
-    dots.set(ylabel="accuracy on held-out problems", ylim=(0, 1), xlim=(-0.5, len(results) - 0.5))
-    dots.set_xticks(range(len(results)), [METHODS[method][0] for method in results])
-    figure.suptitle(f"{len(plan.seeds)} seeds; band: lowest to highest, bar: mean", fontsize=9)
-    save_plot(figure, plan.output_dir / "curves.png")
-
-
-def _curve(run: Path) -> dict[int, float]:
-    history = json.loads((run / "trainer_state.json").read_text())["log_history"]
-    return {row["step"]: row["eval_loss"] for row in history if "eval_loss" in row}
