@@ -23,7 +23,7 @@ import pandas as pd
 
 from vocagnolm.cli import Parser, say, shell
 from vocagnolm.host.cards import public_name
-from vocagnolm.io import JsonObject, check_writable, markdown_table, write_text
+from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.curves import read_curves
 from vocagnolm.report.page import bar_series, draw_bars, draw_curves, render_page
 from vocagnolm.report.paper import read_reported
@@ -310,6 +310,7 @@ def to_json(comparison: Comparison) -> JsonObject:
     """Return the content of `comparison.json`, from which recipes/paper/figures.py draws."""
     runs = [asdict(run) for run in comparison.runs]
     for run in runs:
+        run["directory"] = str(run["directory"])
         # They are in the table of all scores.
         del run["scores"]
     setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
@@ -328,8 +329,8 @@ def to_json(comparison: Comparison) -> JsonObject:
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
     """Write `comparison.html`, `.md`, `.json` and, of what has accuracies, `.png`."""
-    text = json.dumps(to_json(comparison), indent=2, default=str)
-    write_text(directory / "comparison.json", text + "\n")
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "comparison.json", to_json(comparison))
     write_text(directory / "comparison.md", comparison_markdown(comparison))
     pictures = []
     if comparison.runs:

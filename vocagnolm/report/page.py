@@ -21,6 +21,8 @@ _TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
 )
+# Of a curve; a longer one is a line alone.
+_MOST_MARKERS = 20
 
 
 def render_page(template: str, **values: object) -> str:
@@ -125,9 +127,12 @@ def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
     for axes, (title, each) in zip(places, curves.items(), strict=False):
         for label, curve in each.items():
             index = labels.index(label)
-            color, tokens = series_style(index)["color"], curve.tokens / scale
-            (handles[label],) = axes.plot(tokens, curve["mean"], dashes(index), color=color)
-            axes.fill_between(tokens, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
+            look, tokens = series_style(index), curve.tokens / scale
+            band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+            axes.fill_between(tokens, curve.low, curve.high, **band)
+            if len(curve) > _MOST_MARKERS:
+                look["marker"] = ""
+            (handles[label],) = axes.plot(tokens, curve["mean"], linestyle=dashes(index), **look)
         axes.set(xlabel=unit, ylabel=title)
     for axes in places[len(curves) :]:
         axes.remove()
