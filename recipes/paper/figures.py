@@ -4,10 +4,8 @@
     python recipes/paper/figures.py --comparison comparison/comparison.json \
         --audit audits/math/audit.json --figure 1 5 --output_dir figures
 
-Runs that differ in nothing but their seed are one mark: the mean, with its standard deviation. The
-bar of a single run is the 95 % interval of its evaluation. The paper's numbers are hollow. Two
-settings never share a mark, and runs that were asked or graded differently no figure. Figure 3 is
-audit.png of the audit, figure 4 comparison.png of the comparison.
+Two settings never share a mark, and runs that were asked or graded differently no figure. Figure 3
+is the audit's audit.png, figure 4 the comparison's comparison.png.
 """
 
 from __future__ import annotations
@@ -35,18 +33,17 @@ class Numbers:
         self.trained: Runs = comparison["trained"]
         self.audited = [teacher for audit in audits for teacher in audit["teachers"]]
         self.scores, self.conditions, self.models = {}, {}, {}
-        # Why numbers that were drawn may not stand beside published ones.
+        # Of numbers that were drawn.
         self.marked = set[str]()
         for row in comparison["scores"]:
             if not row["second"]:
                 self.scores[row["run"], row["column"]] = row
         for run in comparison["runs"]:
             self.conditions[run["label"]] = run["conditions"]
-            # Who may be a teacher: an evaluation by its model, or a run of ours by its name.
+            # Who may be a teacher, by model or by run.
             model = teacher_name(run["model"].rsplit(", revision ", 1)[0])
             if run["prompts"] != "chat":
                 self.models |= {model: run["label"], run["label"]: run["label"]}
-        # Rows of the paper, each with its numbers by column.
         self.reported: dict[str, dict[str, float]] = {}
         for row in comparison["reported"]:
             self.reported.setdefault(row["row"], {})[row["column"]] = row["reported"]

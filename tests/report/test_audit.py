@@ -20,7 +20,7 @@ from vocagnolm.chat.formats import read_rows
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import AuditSettings, Named, audit, audit_markdown, labels
+from vocagnolm.report.audit import AuditSettings, Named, audit
 from vocagnolm.report.overlap import chunk_overlaps, count_map
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.texts.tokenizers import load_tokenizer
@@ -141,16 +141,6 @@ def test_chunks_are_means_over_sequences_when_measured(
     assert 1 > coarse["ios"] > fine["ios"] > 0
 
 
-def test_audit_has_no_chunks_of_short_corpora(
-    student: Named, teachers: list[Named], caplog: pytest.LogCaptureFixture
-) -> None:
-    short = audit(student, teachers, corpus_of(["Anna has 12 apples."]), SMALL)
-    assert short["sequences"] == 0
-    assert [teacher["chunks"] for teacher in short["teachers"]] == [[], []]
-    assert "lower --sequence_length" in caplog.text
-    assert "Chunks" not in audit_markdown({"dataset": "D", **short})
-
-
 def test_worst_documents_are_named_when_planted(
     student: Named, teachers: list[Named], training_texts: list[str]
 ) -> None:
@@ -196,14 +186,6 @@ def test_document_is_left_out_for_all_teachers(
     assert caplog.messages == ["document 90 is left out: offsets out of order"]
     for teacher, whole in zip(found["teachers"], content["teachers"], strict=True):
         assert (teacher["counts"], teacher["worst"]) == (whole["counts"], whole["worst"])
-
-
-def test_labels_are_whole_names_when_ambiguous() -> None:
-    def names(*teachers: str) -> list[str]:
-        return labels({"teachers": [{"teacher": name} for name in teachers]})
-
-    assert names("a/x", "b/y/") == ["x", "y"]
-    assert names("a/x", "b/x") == ["a/x", "b/x"]
 
 
 # The command

@@ -80,13 +80,6 @@ def test_byte_overlap_finds_words_behind_a_space(
     assert decoded["shared"] > len(as_letters & theirs) > len(ours & theirs)
 
 
-def test_overlap_is_whole_when_vocabularies_are_equal(tokenizers_by_family: Tokenizers) -> None:
-    for tokenizer in tokenizers_by_family.values():
-        for words in (set(tokenizer.get_vocab()), decoded_vocabulary(tokenizer)):
-            found = vocabulary_overlap(words, words)
-            assert [found[whose] for whose in ("teacher", "student", "union")] == [1.0] * 3
-
-
 # Characters
 
 
@@ -97,21 +90,6 @@ def characters(spans: Spans) -> set[int]:
 def slow_shares(ours: Spans, theirs: Spans) -> tuple[float, float]:
     a, b = characters(ours), characters(theirs)
     return len(a & b) / len(a | b), len(a & b) / len(a)
-
-
-@given(text=texts, pair=pairs)
-def test_overlaps_equal_sets_of_characters(
-    tokenizers_by_family: Tokenizers, text: str, pair: tuple[str, str]
-) -> None:
-    student, teacher = (encode(tokenizers_by_family[name], text).spans for name in pair)
-    ranges = align_spans(student, teacher)
-    iou, ios = overlaps(student, teacher, ranges)
-    for index, (first, end) in enumerate(ranges.tolist()):
-        expected = (0.0, 0.0)
-        if first >= 0:
-            expected = slow_shares(student[index : index + 1], teacher[first:end])
-        assert (iou[index], ios[index]) == expected
-    assert (ios == 1).all() or not len(teacher)
 
 
 @given(text=texts, pair=pairs, data=st.data())
@@ -145,12 +123,6 @@ def test_chunk_overlaps_equal_sets_of_characters(
     ]
     iou, ios = chunk_overlaps(student, teacher, chunks)
     assert list(zip(iou.tolist(), ios.tolist(), strict=True)) == expected
-
-
-def test_chunk_overlaps_are_whole_when_tokens_are_equal() -> None:
-    spans = np.stack((np.arange(100), np.arange(1, 101)), axis=1)
-    for chunks in (1, 7, 100):
-        assert np.array_equal(chunk_overlaps(spans, spans, chunks), np.ones((2, chunks)))
 
 
 # Counts

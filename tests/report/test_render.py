@@ -135,26 +135,6 @@ def test_labels_number_the_parts() -> None:
     assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
 
 
-ENTROPY = Method("rho1", top_k=0.7, rho1_score="loss_and_entropy")
-
-
-@pytest.mark.parametrize(
-    ("method", "key", "expected"),
-    [
-        (Method(), "kept", "Trained: its excess is among the largest 40 %."),
-        (Method("rho1"), "dropped", "Not trained: its excess is not among the largest 40 %."),
-        (ENTROPY, "kept", "Trained: its excess is among the largest 70 %, with an entropy of the"),
-        (Method("chunk"), "kept", "Trained: its chunk's excess is among the largest 40 %."),
-        (Method("chunk", chunk_selection="tokens"), "kept", "Trained: its excess is among the"),
-        (Method(unmapped="exclude"), "unmapped", "Not trained; no teacher loss to compare with."),
-        (Method(unmapped="mean"), "unmapped trained", "Trained; it competed with the mean teacher"),
-    ],
-)
-def test_reasons_name_what_decided(method: Method, key: str, expected: str) -> None:
-    html = render_html(make_view("x", settings=replace(SETTINGS, method=method)))
-    assert facts_of(html)["reasons"][key].startswith(expected)
-
-
 def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
     student, store = tmp_path / "runs" / "mine", tmp_path / "store"
     settings = replace(SETTINGS, student=str(student), teacher=f"{store} and Qwen/Qwen2.5-Math-7B")

@@ -17,7 +17,7 @@ from stored_world import random_store
 from tokenizer_stubs import tokens_between
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
-from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
+from world import MAX_LENGTH, TEACHER_CONTEXT
 
 from vocagnolm.chat.formats import read_rows
 from vocagnolm.collator import PackedCollator
@@ -283,35 +283,6 @@ def test_command_shows_losses_of_the_models(
     assert all(excess(token) <= worst for token in mapped if token.status == "dropped")
     for token in mapped:
         assert token.teacher_loss_nats == max(piece.loss_nats for piece in token.pieces)
-
-
-def test_shares_spread_the_losses_of_a_text(models: dict[str, str], tmp_path: Path) -> None:
-    text = "Anna has 12 apples.\nThe number of the solutions is 2025."
-    argv = ("--text", text, "--aggregation", "share", "--output_dir", str(tmp_path))
-    assert run(models, *argv) == 0
-    (view,) = read_views(tmp_path / "guidance.json").texts
-    pieces = {piece.start: piece.loss_nats for token in view.tokens for piece in token.pieces}
-    spread = sum(token.teacher_loss_nats or 0.0 for token in view.tokens)
-    assert spread == pytest.approx(sum(pieces.values()), rel=1e-5)
-
-
-def test_command_chooses_what_the_trainer_does(models: dict[str, str], tmp_path: Path) -> None:
-    text = "The number of the solutions is 12. 🧮"
-    assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
-    (expected,) = read_views(tmp_path / "guidance.json").texts
-    student, teacher = (AutoModelForCausalLM.from_pretrained(models[role]) for role in models)
-    tokenizers = [load_tokenizer(models[role], role) for role in models]
-    readers = student_reader(tokenizers[0], MAX_LENGTH), teacher_reader(tokenizers[1], 128)
-    corpus = datasets.Dataset.from_dict({"text": [text]})
-    rows = align_corpus(corpus, *readers).rows
-    blocks = Blocks(rows, MAX_LENGTH, 128)
-    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, readers[0])
-    trainer = make_trainer(tmp_path, blocks, student, teacher)
-    (found,) = view_rows(sample.batch, trainer.token_guidance(sample.batch), sample.rows)
-    assert [token.status for token in found.tokens] == [token.status for token in expected.tokens]
-    for ours, theirs in zip(found.tokens, expected.tokens, strict=True):
-        assert ours.student_loss_nats == pytest.approx(theirs.student_loss_nats, abs=1e-4)
-        assert ours.teacher_loss_nats == pytest.approx(theirs.teacher_loss_nats, abs=1e-4)
 
 
 def test_command_obeys_settings_when_they_are_given(models: dict[str, str], tmp_path: Path) -> None:

@@ -53,31 +53,6 @@ logger = logging.getLogger(__name__)
 
 # Documents that are in memory at once.
 _BATCH = 128
-# Lines of the tables, and where a teacher has their numbers: shares in percent, then ratios.
-_VOCABULARY = {
-    f"{whose}, as {how}": f"vocabulary_overlap.{kind}.{key}"
-    for how, kind in (("written", "raw"), ("bytes", "bytes"))
-    for whose, key in (("teacher's", "teacher"), ("student's", "student"), ("either's", "union"))
-}
-_SHARES = {
-    "mapped": "mapping.mapped",
-    "unmapped": "mapping.unmapped",
-    "range of 1 teacher token": "mapping.range_of_1",
-    "range of 2": "mapping.range_of_2",
-    "range of 3 or more": "mapping.range_of_3_or_more",
-    "one-to-one (same characters)": "mapping.one_to_one",
-    "one-to-many": "mapping.one_to_many",
-    "many-to-one": "mapping.many_to_one",
-    "straddling": "mapping.straddling",
-    "IoU": "token_level.iou",
-    "IoS": "token_level.ios",
-}
-_RATIOS = {
-    "teacher tokens per student token": "mapping.teacher_tokens_per_student_token",
-    "student tokens per character": "mapping.student_tokens_per_character",
-    "teacher tokens per character": "mapping.teacher_tokens_per_character",
-}
-
 # An index in the corpus, and a text or a conversation.
 _Document = tuple[int, str | Conversation]
 _Read = Callable[[Sequence[Any]], list[Spans]]
@@ -315,26 +290,25 @@ def _chunks(
 def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
     teachers, names = content["teachers"], labels(content)
-    # A row for each number, as "mapping.one_to_one", and a column for each teacher.
-    numbers = pd.json_normalize(teachers).T
-    vocabulary = [["shared tokens, of", *names]]
-    for title, key in _VOCABULARY.items():
-        vocabulary.append([title, *map(_percent, numbers.loc[key])])
-    mapping = [["", *names]]
-    for title, key in _SHARES.items():
-        mapping.append([title, *map(_percent, numbers.loc[key])])
-    for title, key in _RATIOS.items():
-        mapping.append([title, *map("{:.4f}".format, numbers.loc[key])])
+    vocabulary, mapping = [["shared tokens, of", *names]], [["student tokens", *names]]
+    for kind, how in (("raw", "as written"), ("bytes", "as bytes")):
+        for whose in ("teacher", "student", "union"):
+            shares = [teacher["vocabulary_overlap"][kind][whose] for teacher in teachers]
+            vocabulary.append([f"{whose}, {how}", *map(_percent, shares)])
+    found = [teacher["mapping"] | teacher["token_level"] for teacher in teachers]
+    for key in found[0]:
+        # Ratios are no shares.
+        write = "{:.4f}".format if "_per_" in key else _percent
+        mapping.append([key.replace("_", " "), *(write(numbers[key]) for numbers in found)])
     tables = {
         "Vocabulary overlap (%)": vocabulary,
         "Token-level map (% of the student's tokens)": mapping,
     }
     if content["sequences"]:
         rows = [["chunks", *names]]
-        for place, count in enumerate(content["settings"]["chunks"]):
-            points = [teacher["chunks"][place] for teacher in teachers]
+        for points in zip(*(teacher["chunks"] for teacher in teachers), strict=True):
             cells = [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in points]
-            rows.append([str(count), *cells])
+            rows.append([str(points[0]["chunks"]), *cells])
         sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
         tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = rows
     for name, teacher in zip(names, teachers, strict=True):

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from vocagnolm.host.cards import public_name
 from vocagnolm.io import write_json, write_text
@@ -26,9 +25,6 @@ from vocagnolm.report.view import (
     TokenView,
     ViewSettings,
 )
-
-if TYPE_CHECKING:
-    from vocagnolm.method import Method
 
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
@@ -243,7 +239,6 @@ def render_html(view: GuidanceView) -> str:
         facts={
             "tokens": [_facts(name, token) for name, token in tokens],
             "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
-            "reasons": _reasons(settings.method),
         },
     )
 
@@ -268,23 +263,3 @@ def _facts(name: str, token: TokenView) -> list[object]:
 
 def _finite(value: float | None) -> float | None:
     return round(value, 4) if value is not None and math.isfinite(value) else None
-
-
-def _reasons(method: Method) -> dict[str, str]:
-    """Say why a token has its status; unmapped tokens have two reasons, trained and not."""
-    among = f"among the largest {method.top_k * 100:.6g} %"
-    if method.rho1_score == "loss_and_entropy":
-        lowest = f"the lowest {method.top_k * 100:.6g} %"
-        among += f", with an entropy of the reference among {lowest}"
-    is_chunk = method.method == "chunk" and method.chunk_selection == "chunks"
-    score = "its chunk's excess" if is_chunk else "its excess"
-    alone = "no teacher loss to compare with"
-    if method.unmapped == "mean":
-        alone = "it competed with the mean teacher loss, as it has none"
-    return {
-        "kept": f"Trained: {score} is {among}.",
-        "dropped": f"Not trained: {score} is not {among}.",
-        "unmapped trained": f"Trained; {alone}.",
-        "unmapped": f"Not trained; {alone}.",
-        "unlabelled": "Nothing to learn: no token before it predicts it, or it is of no answer.",
-    }
