@@ -21,7 +21,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.report.measure import LoadedPair, view_documents
-from vocagnolm.report.page import render_html, render_text
+from vocagnolm.report.render import render_html, render_text
 from vocagnolm.report.view import GuidanceView, ViewSettings
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
@@ -132,12 +132,12 @@ def test_view_shows_turns_and_conserves_nats(world: World) -> None:
         assert [token.text for token in view.tokens if token.is_special] == ["<s>", "</s>", "</s>"]
         begins = [(token.start, token.turn) for token in view.tokens if token.turn]
         assert begins == [(0, "user"), (view.text.index("\n") + 1, "assistant")]
-        # All characters are there, so that bars are drawn where the pieces are.
+        # All characters are there, those between two messages too.
         page = render_html(GuidanceView(ViewSettings("s", "t", method, "a text"), (view,)))
         (box,) = re.findall('(?s)<div class="text".*?</div>', page)
-        chips = re.findall('class="turn"[^>]*>(.*?)</span>(?:<wbr>)?<span class="token', box)
+        chips = re.findall('class="turn"[^>]*>(.*?)</span><a class="token', box)
         assert chips == ["user", "assistant"]
-        box = re.sub('<span class="(turn|token [^"]*special)[^>]*>.*?</span>|<[^>]*>', "", box)
+        box = re.sub('<(span|a) class="(turn|token [^"]*special).*?</(span|a)>|<[^>]*>', "", box)
         assert html.unescape(box) == view.text
         told = render_text(GuidanceView(ViewSettings("s", "t", method, ""), (view,)), color=False)
         assert told.index("\u2500\u2500 user\n") < told.index("\u2500\u2500 assistant\n")
