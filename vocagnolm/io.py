@@ -19,6 +19,8 @@ from packaging.requirements import Requirement
 JsonObject = dict[str, Any]
 # Data of the package: tables, templates, the demo's models.
 ASSETS = Path(__file__).parent / "assets"
+# In the directory of a run: its settings. In a directory that is complete: the sizes of its files.
+RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
 # Ends the name of an incomplete file, which begins with a dot.
 ASIDE = ".tmp"
 _CHUNK_BYTES = 1 << 22
@@ -119,6 +121,27 @@ def sizes(directory: Path) -> dict[str, int]:
                 os.fsync(file.fileno())
             found[path.relative_to(directory).as_posix()] = path.stat().st_size
     return found
+
+
+def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
+    """Name the first of some files that is missing or has other bytes; None if all are whole."""
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := path.stat().st_size) != expected:
+            return f"{name} has {found:,} bytes instead of {expected:,}"
+    return None
+
+
+def differences(
+    before: Mapping[str, object], now: Mapping[str, object], *, prefix: str = ""
+) -> list[str]:
+    """List the settings of `now` that were others before, as "NAME was X, now Y"."""
+    # Settings of before were read from JSON, where a tuple is a list.
+    before, now = (json.loads(json.dumps(dict(settings))) for settings in (before, now))
+    changed = [name for name in sorted(now) if before.get(name) != now[name]]
+    return [f"{prefix}{name} was {before.get(name)}, now {now[name]}" for name in changed]
 
 
 def check_writable(output_dir: Path, option: str = "--output_dir") -> None:

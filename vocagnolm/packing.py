@@ -167,6 +167,8 @@ class Blocks(Dataset[Block]):
             packed += [[first + segment for segment in block] for block in found]
             self.parts[name], first = len(found), first + size
         self.max_length, self.teacher_max_length = max_length, teacher_max_length
+        # Shares in which the parts are drawn; None draws all blocks once.
+        self.weights: Sequence[float] | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].
         self._order = np.array([segment for block in packed for segment in block], dtype=np.int64)

@@ -1,36 +1,40 @@
 """Eq. 3: one training step of teacher-guided language modelling.
 
 The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
-divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest in `training`.
+divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest in `run.resume`.
 
     text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
 """
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import EvalPrediction, PreTrainedModel
+from torch.utils.data import Dataset
+from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
 
 from vocagnolm.collator import Batch, PackedCollator, label_tokens, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.host.options import checked
 from vocagnolm.method import Method, MethodName
 from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
-from vocagnolm.run.guard import Recorder, StepBatches, StepGuard
-from vocagnolm.run.log import tell_in_lines
-from vocagnolm.run.mixture import Mixture, mean_losses
-from vocagnolm.run.overlap import Overlap
-from vocagnolm.run.rejected import check_student, named_arguments
-from vocagnolm.run.resumable import ResumableTrainer
+from vocagnolm.run.callbacks import Recorder, log_in_lines
+from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.run.throughput import Throughput
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
+from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
+
+logger = logging.getLogger(__name__)
+
+# Arguments of a Trainer that would have no effect.
+_IGNORED = ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metrics")
 
 
 class VocAgnoTrainer(ResumableTrainer):
@@ -48,83 +52,71 @@ class VocAgnoTrainer(ResumableTrainer):
         method: all settings of the method, or the name of one with the paper's settings.
         recorder: keeps the teacher's losses (`vocagnolm.store.record`).
         max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
-            NaN or infinite. The batch of each is written to `bad_steps` in the output directory.
+            NaN or infinite.
         device_peak_tflops: peak of the device for the MFU in the logs; looked up by default.
-        overlap_teacher: score the next micro-batch while the student learns from this one.
 
-    An argument that contradicts another or has no effect is a ValueError. `predict` gives each
-    row's sum of losses in nats as `predictions` and its label tokens as `label_ids`: no logits.
+    `predict` gives each row's sum of losses in nats as `predictions` and its label tokens as
+    `label_ids`: no logits.
     """
 
     # `compute_loss` divides by the count of the whole optimizer step, once.
     loss_is_scaled_for_ga = True
 
-    @checked
     def __init__(
         self,
-        *args: Any,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: PackedCollator | None = None,
+        train_dataset: Dataset[Any] | None = None,
+        *,
         teacher: PreTrainedModel | Sequence[PreTrainedModel] | StoredTeacher | None = None,
         method: MethodName | Method = "vocagnolm",
         recorder: Recorder | None = None,
         max_bad_steps: int = 0,
         device_peak_tflops: float | None = None,
-        overlap_teacher: bool = False,
-        **kwargs: Any,
+        **others: Any,
     ):
-        given = named_arguments(args, kwargs)
+        if ignored := [name for name in _IGNORED if others.get(name) is not None]:
+            raise ValueError(f"{ignored[0]} has no effect: the method makes no logits")
         models = [teacher] if isinstance(teacher, PreTrainedModel) else teacher
         method = method if isinstance(method, Method) else Method(method)
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
         method.check_teacher(count, is_stored=is_stored)
-        if given.get("data_collator") is None:
-            given["data_collator"] = _collator_of(given.get("train_dataset"), method)
-        super().__init__(**given | {"compute_metrics": self._mean_token_losses})
+        chunks = method.chunks if method.method == "chunk" else None
+        if data_collator is None and isinstance(train_dataset, Blocks):
+            lengths = train_dataset.max_length, False, train_dataset.teacher_max_length
+            shares = method.aggregation == "share"
+            data_collator = PackedCollator(*lengths, chunks=chunks, shares=shares)
+        if not isinstance(data_collator, PackedCollator) or data_collator.chunks != chunks:
+            raise ValueError(
+                f"--method {method.method} needs blocks of vocagnolm.packing.Blocks and "
+                f"data_collator=PackedCollator(..., chunks={chunks}), got {str(data_collator)[:99]}"
+            )
+        method.check_chunks(data_collator.max_length)
+        others |= {"model": model, "args": args, "train_dataset": train_dataset}
+        others |= {"data_collator": data_collator, "compute_metrics": self._mean_token_losses}
+        super().__init__(recorder, max_bad_steps, **others)
         self.model: PreTrainedModel
-        check_student(self.model, models)
-        self._check_collator(method)
+        _check_student(self.model, models)
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
-        self.recorder, device = recorder, self.args.device
+        device = self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
         self.teacher: ResidentTeacher | StoredTeacher | None
         self.teacher = ResidentTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
-        guides = self.resident if method.choice == "guided" else []
-        self.overlap = Overlap(self._begin_early, guides, device) if overlap_teacher else None
-        self.step_batches = StepBatches()
-        watched = self.phases, device, self.resident, self.accelerator.gather
-        self.throughput = Throughput(*watched, device_peak_tflops, overlap_teacher)
-        guard = StepGuard(self, self.step_batches, recorder, max_bad_steps)
-        for callback in filter(None, (recorder, guard, self.throughput)):
-            self.add_callback(callback)
-        assert isinstance(self.data_collator, PackedCollator)
-        tell_in_lines(self, self.blocks_per_step * self.data_collator.max_length)
+        self.throughput = Throughput(self.accelerator, self.resident, device_peak_tflops)
+        self.add_callback(self.throughput)
+        log_in_lines(self, self.blocks_per_step * data_collator.max_length)
 
     @property
     def resident(self) -> Sequence[PreTrainedModel]:
         """Teachers that are models beside the student."""
         return self.teacher.models if isinstance(self.teacher, ResidentTeacher) else []
-
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save; the recorder first, as the losses of finished steps are not computed again."""
-        if self.recorder is not None:
-            self.recorder.write(self.state.global_step)
-        super()._save_checkpoint(model, trial)
-
-    def _check_collator(self, method: Method) -> None:
-        """Reject what does not collate blocks, or in other chunks than the method's."""
-        collate, expected = self.data_collator, method.chunks if method.method == "chunk" else None
-        if not isinstance(collate, PackedCollator) or collate.chunks != expected:
-            needed = f"with chunks={expected}" if expected else "without chunks"
-            raise ValueError(
-                f"--method {method.method} needs data_collator=PackedCollator(...) {needed}, for "
-                f"the blocks of vocagnolm.packing.Blocks, got {str(collate)[:99]}"
-            )
-        method.check_chunks(collate.max_length)
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that gives token losses, for `model_init`."""
@@ -141,13 +133,9 @@ class VocAgnoTrainer(ResumableTrainer):
             return [], None
         method = self._method.at_step(self.state.global_step, self.state.max_steps)
         self.objective = replace(self.objective, method=method)
-        self.phases.begin("data")
-        ahead = self.overlap.ahead(epoch_iterator) if self.overlap else epoch_iterator
-        batches, _ = super().get_batch_samples(ahead, num_batches, device)
-        self.step_batches.begin(batches)
+        batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         count = torch.tensor(sum(map(self.objective.divisor_tokens, batches)), device=device)
         total: Tensor = self.accelerator.reduce(count, "sum")
-        self.phases.begin("student")
         return batches, total
 
     # -- Eq. 2 to 6: the loss ----------------------------------------------------------------
@@ -163,44 +151,38 @@ class VocAgnoTrainer(ResumableTrainer):
         # DDP and FSDP average gradients over processes; multiplying by their number makes the sum
         # of all shares the mean over the global batch. Gradient flows to the student only.
         assert isinstance(num_items_in_batch, Tensor)
-        self.phases.begin("student")
         share = self.accelerator.num_processes / num_items_in_batch.clamp(min=1)
         total = self._distilled if self.objective.method.distance else self._weighted
         loss = total(model, cast(Batch, inputs)) * share
         self.metrics.add_loss(loss)
-        self.phases.begin("backward")
         return (loss, {}) if return_outputs else loss
 
     def _weighted(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 3: the sum of the losses of the tokens that are trained on."""
         teacher, block_B = None, inputs["block"]
         if self.objective.method.choice == "guided":
-            # First: its activations are gone before the student's. Reading a store is no phase.
-            with self.phases.within("teacher" if self.resident else "student"):
-                teacher = (self.overlap or self.objective.teacher_losses)(inputs)
+            # First: its activations are gone before the student's.
+            with self.throughput.teacher() if self.resident else nullcontext():
+                teacher = self.objective.teacher_losses(inputs)
         used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
         found = self.objective.select(loss_BS, inputs, teacher)
         self.metrics.add_student(loss_BS, found.valid_BS, found.weight_BS, block_B)
-        self.step_batches.add_losses(loss_BS, None if teacher is None else teacher.loss_BT)
         if teacher is not None:
             self.metrics.add_teacher(teacher.loss_BT, teacher.valid_BT, block_B)
+            self.guard.add_teacher(block_B, teacher.loss_BT)
             excess_BS = found.student_loss_BS - found.teacher_loss_BS
-            self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS)
+            self.metrics.add_excess(excess_BS, found.mapped_BS & found.valid_BS, block_B)
         return (self.objective.weights(found) * loss_BS).sum()
-
-    def _begin_early(self, inputs: Any) -> TeacherLosses | None:
-        return self.objective.teacher_losses(cast(Batch, self._prepare_inputs(inputs)))
 
     def _distilled(self, model: nn.Module, inputs: Batch) -> Tensor:
         """Eq. 5 and 6: the sum of all losses, and of all distances from the teacher."""
-        with self.phases.within("teacher"):
+        with self.throughput.teacher():
             pairs = self.objective.pairs(inputs)
         self._count_tokens(inputs)
         total, loss_BS, distance_R = self._student_losses(model, inputs, instead=pairs.losses)
         valid_BS = inputs["labels"] != IGNORED_LABEL
         self.metrics.add_student(loss_BS, valid_BS, valid_BS.float(), inputs["block"])
-        self.step_batches.add_losses(loss_BS)
         self.metrics.add_distances(distance_R, loss_BS, inputs["block"])
         return cast(Tensor, total)
 
@@ -210,8 +192,8 @@ class VocAgnoTrainer(ResumableTrainer):
         self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
         if self.resident:
             head_tokens = None if self.objective.method.distance is None else 0
-            for number, rows in enumerate(self.objective.teacher_rows(inputs)):
-                self.throughput.count(1 + number, *rows, head_tokens)
+            for index, rows in enumerate(self.objective.teacher_rows(inputs), start=1):
+                self.throughput.count(index, *rows, head_tokens)
         return used
 
     @torch.no_grad()
@@ -233,16 +215,17 @@ class VocAgnoTrainer(ResumableTrainer):
         return self.objective.select(loss_BS, inputs, teacher)
 
     def _prepare_inputs(self, inputs: Any) -> dict[str, Any]:
-        """Move a batch to the device, if its ids are words of the models that read it."""
+        """Move a batch to the device, if its ids are in the vocabularies that read it."""
         student, *theirs = inputs["largest_ids"]
         if self.objective.method.method == "kld":
             theirs = [student]
         for model, largest in zip((self.model, *self.resident), (student, *theirs), strict=False):
             config = inner_model(model).config
-            if largest >= (words := config.get_text_config().vocab_size):
+            if largest >= (size := config.get_text_config().vocab_size):
                 raise ValueError(
-                    f"blocks hold ids up to {largest}, but {config.name_or_path or 'a model'} has "
-                    f"{words} words: align the texts with the tokenizer of each model"
+                    f"blocks hold ids up to {largest}, but the vocabulary of "
+                    f"{config.name_or_path or 'a model'} has {size}: align the texts with the "
+                    "tokenizer of each model"
                 )
         return super()._prepare_inputs(inputs)
 
@@ -281,19 +264,31 @@ class VocAgnoTrainer(ResumableTrainer):
         """Plain loss per token of all rows, and of those of each corpus if there are several."""
         loader = self.callback_handler.eval_dataloader
         assert loader is not None
-        parts = getattr(loader.dataset, "parts", {})
-        return mean_losses(np.asarray(rows.predictions), np.asarray(rows.label_ids), parts)
+        sums, counts = np.asarray(rows.predictions), np.asarray(rows.label_ids)
+        found = {"loss": _mean(sums, counts)}
+        parts, first = getattr(loader.dataset, "parts", {}), 0
+        if len(parts) > 1:
+            for name, size in parts.items():
+                part = slice(first, first + size)
+                found[f"{name}_loss"] = _mean(sums[part], counts[part])
+                first += size
+        return found
 
 
-def _collator_of(data: object, method: Method) -> PackedCollator | None:
-    """Make the collator of blocks; None for data of another kind."""
-    blocks = data.blocks if isinstance(data, Mixture) else data
-    if not isinstance(blocks, Blocks):
-        return None
-    chunks = method.chunks if method.method == "chunk" else None
-    return PackedCollator(
-        blocks.max_length,
-        teacher_max_length=blocks.teacher_max_length,
-        chunks=chunks,
-        shares=method.aggregation == "share",
-    )
+def _check_student(student: PreTrainedModel, teachers: object) -> None:
+    """Reject a student that its teacher freezes; warn of weights on which updates are lost."""
+    if isinstance(teachers, Sequence) and any(teacher is student for teacher in teachers):
+        raise ValueError(
+            "model and teacher are one object, and freezing the teacher would freeze the "
+            "student; pass copy.deepcopy(model)"
+        )
+    if student.dtype in (torch.bfloat16, torch.float16):
+        logger.warning(
+            "the student's weights are %s, on which small updates are lost: load it in float32 "
+            "and set bf16=True for bfloat16 compute",
+            student.dtype,
+        )
+
+
+def _mean(sums: NDArray[Any], counts: NDArray[Any]) -> float:
+    return float(sums.sum(dtype=np.float64) / max(counts.sum(), 1))

@@ -28,7 +28,6 @@ from vocagnolm.guidance import Aggregation
 from vocagnolm.objective import Method
 from vocagnolm.output_head import Head
 from vocagnolm.packing import Blocks
-from vocagnolm.run.guard import StepGuard
 from vocagnolm.teacher import StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import add_token_losses
 from vocagnolm.trainer import VocAgnoTrainer
@@ -65,8 +64,9 @@ def test_loss_equals_slow_reference(
         loss_divisor="selected",
         unselected_weight=floor,
     )
-    trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
-    batch = PackedCollator(MAX_LENGTH)([blocks[i] for i in range(4)])
+    options = {"method": method, "data_collator": None}
+    trainer = make_trainer(tmp_path, blocks, *pair, options=options)
+    batch = trainer.data_collator([blocks[i] for i in range(4)])
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
 
     student = full_losses(pair[0], batch["input_ids"], batch["position_ids"], batch["labels"])
@@ -339,17 +339,6 @@ def test_run_stops_before_updating_with_an_infinite_gradient(
         assert a.isfinite().all()
 
 
-# The gradient is that of all processes; the largest of each is `worst`.
-@pytest.mark.parametrize(("worst", "is_ours"), [([7, -1, 0], False), ([-1, -1, 0], True)])
-def test_bad_batch_is_written_where_its_losses_are(
-    worst: list[int], is_ours: bool, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    callbacks = make_trainer(tmp_path, blocks, *pair).callback_handler.callbacks
-    (guard,) = (each for each in callbacks if isinstance(each, StepGuard))
-    guard._write_aside(1, worst, [-1, -1, 0], "gradient")
-    assert (tmp_path / "bad_steps").exists() == is_ours
-
-
 def test_model_made_by_model_init_is_trained(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -462,91 +451,30 @@ def test_log_reports_what_a_slow_count_finds(
     ratio = log["teacher_tokens_per_student_token"]
     assert ratio == pytest.approx(teacher_tokens / tokens)
     for quantile in (0.1, 0.5, 0.9):
-        expected = float(
-            torch.tensor(excess, dtype=torch.float64).quantile(quantile, interpolation="lower")
-        )
-        assert log[f"excess_loss_p{round(100 * quantile)}_nats"] == pytest.approx(
-            expected, abs=0.03
-        )
+        # So few tokens are all in the sample.
+        expected = float(torch.tensor(excess).quantile(quantile))
+        name = f"excess_loss_p{round(100 * quantile)}_nats"
+        assert log[name] == pytest.approx(expected, abs=1e-5)
     assert log["tokens_per_s"] > 0
     assert 0 < log["teacher_time_fraction"] < 1
 
 
 @pytest.mark.parametrize(
-    ("options", "training", "with_teacher", "message"),
+    ("options", "with_teacher", "message"),
     [
-        ({}, {}, False, "--method vocagnolm needs a teacher"),
-        ({"method": "cpt"}, {}, True, "--method cpt has no use for a teacher"),
-        ({"method": "ppo"}, {}, True, "method must be one of vocagnolm, cpt, random, kld, uld"),
-        ({"method": "uld"}, {}, False, "--method uld needs a teacher"),
-        ({"method": "kld", "teacher": StoredTeacher()}, {}, False, "--method kld compares distrib"),
-        (
-            {"method": Method("chunk", chunks=8)},
-            {},
-            True,
-            r"--method chunk needs data_collator=PackedCollator\(...\) with chunks=8",
-        ),
-        ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, {}, True, "without chunks"),
-        (
-            {"method": Method(teacher_reduction="weighted", teacher_weights=[1.0, 2.0])},
-            {},
-            True,
-            "weighted takes 1 --teacher_weights, found 2",
-        ),
-        ({"compute_metrics": print}, {}, True, "compute_metrics has no effect"),
-        ({"compute_loss_func": print}, {}, True, "compute_loss_func has no effect"),
-        (
-            {"data_collator": print},
-            {},
-            True,
-            "for the blocks of vocagnolm.packing.Blocks, got <bui",
-        ),
-        (
-            {
-                "method": Method("chunk", chunks=MAX_LENGTH + 1),
-                "data_collator": PackedCollator(MAX_LENGTH, chunks=MAX_LENGTH + 1),
-            },
-            {},
-            True,
-            "--chunks 49 exceeds the 48 tokens of a block",
-        ),
-        ({"preprocess_logits_for_metrics": print}, {}, True, "has no effect: logits are not made"),
-        ({"tokenizer": "x"}, {}, True, "tokenizer has no effect: pass it as processing_class"),
-        ({"peft_config": "x"}, {}, True, "peft_config has no effect: pass the model that peft.get"),
-        ({"top_k": 0.4}, {}, True, "the trainer got an unexpected keyword argument 'top_k'"),
-        (
-            {"teacher": "org/x"},
-            {},
-            True,
-            r"^teacher must be PreTrained.*, got org/x \(str\): load it",
-        ),
-        ({"teacher": ["org/x"]}, {}, True, r"^teacher must be .*, got \['org/x'\] \(list\): load"),
-        (
-            {"teacher": 5},
-            {},
-            True,
-            r"^teacher must be .* or StoredTeacher or None, got 5 \(int\): ",
-        ),
-        ({"recorder": "x"}, {}, True, r"^recorder must be Recorder or None, got x \(str\)$"),
-        ({"max_bad_steps": "3"}, {}, True, r"^max_bad_steps must be int, got 3 \(str\)$"),
-        ({"overlap_teacher": "no"}, {}, True, r"^overlap_teacher must be bool, got no \(str\)$"),
-        ({"callbacks": 5}, {}, True, r"^callbacks must be list or None, got 5 \(int\)$"),
-        ({"optimizers": 5}, {}, True, r"^optimizers must be tuple or list, got 5 \(int\)$"),
-        ({}, {"label_smoothing_factor": 0.1}, True, "label_smoothing_factor 0.1 has no effect"),
-        (
-            {"method": None},
-            {},
-            True,
-            "method must be one of vocagnolm, cpt, .* or Method, got None",
-        ),
-        ({"teacher": []}, {}, False, "--method vocagnolm needs a teacher"),
-        ({"max_bad_steps": -1}, {}, True, "--max_bad_steps must not be negative, got -1"),
-        ({"device_peak_tflops": 0}, {}, True, "--device_peak_tflops must be positive and finite"),
+        ({}, False, "--method vocagnolm needs a teacher"),
+        ({"method": "cpt"}, True, "--method cpt has no use for a teacher"),
+        ({"method": "kld", "teacher": StoredTeacher()}, False, "--method kld compares distrib"),
+        ({"method": Method("chunk", chunks=8)}, True, r"PackedCollator\(..., chunks=8\)"),
+        ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),
+        ({"compute_metrics": print}, True, "compute_metrics has no effect"),
+        ({"compute_loss_func": print}, True, "compute_loss_func has no effect"),
+        ({"data_collator": print}, True, "needs blocks of vocagnolm.packing.Blocks"),
+        ({"teacher": []}, False, "--method vocagnolm needs a teacher"),
     ],
 )
-def test_trainer_refuses_contradictions(
+def test_trainer_rejects_contradictions(
     options: dict[str, Any],
-    training: dict[str, Any],
     with_teacher: bool,
     message: str,
     blocks: Blocks,
@@ -555,7 +483,7 @@ def test_trainer_refuses_contradictions(
 ) -> None:
     teacher = pair[1] if with_teacher else None
     with pytest.raises(ValueError, match=message):
-        make_trainer(tmp_path, blocks, pair[0], teacher, options=options, **training)
+        make_trainer(tmp_path, blocks, pair[0], teacher, options=options)
 
 
 def test_collator_is_that_of_the_blocks_by_default(
@@ -565,80 +493,6 @@ def test_collator_is_that_of_the_blocks_by_default(
     assert trainer.data_collator == PackedCollator(MAX_LENGTH, False, blocks.teacher_max_length)
 
 
-# Options of TrainingArguments, and what is said of them where the command line is not used.
-@pytest.mark.parametrize(
-    ("training", "message"),
-    [
-        ({"eval_do_concat_batches": False}, "--eval_do_concat_batches False is not supported"),
-        ({"save_only_model": True}, "--save_only_model True leaves nothing to resume from"),
-        ({"save_strategy": "best"}, "--save_strategy best needs an evaluation"),
-        (
-            {"metric_for_best_model": "accuracy", "eval_strategy": "epoch"},
-            "--metric_for_best_model accuracy is not measured",
-        ),
-        ({"do_train": True}, "--do_train True has no effect"),
-        ({"do_eval": True}, "--do_eval has no effect without --eval_strategy"),
-        ({"do_predict": True}, "--do_predict True has no effect"),
-        ({"eval_steps": 5}, "--eval_steps has no effect without --eval_strategy"),
-        ({"max_steps": 0}, "--max_steps 0 makes no update"),
-        ({"length_column_name": "size"}, "--length_column_name size has no effect"),
-        ({"average_tokens_across_devices": False}, "--average_tokens_across_devices False has no"),
-        ({"fp16": True}, "--fp16 has no effect on a CPU"),
-        ({"use_liger_kernel": True}, "--use_liger_kernel would replace the loss: set fused_lin"),
-        ({"accelerator_config": {"split_batches": True}}, "split_batches True divides the global"),
-        ({"eval_delay": 1}, "--eval_delay has no effect without --eval_strategy"),
-        ({"load_best_model_at_end": True}, "--load_best_model_at_end has no effect without --ev"),
-        ({"metric_for_best_model": "loss"}, "--metric_for_best_model has no effect without --ev"),
-        ({"greater_is_better": False}, "--greater_is_better has no effect without --metric_for"),
-        (
-            {"greater_is_better": True, "metric_for_best_model": "loss", "eval_strategy": "epoch"},
-            "--greater_is_better true would keep the largest loss",
-        ),
-        ({"prediction_loss_only": True}, "--prediction_loss_only True has no effect"),
-        ({"include_for_metrics": ["loss"]}, "--include_for_metrics .* has no effect"),
-        ({"label_names": ["x"]}, "--label_names .* has no effect"),
-        ({"eval_use_gather_object": True}, "--eval_use_gather_object True is not supported"),
-        ({"dataloader_in_order": False}, "--dataloader_in_order False leaves the order of the"),
-        ({"dataloader_persistent_workers": True}, "persistent_workers has no effect without --d"),
-        ({"gradient_checkpointing_kwargs": {"a": 1}}, "checkpointing_kwargs has no effect witho"),
-        ({"fsdp_config": {"version": 2}}, "--fsdp_config has no effect without --fsdp"),
-        ({"optim_args": "rank=8"}, "--optim_args has no effect with --optim sgd"),
-        ({"lr_scheduler_kwargs": {"x": 1}}, "kwargs .* does not suit --lr_scheduler_type linear"),
-        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size must be at least 1"),
-        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps must be at least 1"),
-        ({"neftune_noise_alpha": -1.0}, "--neftune_noise_alpha must be positive and finite"),
-    ],
-)
-def test_trainer_refuses_options(
-    training: dict[str, Any], message: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        make_trainer(tmp_path, blocks, *pair, **training)
-
-
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "DeepSpeed is not supported: shard with FSDP2"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "FSDP1 is not supported: set fsdp_version: 2"),
-        ({"WORLD_SIZE": "2"}, "2 processes were started .WORLD_SIZE., but this one is connected"),
-    ],
-)
-def test_trainer_refuses_what_accelerate_launches(
-    variables: dict[str, str],
-    message: str,
-    blocks: Blocks,
-    pair: tuple[Any, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    args = TrainingArguments(str(tmp_path), use_cpu=True)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match=message):
-        VocAgnoTrainer(pair[0], args, PackedCollator(MAX_LENGTH), blocks, teacher=pair[1])
-
-
 def test_trainer_takes_arguments_by_position(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
@@ -646,33 +500,12 @@ def test_trainer_takes_arguments_by_position(
     collate = PackedCollator(MAX_LENGTH)
     trainer = VocAgnoTrainer(pair[0], args, collate, blocks, teacher=pair[1])
     assert trainer.train().global_step == 1
-    with pytest.raises(
-        ValueError, match=r"^model must be Module or None, got org/x \(str\): load it"
-    ):
-        VocAgnoTrainer("org/x", args, collate, blocks, teacher=pair[1])
-    with pytest.raises(
-        ValueError, match=r"^args must be TrainingArguments or None, got 5 \(int\)$"
-    ):
-        VocAgnoTrainer(pair[0], 5, collate, blocks, teacher=pair[1])
 
 
 def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2, 3]}] * 8
     with pytest.raises(ValueError, match=r"lacks block, .* expected the blocks of vocagnolm.pack"):
         make_trainer(tmp_path, rows, *pair).train()
-
-
-@pytest.mark.processes
-def test_worker_without_shared_memory_ends_the_run(
-    blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(tensor: torch.Tensor) -> None:
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1_2>")
-
-    monkeypatch.setattr(torch.Tensor, "share_memory_", refuse)
-    trainer = make_trainer(tmp_path, blocks, *pair, dataloader_num_workers=1)
-    with pytest.raises(RuntimeError, match="unable to allocate shared memory"):
-        trainer.train()
 
 
 @pytest.mark.parametrize("reader", [0, 1])
@@ -682,7 +515,7 @@ def test_ids_beyond_a_vocabulary_are_refused(
 ) -> None:
     pair[reader].resize_token_embeddings(200)
     trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
-    with pytest.raises(ValueError, match=r"blocks hold ids up to \d+, but a model has 200 words"):
+    with pytest.raises(ValueError, match=r"hold ids up to \d+, but the vocabulary of .* has 200"):
         trainer.train()
 
 

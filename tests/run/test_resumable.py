@@ -17,9 +17,9 @@ from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.run import checkpoints
-from vocagnolm.run.checkpoints import find_checkpoint
-from vocagnolm.run.guard import Recorder
+from vocagnolm.run import resume
+from vocagnolm.run.callbacks import Recorder
+from vocagnolm.run.checkpoints import newest_checkpoint
 
 
 @pytest.fixture
@@ -84,31 +84,34 @@ def test_trainer_resumes_from_the_newest_good_checkpoint(
         assert torch.equal(a, b)
 
 
-def test_index_is_checked_before_fsdp_reads_it(make: Callable[..., Any], tmp_path: Path) -> None:
-    index = tmp_path / "optimizer_0" / ".metadata"
-    index.parent.mkdir()
-    index.write_bytes(b"cbuiltins\nexit\n(tR.")
-    trainer = make()
-    trainer.is_fsdp_enabled = True
-    trainer.state.best_model_checkpoint = str(tmp_path)
-    for load in (trainer._load_from_checkpoint, trainer._load_optimizer_and_scheduler):
-        with pytest.raises(OSError, match="an index has no builtins"):
-            load(str(tmp_path))
-    with pytest.raises(OSError, match="an index has no builtins"):
-        trainer._load_best_model()
-
-
-def test_newest_and_best_checkpoints_stay_when_one_may(
-    make: Callable[..., Any], tmp_path: Path
-) -> None:
-    best = {"load_best_model_at_end": True, "eval_strategy": "steps"}
-    trainer = make(save_total_limit=1, eval_steps=1, **best)
+def test_newest_and_best_checkpoints_stay(make: Callable[..., Any], tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 1}
+    trainer = make(save_total_limit=1, **best)
     # With a loss that falls, the first is the one with the greatest.
     trainer.args.greater_is_better = True
     trainer.train()
-    assert trainer.args.save_total_limit == 1
     assert {path.name for path in tmp_path.glob("*-*")} == {"checkpoint-1", "checkpoint-3"}
-    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+    states = [json.loads(path.read_text()) for path in tmp_path.glob("*/trainer_state.json")]
+    assert {state["best_model_checkpoint"] for state in states} == {str(tmp_path / "checkpoint-1")}
+
+
+def test_remains_of_a_killed_save_do_not_get_into_the_next(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    of_others = tmp_path / ".saving" / "checkpoint-2" / "rng_state_7.pth"
+    of_others.parent.mkdir(parents=True)
+    of_others.write_bytes(b"half a state")
+    make().train()
+    assert not list(tmp_path.rglob("rng_state_7.pth"))
+    assert not (tmp_path / ".saving").exists()
+
+
+def test_checkpoint_of_another_sharding_is_rejected(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "pytorch_model_fsdp_0").mkdir()
+    with pytest.raises(ValueError, match=r"was saved with FSDP: .*`vocagnolm export`"):
+        make().train(resume_from_checkpoint=str(tmp_path))
 
 
 class AskToStop(TrainerCallback):
@@ -144,7 +147,7 @@ def test_stopped_run_is_saved_despite_best_only(
     trainer.train()
     assert trainer.preemption.is_agreed
     assert saved == [steps]
-    path = find_checkpoint(tmp_path)
+    path = newest_checkpoint(tmp_path)
     assert path == str(tmp_path / f"checkpoint-{steps}")
     history = json.loads((Path(path) / "trainer_state.json").read_text())["log_history"]
     assert "eval_loss" in history[-1]
@@ -174,17 +177,17 @@ def test_resumed_run_does_not_repeat_its_first_evaluation(
 def test_older_checkpoint_stays_when_the_newest_is_unfinished(
     make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = checkpoints.finish
+    finish = resume.finish_checkpoint
 
-    def fail_at_2(path: Path, step: int, *args: Any) -> None:
-        if step == 2:
+    def fail_at_2(staged: Path, *args: Any) -> None:
+        if staged.name == "checkpoint-2":
             raise OSError("no space left")
-        finish(path, step, *args)
+        finish(staged, *args)
 
-    monkeypatch.setattr(checkpoints, "finish", fail_at_2)
+    monkeypatch.setattr(resume, "finish_checkpoint", fail_at_2)
     with pytest.raises(OSError, match="no space left"):
         make(save_total_limit=1).train()
-    assert find_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
 def test_losses_are_written_before_every_checkpoint(

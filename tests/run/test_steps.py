@@ -14,7 +14,7 @@ from world import make_trainer, outcome
 
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.run.resumable import StepSampler
+from vocagnolm.run.resume import StepSampler
 
 Make = Callable[..., Any]
 PER_STEP = 8

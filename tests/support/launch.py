@@ -37,6 +37,5 @@ def run_jobs(
     """Run jobs of `trainer_worker.py` one after the other; the parameters that they save."""
     (directory / "jobs.json").write_text(json.dumps(jobs))
     launch("trainer_worker.py", directory, processes)
-    quiet = {"argv", "overlapped"}
-    saved = [directory / f"{i}.pt" for i, job in enumerate(jobs) if quiet.isdisjoint(job)]
+    saved = [directory / f"{i}.pt" for i, job in enumerate(jobs) if "argv" not in job]
     return [torch.load(path, weights_only=True) for path in saved]

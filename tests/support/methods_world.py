@@ -16,7 +16,6 @@ from vocagnolm.data import Segments, align_corpus
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
-from vocagnolm.run.mixture import Mixture
 from vocagnolm.store.format import Store, finish_store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import ScoringJob, score_shard
@@ -92,7 +91,8 @@ class World:
         rows, sizes = datasets.concatenate_datasets([pages, talks]), [len(pages), len(talks)]
         parts = dict(zip(("pages", "talks"), sizes, strict=True))
         blocks = Blocks(rows, MAX_LENGTH, TEACHER_CONTEXT, parts)
-        return self.teacher, Mixture(blocks, [*blocks.parts.values()], [0.7, 0.3])
+        blocks.weights = [0.7, 0.3]
+        return self.teacher, blocks
 
     def trainer(self, out: Path, method: str, **training: Any) -> Any:
         """A trainer of any method, named as in `METHODS`."""

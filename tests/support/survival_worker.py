@@ -33,9 +33,8 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import checkpoints, documents, estimates
+from vocagnolm.run import documents, estimates, resume
 from vocagnolm.run import main as train
-from vocagnolm.run.resumable import ResumableTrainer
 from vocagnolm.trainer import VocAgnoTrainer
 
 estimates._TIMED_S = 0.001  # every run would time a matrix product
@@ -129,12 +128,13 @@ def watch(moment: Moment) -> None:
 
     told(train, "load_documents", slow=False)
     told(VocAgnoTrainer, "compute_loss", slow=False)
-    told(ResumableTrainer, "_save_checkpoint")
+    told(resume.ResumableTrainer, "_save_checkpoint")
     for owner, name in (
         (torch, "save"),
         (os, "fsync"),
         (shutil, "rmtree"),
-        (checkpoints.manifest, "write_manifest"),
+        (resume, "finish_checkpoint"),
+        (Path, "rename"),
         (LlamaForCausalLM, "save_pretrained"),
     ):
         told(owner, name)
@@ -162,18 +162,6 @@ def _nan_loss(step: int, rank: str) -> None:
     VocAgnoTrainer.compute_loss = compute_loss  # type: ignore[method-assign]
 
 
-def _no_memory(step: int, rank: str) -> None:
-    """A step asks for more memory than there is."""
-    original = VocAgnoTrainer._student_losses
-
-    def student_losses(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.state.global_step + 1 == step and os.environ.get("RANK", "0") == rank:
-            torch.empty(10**15)
-        return original(self, *args, **kwargs)
-
-    VocAgnoTrainer._student_losses = student_losses  # type: ignore[method-assign]
-
-
 def _shard(version: int) -> None:
     """The real FSDP2 path of Accelerate, on CPU: it would fall back to DDP by itself."""
     os.environ |= {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_FSDP": "true"}
@@ -195,35 +183,23 @@ def _slow_alignment(seconds: float) -> None:
 
 
 def _full_disk(save: int) -> None:
-    """The disk is full when a checkpoint of this number is to be declared complete."""
-    original, saves = checkpoints.finish, []
+    """The disk is full when a checkpoint of this index is to be declared complete."""
+    original, saves = resume.finish_checkpoint, []
 
-    def finish(path: Path, *args: Any) -> None:
-        saves.append(path)
+    def finish(staged: Path, *args: Any) -> None:
+        saves.append(staged)
         if len(saves) == save:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        original(path, *args)
+            raise OSError(errno.ENOSPC, "No space left on device", str(staged))
+        original(staged, *args)
 
-    checkpoints.finish = finish
-
-
-def _unreadable_file(rank: str) -> None:
-    """One process cannot read what all of them need."""
-    if os.environ.get("RANK", "0") == rank:
-
-        def pack(*args: Any) -> None:
-            raise OSError(errno.EIO, "Input/output error", "pages.arrow")
-
-        documents.Blocks = pack
+    resume.finish_checkpoint = finish
 
 
 BREAKS = {
     "fsdp": _shard,
     "slow": _slow_alignment,
     "nan": _nan_loss,
-    "memory": _no_memory,
     "disk": _full_disk,
-    "file": _unreadable_file,
 }
 
 

@@ -5,7 +5,6 @@ python tests/support/forked_job.py tests/support/trainer_worker.py DIR 2
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
@@ -20,11 +19,10 @@ from accelerate.utils import DistributedType
 from held_memory import measure_runs
 from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from world import assert_same, make_blocks, make_trainer, outcome
+from world import make_blocks, make_trainer
 
 from vocagnolm.objective import Method
 from vocagnolm.run import main as train
-from vocagnolm.run import overlap
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:
@@ -54,11 +52,6 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         **sharding,
     }
     out, blocks = directory / f"out{number}", make_blocks(texts, *tokenizers)
-    if "overlapped" in job:
-        compare_overlapped(
-            make_blocks(texts[: job["overlapped"]], *tokenizers), models[:2], out, training
-        )
-        return
     if "method" in job:
         trainer = World(texts, tokenizers, models).trainer(out, job["method"], **training)
     else:
@@ -81,22 +74,6 @@ def run_job(directory: Path, number: int, job: dict) -> None:
         state["eval_loss"] = torch.tensor(trainer.evaluate(blocks)["eval_loss"])
     if trainer.accelerator.is_main_process:
         torch.save(state, directory / f"{number}.pt")
-
-
-def compare_overlapped(blocks: Any, pair: list[Any], out: Path, training: dict[str, Any]) -> None:
-    """Assert that a teacher's pass begun early changes no bit, nor in a run that is resumed."""
-    overlap.WITH_STREAMS = ("cuda", "cpu")  # torch's streams do nothing on a CPU
-    saving = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 2}
-    saving["optim"] = "adamw_torch"  # torch restores no sharded optimizer without a state
-    outcomes = []
-    for overlaps, checkpoint in ((False, None), (True, None), (True, f"{out}/checkpoint-1")):
-        options = {"overlap_teacher": overlaps, "eval_dataset": blocks}
-        models = copy.deepcopy(pair)
-        trainer = make_trainer(out, blocks, *models, options=options, **saving | training)
-        trainer.train(checkpoint)
-        outcomes.append(outcome(trainer))
-        assert_same(outcomes[0], outcomes[-1])
-    assert trainer.state.epoch > 1
 
 
 def fsdp_environment(path: str) -> dict[str, str]:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.host.cards import public_name
-from vocagnolm.host.settings import RUN_FILE
 from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
-from vocagnolm.io import JsonObject, read_json
+from vocagnolm.io import RUN_FILE, JsonObject, read_json
 from vocagnolm.report.paper import teacher_name
 
 Row: TypeAlias = dict[str, Any]

@@ -7,9 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vocagnolm.cli import note
-from vocagnolm.host.settings import RUN_FILE
 from vocagnolm.host.trackers import ABOUT, EVALUATION_FOLDER, STEP, import_wandb, log_name
-from vocagnolm.io import JsonObject, write_json
+from vocagnolm.io import RUN_FILE, JsonObject, write_json
 from vocagnolm.report.runs import RESULTS_FILE, STATE_FILE, reject
 
 # More than a run ever logs: the server is to leave none out.

@@ -25,9 +25,9 @@ from vocagnolm.host.options import refuse_idle
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Guide
 from vocagnolm.run.job import Job
-from vocagnolm.run.mixture import Mixture
 from vocagnolm.run.options import DataOptions
 from vocagnolm.run.pair import Pair
+from vocagnolm.run.resume import mixed_counts
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
@@ -72,8 +72,6 @@ class Documents:
     # To evaluate on, if there is something.
     held_out: Segments | None = None
     eval_blocks: Blocks | None = None
-    # Shares of the corpora in every global batch, if they were given.
-    weights: Sequence[float] | None = None
 
     @cached_property
     def corpus(self) -> datasets.Dataset:
@@ -84,13 +82,6 @@ class Documents:
     def segments(self) -> Segments:
         """Segments of all corpora to train on."""
         return _in_a_row(self.corpora, [each.segments for each in self.corpora])
-
-    @cached_property
-    def mixture(self) -> Mixture | None:
-        """The blocks in the shares of `--dataset_weights`, if they were given."""
-        if self.weights is None:
-            return None
-        return Mixture(self.blocks, list(self.blocks.parts.values()), self.weights)
 
     @property
     def is_whole(self) -> bool:
@@ -111,8 +102,10 @@ class Documents:
 
     def steps(self, per_step: int) -> int:
         """Return the steps of an epoch, extrapolated from a sample."""
-        if self.mixture:
-            return self.mixture.steps(per_step, [each.scale for each in self.corpora])
+        if self.blocks.weights is not None:
+            parts = zip(self.blocks.parts.values(), self.corpora, strict=True)
+            sizes = [count * corpus.scale for count, corpus in parts]
+            return int(mixed_counts(sizes, self.blocks.weights).sum()) // per_step
         return int(len(self.blocks) * self.scale) // per_step
 
     def settings(self, pair: Pair) -> dict[str, object]:
@@ -162,7 +155,8 @@ def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
         eval_blocks = Blocks(evaluated.rows, length, rows)
     elif parts := [each.held_out for each in corpora if each.held_out]:
         held_out, eval_blocks = _in_a_row(corpora, parts), _pack(corpora, parts, length, rows)
-    found = Documents(corpora, blocks, held_out, eval_blocks, data.dataset_weights)
+    blocks.weights = data.dataset_weights
+    found = Documents(corpora, blocks, held_out, eval_blocks)
     # A smaller corpus would make no optimizer step at all.
     per_step = job.run.global_batch_tokens // length
     steps = found.steps(per_step)
@@ -176,13 +170,6 @@ def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
 def _too_small(job: Job, documents: Documents, per_step: int) -> str:
     """Say why there is no optimizer step."""
     blocks, length = documents.blocks, job.pack.max_length
-    if documents.mixture:
-        sizes = ", ".join(f"{count:,} of {name}" for name, count in blocks.parts.items())
-        return (
-            f"--dataset_weights: one optimizer step has {per_step:,} blocks of {length} tokens, "
-            f"more than a corpus gives at its weight ({sizes}): lower that weight or "
-            "--global_batch_tokens"
-        )
     return (
         f"--dataset {' '.join(job.data.dataset)} makes {len(blocks):,} blocks of {length} tokens, "
         f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "

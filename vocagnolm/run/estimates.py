@@ -1,5 +1,6 @@
 """Time and disk that a run is going to take, before it has made a step."""
 
+import json
 import shutil
 import time
 from contextlib import suppress
@@ -15,13 +16,13 @@ from transformers.trainer_utils import SaveStrategy
 from vocagnolm.data import Segments
 from vocagnolm.dist import cores
 from vocagnolm.io import duration
+from vocagnolm.run.callbacks import LOG_FILE
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.documents import Documents, processes_of
-from vocagnolm.run.flops import model_work
 from vocagnolm.run.job import Job
-from vocagnolm.run.log import LOG_FILE, read_log
 from vocagnolm.run.memory import student_layout
 from vocagnolm.run.pair import Pair
+from vocagnolm.run.throughput import model_work
 
 _GB = 1e9
 # Student tokens that one core prepares in a second (docs/running.md).
@@ -202,3 +203,9 @@ def _timed_product(run: RunArguments, hidden: int, inner: int) -> float:
         torch.mm(left, right)
         count += 1
     return float(2 * rows * hidden * inner * count) / (now - began)
+
+
+def read_log(path: Path) -> list[dict[str, float]]:
+    """Read a log file; [] where there is none."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]

@@ -19,9 +19,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vocagnolm.cli import note
-from vocagnolm.host.manifest import write_manifest
-from vocagnolm.host.settings import RUN_FILE, run_of
-from vocagnolm.io import ASIDE, read_json
+from vocagnolm.io import ASIDE, MANIFEST_FILE, RUN_FILE, read_json, sizes, write_json
 from vocagnolm.models.adapters import (
     lora_config,
     merge_adapters,
@@ -86,7 +84,8 @@ def export(
         except SafetensorError as error:
             raise OSError(f"{target} cannot be written: {error}") from error
         tokenizer.save_pretrained(aside)
-        write_manifest(aside, {"exported_from": str(checkpoint), "dtype": dtype})
+        about = {"exported_from": str(checkpoint), "dtype": dtype, "files": sizes(aside)}
+        write_json(aside / MANIFEST_FILE, about)
         # Replaces an empty directory, too.
         aside.rename(target)
     finally:
@@ -103,11 +102,7 @@ class _Source:
 
     def check(self, merge: bool) -> None:
         """Reject a damaged checkpoint, and `merge` for anything but adapters."""
-        if checkpoints.is_finished(self.checkpoint):
-            fault = checkpoints.final_fault(self.checkpoint)
-        else:
-            fault = checkpoints.checkpoint_fault(self.checkpoint, note)
-        if fault:
+        if fault := checkpoints.checkpoint_fault(self.checkpoint):
             raise ValueError(f"{self.checkpoint}: {fault}")
         if self.is_adapted and not merge:
             raise ValueError(
@@ -120,7 +115,7 @@ class _Source:
     @cached_property
     def settings(self) -> Mapping[str, Any]:
         """Settings of the run; empty if it has written none."""
-        if found := run_of(self.checkpoint):
+        if found := checkpoints.run_of(self.checkpoint):
             return found
         for directory in (self.checkpoint, self.checkpoint.parent):
             if (path := directory / RUN_FILE).exists():

@@ -106,15 +106,13 @@ def describe_mixture(job: Job, documents: Documents) -> list[str]:
     seen = (steps or 0) * (job.run.global_batch_tokens // job.pack.max_length)
     scales = [each.scale for each in documents.corpora]
     sizes = [count * scale for count, scale in zip(parts.values(), scales, strict=True)]
-    if mixture := documents.mixture:
-        shares, order = [float(share) for share in mixture.shares], "of every global batch"
-    else:
-        shares, order = [size / sum(sizes) for size in sizes], "of all blocks, in one order"
+    weights = documents.blocks.weights or sizes
+    shares = [weight / sum(weights) for weight in weights]
     told = []
     for name, share, size in zip(parts, shares, sizes, strict=True):
         times = f", read {seen * share / size:.3g} times" if steps else ""
         told.append(f"{name} {share:.1%}{times}")
-    return [f"mixture    {'; '.join(told)}: shares {order}"]
+    return [f"mixture    {'; '.join(told)}"]
 
 
 def _describe_skipped(segments: Segments, label: str) -> list[str]:

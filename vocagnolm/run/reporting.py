@@ -8,10 +8,10 @@ the run is in its config.
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from transformers import (
     PreTrainedModel,
     Trainer,
@@ -39,8 +39,8 @@ from vocagnolm.host.trackers import (
 )
 from vocagnolm.io import JsonObject, markdown_table
 
-# Counts, and their edges, one more.
-Histogram = tuple[Sequence[float], Sequence[float]]
+# Values of which a tracker shows a histogram.
+Histogram = Tensor
 _Rows = Sequence[Sequence[object]]
 _Student = PreTrainedModel | None
 
@@ -100,7 +100,7 @@ class _WandbLike(Reporter):
     def send(self, values: Mapping[str, object], histogram: Histogram | None, step: int) -> None:
         shown = {}
         if histogram is not None:
-            shown[EXCESS_HISTOGRAM] = self._module.Histogram(np_histogram=histogram)
+            shown[EXCESS_HISTOGRAM] = self._module.Histogram(histogram.tolist())
         # The tracker's own step counts its logs, and is never named.
         self._module.log({**values, **shown, STEP: step})
 
@@ -189,15 +189,7 @@ class _TensorBoard(Reporter, TensorBoardCallback):
             if isinstance(value, int | float):
                 self.tb_writer.add_scalar(name, value, step)
         if histogram is not None:
-            counts, edges = histogram
-            middles = [(low + high) / 2 for low, high in pairwise(edges)]
-            powers = [
-                sum(n * x**power for n, x in zip(counts, middles, strict=True)) for power in (1, 2)
-            ]
-            self.tb_writer.add_histogram_raw(
-                *(EXCESS_HISTOGRAM, edges[0], edges[-1], sum(counts), *powers),
-                *(edges[1:], counts, step),
-            )
+            self.tb_writer.add_histogram(EXCESS_HISTOGRAM, histogram, step)
         self.tb_writer.flush()
 
     def send_table(self, name: str, columns: Sequence[str], rows: _Rows, step: int) -> None:

@@ -1,219 +1,162 @@
-"""Name the phase that a run is in, and report its rates, MFU, shares of time and memory per log."""
+"""Measure a run: tokens per second, MFU, the teacher's share of the time, and memory.
+
+MFU is model FLOPs / (seconds x peak FLOP/s), with FLOPs counted from a decoder's linear layers.
+"""
 
 import logging
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import cast
+from dataclasses import dataclass
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import IntervalStrategy
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TrainerCallback
+from transformers.pytorch_utils import Conv1D
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.host.trackers import TRACKED_NAMES
-from vocagnolm.run.flops import ModelWork, model_work, peak_flops
 
 logger = logging.getLogger(__name__)
 
-SHARES = ("teacher", "student", "optimizer", "data", "other")  # of the time of training
-# The share that a phase's time counts for, None where it is no training; and its words.
-_PHASES: dict[str, tuple[str | None, str]] = {
-    "preparation": (None, "the preparation"),
-    "data": ("data", "the reading of the data"),
-    "teacher": ("teacher", "the teacher's forward"),
-    "student": ("student", "the student's forward"),
-    "backward": ("student", "the student's backward, where gradients are exchanged"),
-    "agreement": ("student", "the agreement of the processes on the update"),
-    "update": ("optimizer", "the update"),
-    "other": ("other", "the end of a step"),
-    "evaluation": (None, "an evaluation"),
-    "checkpoint": (None, "the saving of a checkpoint"),
-    "model": (None, "the saving of the model"),
-}
 # Entries of a log that depend on the clock and the machine, and differ from run to run.
-TIMING_KEYS = [
-    entry
-    for entry, name in TRACKED_NAMES.items()
-    if name.startswith(("speed/", "memory/")) and entry != "total_flos"
-]
+TIMING_KEYS = (
+    "tokens_per_s student_mfu teacher_mfu teacher_time_fraction memory_allocated_gib "
+    "memory_reserved_gib memory_resident_gib train_runtime train_samples_per_second "
+    "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
+    "eval_model_preparation_time"
+).split()
 _GIB = 2**30
+# Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
+# NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
+_PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.4,
+    "H200 NVL": 835.5,
+    "GH200": 989.4,
+    "H100 HBM3": 989.4,  # the SXM module
+    "H100 PCIE": 756.5,
+    "H100 NVL": 835.5,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+    "4090": 165.2,
+    "3090": 71.0,
+}
+# Fewer or slower units under the same name.
+_OTHER_CHIPS = {"LAPTOP", "MIG", "TI", "D"}
 
 
-class Phases:
-    """Splits a device's time into phases without a gap; changing waits for nothing.
+class Throughput(TrainerCallback):
+    """Measure the steps of a run, with one host-device sync per `read`.
 
-        begin     data     student   teacher   student        update  other
-        share     |  data  | student | teacher |    student   |  opt. | other ...
+    Time counts from the first step after a log to the next log: what is evaluated and saved right
+    after a log costs no time.
 
-    On a GPU the time is that of events on its stream, so that work of the host which the GPU does
-    not wait for costs nothing, and waiting for data shows as that. A clock runs between `start` and
-    `stop` only.
+    Args:
+        teachers: resident ones, whose forward passes are timed.
+        peak_tflops: of one device in dense bfloat16; looked up by default. Without, no MFU.
     """
 
-    def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
-        self._name = "preparation"
-        self._marks: list[tuple[str | None, float | torch.cuda.Event]] = []
-        self.is_timed = False
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        teachers: Sequence[PreTrainedModel],
+        peak_tflops: float | None = None,
+    ):
+        self._accelerator, self._device = accelerator, accelerator.device
+        self._teachers = teachers
+        self._works: list[ModelWork | None] = []
+        self._peak_flops = _peak_flops(self._device, peak_tflops)
+        self._clear()
 
-    @property
-    def doing(self) -> str:
-        """Words for the message of an error that ends the run here."""
-        return _PHASES[self._name][1]
+    def _clear(self) -> None:
+        self._since: float | None = None
+        self._teacher: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
+        # Of student and teachers: tokens with a loss, their keys, and the tokens that a head reads.
+        models = 1 + len(self._teachers)
+        self._counts = torch.zeros((models, 3), dtype=torch.int64, device=self._device)
 
-    def begin(self, name: str) -> None:
-        """Leave the phase for another one."""
-        before, self._name = _PHASES[self._name][0], name
-        if self.is_timed and _PHASES[name][0] != before:
-            self._mark()
+    def on_train_begin(self, *args: object, **kwargs: Any) -> None:
+        """Count the weights of all models, and forget an earlier run."""
+        self._clear()
+        self._works = list(map(_work_or_none, (kwargs["model"], *self._teachers)))
+
+    def on_step_begin(self, *args: object, **kwargs: object) -> None:
+        """Start the clock, if a log has stopped it."""
+        if self._since is None:
+            self._since = time.perf_counter()
 
     @contextmanager
-    def within(self, name: str) -> Iterator[None]:
-        """Enter a phase, and come back to this one; after an error the run stays in it."""
-        before = self._name
-        self.begin(name)
+    def teacher(self) -> Iterator[None]:
+        """Count the time of what is computed inside as the teacher's."""
+        start = self._now()
         yield
-        self.begin(before)
-
-    def start(self) -> None:
-        """Start the clock."""
-        self._marks, self.is_timed = [], True
-        self._mark()
-
-    def stop(self) -> None:
-        """Stop the clock."""
-        self._marks, self.is_timed = [], False
-
-    def read(self) -> dict[str, float]:
-        """Return the seconds of each share since the last read. Waits for the device."""
-        self._mark()
-        last = self._marks[-1][1]
-        if isinstance(last, torch.cuda.Event):
-            last.synchronize()
-        seconds = dict.fromkeys(SHARES, 0.0)
-        for (share, start), (_, stop) in pairwise(self._marks):
-            if share is None:
-                continue
-            if isinstance(start, float) and isinstance(stop, float):
-                seconds[share] += stop - start
-            elif not isinstance(start, float) and not isinstance(stop, float):
-                seconds[share] += start.elapsed_time(stop) / 1000
-        del self._marks[:-1]
-        return seconds
-
-    def _mark(self) -> None:
-        self._marks.append((_PHASES[self._name][0], self._now()))
+        self._teacher.append((start, self._now()))
 
     def _now(self) -> float | torch.cuda.Event:
-        if not self._cuda:
+        if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-
-class _Counter:
-    """Counts of a model's tokens with a loss, of their keys, and of the tokens its head reads."""
-
-    def __init__(self, model: PreTrainedModel, device: torch.device):
-        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
-        self.work: ModelWork | None = None
-        try:
-            self.work = model_work(model)
-        except ValueError as error:
-            logger.warning("no MFU is reported: %s", error)
-
-    def add(self, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None) -> None:
-        """Count a forward pass, on the device; its head reads all tokens by default."""
+    def count(
+        self, model: int, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None = None
+    ) -> None:
+        """Count a micro-batch of the student, 0, or of a teacher; a head reads all by default."""
         valid_BT = label_BT != IGNORED_LABEL
         # A label token at position p of its document is predicted from the p tokens before it.
         tokens, keys = valid_BT.sum(), (position_BT * valid_BT).sum()
         head = tokens if head_tokens is None else torch.full_like(tokens, head_tokens)
-        self._counts += torch.stack([tokens, keys, head])
-
-    def read(self) -> list[int]:
-        """Return the three counts since the last read."""
-        counts: list[int] = self._counts.tolist()
-        self._counts.zero_()
-        return counts
-
-
-class Throughput(TrainerCallback):
-    """Measure training without waiting for the device before `read`, which waits once.
-
-    `teacher` is its forward pass alone; `student` is forward, backward, and all between them and
-    the optimizer, such as the guidance, clipping, and gradients reduced over processes (for `kld`
-    and `uld` also the teacher's head).
-
-    Args:
-        phases: clock of the run, started and stopped here.
-        gather: stacks the rows of all processes.
-        peak: of one device in dense bfloat16, in TFLOP/s; looked up by default. Without, no MFU.
-        overlaps: the teacher computes beside the student, so each MFU is of the time of both.
-    """
-
-    def __init__(
-        self,
-        phases: Phases,
-        device: torch.device,
-        teachers: Sequence[PreTrainedModel],
-        gather: Callable[[Tensor], Tensor],
-        peak: float | None = None,
-        overlaps: bool = False,
-    ):
-        self._phases, self._device, self._models, self._gather = phases, device, teachers, gather
-        self._peak_flops, self._overlaps = peak_flops(device, peak), overlaps
-
-    def on_train_begin(self, args: TrainingArguments, *rest: object, **kwargs: object) -> None:
-        """Start the clock, unless nothing is ever logged."""
-        if args.logging_strategy == IntervalStrategy.NO:
-            return
-        models = (cast(PreTrainedModel, kwargs["model"]), *self._models)
-        self._counters = [_Counter(model, self._device) for model in models]
-        self._phases.begin("other")
-        self._phases.start()
-
-    def on_train_end(self, *args: object, **kwargs: object) -> None:
-        """Stop the clock."""
-        self._phases.stop()
-
-    def count(self, model: int, position_BT: Tensor, label_BT: Tensor, head: int | None) -> None:
-        """Count a micro-batch of the student, 0, or of a teacher, and the tokens its head reads."""
-        if self._phases.is_timed:
-            self._counters[model].add(position_BT, label_BT, head)
+        self._counts[model] += torch.stack([tokens, keys, head])
 
     def read(self) -> dict[str, float]:
         """Return all measures since the last read, {} outside of `train`; every process calls it.
 
-        Tokens with a loss per second and device, of the student and of resident teachers;
-        `student_mfu` of all but the teacher, the data and `other`, and `teacher_mfu` of the
-        teacher's forward passes, where they are known; shares of the time, which sum to 1; the most
-        memory of any process in GiB, on a GPU since the last read, on the host now.
+        `tokens_per_s` are the student's with a loss, of all processes; MFUs are of the time of the
+        teachers' forward passes, and of all other time; memory is the most of any process in GiB,
+        on a GPU since the last read.
         """
-        if not self._phases.is_timed:
+        if self._since is None:
             return {}
-        seconds = self._phases.read()
-        ours, *theirs = (counter.read() for counter in self._counters)
-        work, *works = (counter.work for counter in self._counters)
-        sums = {f"{share}_s": value for share, value in seconds.items()}
-        sums |= {"student_tokens": ours[0], "teacher_tokens": sum(counts[0] for counts in theirs)}
-        if work is not None:
-            sums["student_flops"] = work.training_flops(*ours)
-        if theirs and None not in works:
-            pairs = zip(filter(None, works), theirs, strict=True)
-            sums["teacher_flops"] = sum(one.forward_flops(*counts) for one, counts in pairs)
+        elapsed_s = time.perf_counter() - self._since
+        teacher_s = sum(_seconds(*marks) for marks in self._teacher)
+        ours, *theirs = self._counts.tolist()
+        flops = [0.0, 0.0]
+        if None not in self._works:
+            student, *teachers = filter(None, self._works)
+            flops[0] = student.training_flops(*ours)
+            for teacher, counts in zip(teachers, theirs, strict=True):
+                flops[1] += teacher.forward_flops(*counts)
+        self._clear()
         memory = _memory_gib(self._device)
-        # One row of each process: [ sums ... | memory ... ], added up and maximised.
+        # A row of each process: [ sums ... | memory ... ], added up and maximised.
         dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        row = torch.tensor([[*sums.values(), *memory.values()]], dtype=dtype)
-        rows = self._gather(row.to(self._device)).cpu()
-        totals = dict(zip(sums, rows.sum(0).tolist(), strict=False))
-        largest = dict(zip(memory, rows.amax(0)[len(sums) :].tolist(), strict=True))
-        return _rates(totals, self._peak_flops, self._overlaps) | largest
+        row = [elapsed_s, teacher_s, ours[0], *flops, *memory.values()]
+        rows = self._accelerator.gather(torch.tensor([row], dtype=dtype, device=self._device)).cpu()
+        elapsed_s, teacher_s, tokens, *flops = rows[:, :5].sum(0).tolist()
+        report = {"tokens_per_s": tokens / elapsed_s * len(rows)}
+        if theirs:
+            report["teacher_time_fraction"] = teacher_s / elapsed_s
+        seconds = (elapsed_s - teacher_s, teacher_s)
+        for role, done, busy_s in zip(("student", "teacher"), flops, seconds, strict=True):
+            if self._peak_flops and done:
+                report[f"{role}_mfu"] = done / (busy_s * self._peak_flops)
+        return report | dict(zip(memory, rows[:, 5:].amax(0).tolist(), strict=True))
+
+
+def _seconds(start: float | torch.cuda.Event, stop: float | torch.cuda.Event) -> float:
+    if isinstance(start, torch.cuda.Event) and isinstance(stop, torch.cuda.Event):
+        stop.synchronize()
+        return float(start.elapsed_time(stop)) / 1000
+    assert isinstance(start, float)
+    assert isinstance(stop, float)
+    return stop - start
 
 
 def _memory_gib(device: torch.device) -> dict[str, float]:
@@ -227,20 +170,124 @@ def _memory_gib(device: torch.device) -> dict[str, float]:
     return memory
 
 
-def _rates(totals: Mapping[str, float], peak: float | None, overlaps: bool) -> dict[str, float]:
-    """Rates and shares from sums over the processes, in tokens, FLOPs and seconds."""
-    by_phase = {share: totals[f"{share}_s"] for share in SHARES}
-    elapsed_s = sum(by_phase.values())
-    student_s, teacher_s = by_phase["student"] + by_phase["optimizer"], by_phase["teacher"]
-    if overlaps:
-        student_s = teacher_s = student_s + teacher_s
-    report = {}
-    for role, busy_s in (("student", student_s), ("teacher", teacher_s)):
-        tokens, flops = totals[f"{role}_tokens"], totals.get(f"{role}_flops")
-        if tokens:
-            report[f"{role}_tokens_per_s_per_device"] = tokens / elapsed_s
-        if tokens and flops and peak:
-            report[f"{role}_mfu"] = flops / (busy_s * peak)
-    if not totals["teacher_tokens"]:
-        del by_phase["teacher"]
-    return report | {f"{phase}_time_fraction": s / elapsed_s for phase, s in by_phase.items()}
+# -- FLOPs and peaks ---------------------------------------------------------------------------
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Look up the peak of a GPU in dense bfloat16, in TFLOP/s; None of an unknown one.
+
+    >>> peak_tflops("NVIDIA H100 80GB HBM3"), peak_tflops("NVIDIA H100 PCIe")
+    (989.4, 756.5)
+    >>> peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    """
+    words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
+    known = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
+    if not known or words & _OTHER_CHIPS:
+        return None
+    return _PEAK_TFLOPS[max(known, key=lambda name: len(name.split()))]
+
+
+def _peak_flops(device: torch.device, given_tflops: float | None) -> float | None:
+    if given_tflops is None and device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        given_tflops = peak_tflops(name)
+        if given_tflops is None:
+            logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
+    return None if given_tflops is None else given_tflops * 1e12
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Cost of tokens in a decoder.
+
+    Only matrix products count, two FLOPs for each multiplication with its addition, and only those
+    that the losses need: no padding, no recomputation, attention to the visible keys. So with
+    activation checkpointing, where the hardware does 4 forward passes' worth for every 3, its
+    utilisation is up to 4/3 of the MFU.
+
+    Attributes:
+        body: weights of all linear layers but the output head; the embedding is a look-up.
+        head: weights of the output head.
+        trained_body, trained_head: those of them that get a gradient.
+        attention: layers x heads x head dimension, the multiplications of Q K^T for one key; A V
+            takes as many.
+    """
+
+    body: int
+    head: int
+    trained_body: int
+    trained_head: int
+    attention: int
+
+    def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
+        """FLOPs of a forward pass of tokens that attend to so many keys in all."""
+        weights = self.body * tokens + self.head * head_tokens
+        return 2 * weights + 4 * self.attention * keys
+
+    def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
+        """FLOPs of a forward and a backward pass: 3 forward passes, if all weights are trained.
+
+        `used_tokens` are those whose loss has a weight other than 0.
+        """
+        # Backward, each weight is multiplied for the gradient of its input, and once more for its
+        # own if it has one; in the head for the used tokens only. (Below the first trained weight
+        # nothing needs an input's gradient: with adapters this counts a little too much, less than
+        # 1 % from 10 layers on.)
+        body = (self.body + self.trained_body) * tokens
+        head = (self.head + self.trained_head) * used_tokens
+        forward = self.forward_flops(tokens, keys, tokens)
+        return forward + 2 * (body + head) + 8 * self.attention * keys
+
+
+def model_work(model: PreTrainedModel) -> ModelWork:
+    """Count the weights of a causal language model of `transformers`, adapters included.
+
+    Raises:
+        ValueError: not every token meets every weight in a linear layer, as with experts.
+    """
+    config = model.config.get_text_config()
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weights, trained = {False: 0, True: 0}, {False: 0, True: 0}  # by whether it is the head
+    for name, module in model.named_modules():
+        # A layer that PEFT keeps of before, beside the trained copy of it that runs.
+        if "original_module" in name.split("."):
+            continue
+        # By its features: quantized weights have other shapes.
+        if isinstance(module, nn.Linear):
+            count = module.in_features * module.out_features
+        elif isinstance(module, Conv1D):
+            count = module.weight.numel()
+        else:
+            _check_countable(model, module)
+            continue
+        weights[module is head] += count
+        trained[module is head] += count * module.weight.requires_grad
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    attention = layers * heads * head_dim
+    return ModelWork(weights[False], weights[True], trained[False], trained[True], attention)
+
+
+def _check_countable(model: nn.Module, module: nn.Module) -> None:
+    """Refuse weights that are neither a look-up nor a vector, and layers that choose experts."""
+
+    def is_quantized(buffer: Tensor) -> bool:
+        # A matrix of integers or bytes, unlike masks (bools) and tables of positions (floats).
+        is_float, is_mask = buffer.is_floating_point(), buffer.dtype == torch.bool
+        return buffer.dim() > 1 and not is_mask and (not is_float or buffer.element_size() == 1)
+
+    has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    is_matrix = has_matrix or any(map(is_quantized, module.buffers(recurse=False)))
+    if (is_matrix and not isinstance(module, nn.Embedding)) or "Expert" in type(module).__name__:
+        raise ValueError(
+            f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it has "
+            f"a {type(module).__name__}"
+        )
+
+
+def _work_or_none(model: PreTrainedModel) -> ModelWork | None:
+    try:
+        return model_work(model)
+    except ValueError as error:
+        logger.warning("no MFU: %s", error)
+        return None

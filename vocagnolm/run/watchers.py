@@ -69,7 +69,7 @@ def describe_store(job: Job, pair: Pair, documents: Documents) -> JsonObject | N
     check_plan(directory, description)
     if SHARDS in read_manifest(directory):
         # A run that has finished its store already has only its own end left to do.
-        if checkpoints.find_checkpoint(job.run.output_dir):
+        if checkpoints.newest_checkpoint(job.run.output_dir):
             return None
         raise ValueError(f"--save_store {directory} holds a finished store: give another directory")
     return description

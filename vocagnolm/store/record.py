@@ -16,7 +16,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.alignment import widen_spans
 from vocagnolm.packing import Blocks
-from vocagnolm.run.guard import Recorder
+from vocagnolm.run.callbacks import Recorder
 from vocagnolm.store.format import (
     LossArray,
     LossDtype,

@@ -23,8 +23,7 @@ from vocagnolm.cli import corpora_of, one_or_all, resolve_dtype, say
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import joined, load_corpus
 from vocagnolm.dist import connect, rank0
-from vocagnolm.host.settings import differences
-from vocagnolm.io import check_writable, duration, versions
+from vocagnolm.io import check_writable, differences, duration, versions
 from vocagnolm.models.source import ModelSource, context_length, revision_of
 from vocagnolm.readers import Reader, teacher_reader
 from vocagnolm.spans import encode_batch, encode_rendered

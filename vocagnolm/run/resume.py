@@ -1,0 +1,381 @@
+"""Resume runs: one order of the data, whole checkpoints, signals, and a log without a gap.
+
+The loop is transformers'. Overridden beside the public `train` and `log`: the private methods in
+which it draws the order of the data and saves checkpoints.
+"""
+
+import logging
+import math
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from accelerate.utils import gather_object
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+
+from vocagnolm.dist import rank0
+from vocagnolm.host.trackers import Tracking
+from vocagnolm.io import MANIFEST_FILE, json_or_empty, sizes
+from vocagnolm.run.callbacks import GuidanceMetrics, Recorder, StepGuard
+from vocagnolm.run.checkpoints import (
+    SAVING,
+    Settings,
+    finish_checkpoint,
+    newest_checkpoint,
+    rotate,
+)
+from vocagnolm.run.config import check_arguments
+from vocagnolm.run.reporting import replace_reporters
+
+logger = logging.getLogger(__name__)
+
+_OVERRIDDEN = "_get_output_dir _save_checkpoint _determine_best_metric _get_train_sampler".split()
+
+
+def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArray[np.int64]:
+    """Count what an epoch reads of each corpus, whose packed sequences have these numbers.
+
+    Every corpus is read at least once, and in shares of the weights.
+
+    >>> mixed_counts([700, 100], [0.7, 0.3]).tolist()
+    [700, 300]
+    """
+    shares = np.asarray(weights) / np.sum(weights)
+    total = np.ceil((np.asarray(sizes) / shares).max())
+    counts: npt.NDArray[np.int64] = np.round(shares * total).astype(np.int64)
+    return counts
+
+
+def mixed_order(
+    sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int
+) -> npt.NDArray[np.int64]:
+    """Draw the indices of an epoch's packed sequences; those of each corpus come in passes."""
+    rng = np.random.default_rng([seed, epoch])
+    counts = mixed_counts(sizes, weights)
+    corpus = rng.permutation(np.repeat(np.arange(len(sizes)), counts))
+    order, first = np.empty(len(corpus), np.int64), 0
+    for i, size in enumerate(sizes):
+        passes = [rng.permutation(size) for _ in range(-(-counts[i] // size))]
+        order[corpus == i] = first + np.concatenate(passes)[: counts[i]]
+        first += size
+    return order
+
+
+class MixedSampler(Sampler[int]):
+    """Indices of packed sequences of several corpora in the shares of their weights, by epoch."""
+
+    def __init__(self, sizes: Sequence[int], weights: Sequence[float], per_step: int, seed: int):
+        self._draw = partial(mixed_order, sizes, weights, seed)
+        count = int(mixed_counts(sizes, weights).sum())
+        self._epoch, self._kept = 0, count // per_step * per_step or count
+
+    def __len__(self) -> int:
+        return self._kept
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin with an epoch."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._draw(self._epoch)[: self._kept].tolist())
+
+
+@dataclass(eq=False)
+class StepSampler(Sampler[int]):
+    """Draw the packed sequences of every step as another sampler does; the widest come first.
+
+    So rows of like width share a micro-batch, all processes read like widths at a time, and the
+    most memory is needed at the beginning.
+    """
+
+    sampler: MixedSampler | SeedableRandomSampler
+    per_step: int
+    # Of all packed sequences; without them the order stays.
+    widths: Sequence[int] | npt.NDArray[np.int64] | None
+    # Returns the number of steps made, which tells the epoch.
+    step: Callable[[], int]
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        # Accelerate does not tell every sampler the epoch.
+        self.sampler.set_epoch(self.step() // max(1, len(self) // self.per_step))
+        # A step that lacks sequences is filled with its first ones.
+        if self.widths is None or len(self) < self.per_step:
+            return iter(self.sampler)
+        drawn = BatchSampler(self.sampler, self.per_step, drop_last=True)
+        widest_first = partial(sorted, key=self.widths.__getitem__, reverse=True)
+        return chain.from_iterable(map(widest_first, drawn))
+
+
+# -- Signals -----------------------------------------------------------------------------------
+
+
+class Preemption(TrainerCallback):
+    """Stop after the step in which SIGTERM, SIGUSR1 or a first Ctrl-C came to any process.
+
+    All processes learn of it in the reduction that `StepGuard` makes before every update.
+
+    Attributes:
+        is_asked: this process was asked to stop.
+        is_agreed: all processes stop after this step, or have stopped with everything saved.
+    """
+
+    def __init__(self) -> None:
+        self.is_asked = self.is_agreed = False
+        self._saved_step = -1
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the signals inside; only the main thread can."""
+        self.is_asked = self.is_agreed = False
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if is_main else ()
+        before = {number: signal.signal(number, self._ask) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.is_asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        # Launchers pass a signal on to all processes of a machine.
+        if not self.is_asked and os.environ.get("LOCAL_RANK", "0") == "0":
+            # Safe inside a signal handler, where a buffered stream is not.
+            os.write(2, f"{signal.Signals(number).name}: stopping after this step\n".encode())
+        self.is_asked = True
+
+    def on_save(self, args: object, state: TrainerState, *rest: object, **kwargs: object) -> None:
+        """Remember the saved step."""
+        self._saved_step = state.global_step
+
+    def on_epoch_end(
+        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        """Ask for a checkpoint, if there is none of this state; this event follows every stop."""
+        if not self.is_agreed:
+            return
+        # A stop inside an epoch leaves its end's log and evaluation to the run that resumes.
+        if state.epoch is None or not float(state.epoch).is_integer():
+            control.should_log = control.should_evaluate = False
+        is_saved = self._saved_step == state.global_step
+        control.should_save = control.should_log or control.should_evaluate or not is_saved
+
+
+# -- The trainer -------------------------------------------------------------------------------
+
+
+class ResumableTrainer(Trainer):
+    """A Trainer whose runs end alike however often they are cut off and resumed.
+
+    Checkpoints hold the sums of the log too, so the log of a resumed run is that of an
+    uninterrupted one, without the entries in `vocagnolm.run.throughput.TIMING_KEYS`.
+
+    Attributes:
+        settings: of the run, kept in its checkpoints, which resume under the same only.
+        orders_steps: begin steps of several micro-batches with their widest packed sequences.
+    """
+
+    def __init__(self, recorder: Recorder | None = None, max_bad_steps: int = 0, **given: Any):
+        given["args"] = given.get("args") or TrainingArguments("tmp_trainer")
+        check_arguments(given["args"])
+        super().__init__(**given)
+        for name in _OVERRIDDEN:
+            if not hasattr(Trainer, name):
+                raise ImportError(f"this transformers has no Trainer.{name}: install another")
+        if self.args.load_best_model_at_end and self.args.save_total_limit == 1:
+            # Trainer would end a stopped run with the best checkpoint alone.
+            self.args.save_total_limit = 2
+        self.settings: Settings = {}
+        self.orders_steps = self._is_saving = False
+        self.recorder, self.metrics = recorder, GuidanceMetrics(self.accelerator)
+        self.preemption, self.guard = Preemption(), StepGuard(self, recorder, max_bad_steps)
+        for callback in filter(None, (self.preemption, recorder, self.guard)):
+            self.add_callback(callback)
+        self.tracking = Tracking()
+        self.reporters = replace_reporters(
+            self, lambda: self.tracking, lambda: self.metrics.excess_sample
+        )
+        # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
+        # are to be ranked, and reduces gradients in 16 bits.
+        plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
+        if plugin is not None and (policy := plugin.mixed_precision_policy):
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(
+                param_dtype=policy.param_dtype, reduce_dtype=torch.float32
+            )
+
+    @property
+    def blocks_per_step(self) -> int:
+        """Packed sequences of a global batch."""
+        args = self.args
+        return int(args.train_batch_size * args.gradient_accumulation_steps * args.world_size)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
+        """End an epoch where the last whole global batch ends."""
+        data: Any = self.train_dataset if train_dataset is None else train_dataset
+        args, per_step = self.args, self.blocks_per_step
+        # Not PyTorch's seed: other trainers set it too, and processes may have one each.
+        seed = args.seed if args.data_seed is None else args.data_seed
+        sampler: MixedSampler | SeedableRandomSampler
+        if (weights := getattr(data, "weights", None)) is not None:
+            sampler = MixedSampler(list(data.parts.values()), weights, per_step, seed)
+        else:
+            if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
+                return given
+            # Accelerate would repeat the first sequences until every process has a batch, and an
+            # epoch's last step would depend on how many processes there are. Those left out are
+            # others in every epoch.
+            kept = len(data) // per_step * per_step or len(data)
+            sampler = SeedableRandomSampler(data, num_samples=kept, data_seed=seed)
+        # A step that is one micro-batch has nothing to gain.
+        is_split = self.orders_steps and per_step > args.train_batch_size
+        widths = getattr(data, "teacher_tokens", None) if is_split else None
+        return StepSampler(sampler, per_step, widths, lambda: self.state.global_step)
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
+    ) -> TrainOutput:
+        """Train, from the beginning or from a checkpoint, of which True is the newest good one.
+
+        After a signal it returns early, with everything saved and `preemption.is_agreed`.
+
+        Raises:
+            ValueError: there is no good checkpoint, or it was saved with another sharding.
+        """
+        directory = Path(str(self.args.output_dir))
+        if resume_from_checkpoint is True:
+            newest = partial(newest_checkpoint, directory, self.settings)
+            if (resume_from_checkpoint := rank0(newest)) is None:
+                raise ValueError(f"{directory} holds no good checkpoint to resume from")
+        checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if checkpoint:
+            self._check_layout(checkpoint)
+        self.metrics.restore(checkpoint)
+        if self.is_world_process_zero():
+            # What a killed save has left: files of other processes would pass for new ones.
+            shutil.rmtree(directory / SAVING, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        # The log of a resumed run has its first evaluation already.
+        evaluates = self.args.eval_on_start
+        self.args.eval_on_start = evaluates and checkpoint is None
+        try:
+            with self.preemption.listening():
+                output = super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self.args.eval_on_start = evaluates
+        return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _check_layout(self, checkpoint: Path) -> None:
+        """Reject a checkpoint of another sharding; warn of another number of processes."""
+        is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
+        if is_sharded != self.is_fsdp_enabled:
+            how = "with" if is_sharded else "without"
+            raise ValueError(
+                f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
+                "student that `vocagnolm export` writes"
+            )
+        before = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size", self.args.world_size)
+        if before != self.args.world_size and self.is_world_process_zero():
+            logger.warning(
+                "%s was saved by %d processes, and %d resume: the global batches stay the same, "
+                "dropout does not",
+                *(checkpoint, before, self.args.world_size),
+            )
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Save a run that was asked to stop, where only the best is saved otherwise."""
+        return super()._determine_best_metric(metrics, trial) or self.preemption.is_agreed
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return the directory of the run, or the one in it where a checkpoint is being written."""
+        directory = str(super()._get_output_dir(trial))
+        return os.path.join(directory, SAVING) if self._is_saving else directory
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """Save a whole checkpoint, or none: write it aside, and rename it when all have written."""
+        state, name = self.state, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        directory = Path(self._get_output_dir(trial))
+        staged, final = directory / SAVING / name, directory / name
+        # First, as the teacher's losses of finished steps are not computed again.
+        if self.recorder is not None:
+            self.recorder.write(state.global_step)
+        known_best = state.best_model_checkpoint
+        self._is_saving = True
+        try:
+            super()._save_checkpoint(model, trial)
+        finally:
+            self._is_saving = False
+        self.metrics.save(staged)
+        # transformers has looked for the best one among those that are being written.
+        best = directory / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        is_there = best == final or best.exists()
+        state.best_model_checkpoint = str(best) if is_there else known_best
+        if self.is_world_process_zero():
+            state.save_to_json(str(staged / TRAINER_STATE_NAME))
+        self.accelerator.wait_for_everyone()
+        # A machine sees its own files, even on a network file system.
+        is_first = self.is_local_process_zero()
+        files: dict[str, int] = {}
+        for seen in gather_object([sizes(staged) if is_first else {}]):
+            files |= seen
+        if self.is_world_process_zero():
+            about = {"world_size": self.args.world_size, "run": self.settings}
+            finish_checkpoint(staged, final, about, files)
+            rotate(final, self.args.save_total_limit, state.best_model_checkpoint)
+        # A process that left now would take the first one with it.
+        self.accelerator.wait_for_everyone()
+
+    def save_progress(self) -> str | None:
+        """Save a checkpoint of the last completed step, if it has none; None before the first."""
+        if not self.state.global_step:
+            return None
+        path = Path(str(self.args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        # All processes save, or none.
+        if not rank0((path / MANIFEST_FILE).exists):
+            self._save_checkpoint(cast(nn.Module, self.model), trial=None)
+        return str(path)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the metrics since the last log, and at the end the mean loss of the whole run."""
+        # Trainer's own sums of the loss are lost with the process, and are NaN after a bad step.
+        if "loss" in logs:
+            logs |= {"loss": math.nan} | self.metrics.read()
+            # Those of skipped steps.
+            for name in ("loss", "grad_norm"):
+                if not math.isfinite(logs.get(name, 0.0)):
+                    del logs[name]
+        elif "train_loss" in logs:
+            logs["train_loss"] = self.metrics.mean_loss(self.state.log_history)
+        super().log(logs, start_time)
+
+    def report_table(
+        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int
+    ) -> None:
+        """Show a table in all trackers of `--report_to`."""
+        for reporter in self.reporters:
+            reporter.send_table(name, columns, rows, step)
+
+    def finish_reports(self) -> None:
+        """End the run in all trackers, as nothing more will be logged."""
+        for reporter in self.reporters:
+            reporter.finish()
