@@ -34,7 +34,6 @@ _CORPUS_OPTIONS = {
     "split": "dataset_split",
     "text_column": "text_column",
     "config_name": "dataset_config",
-    "format": "format",
 }
 # By then a launcher has ended the other processes, if rank 0 has failed too.
 _RANK_0_FIRST_S = 2
@@ -126,9 +125,7 @@ class Parser(OneLineErrors):
             add("--dataset", required=required, help=shown)
         add("--dataset_config", help="Configuration of a hub dataset.")
         add("--dataset_split", default="train", help="Split of a hub dataset.")
-        add("--text_column", default="text", help="Column that holds the text.")
-        choices = ("text", "messages", "prompt_completion")
-        add("--format", choices=choices, help="Default: what the columns say.")
+        add("--text_column", help="Column of documents; by default text, or conversations.")
 
     def add_dtype(self, whose: str = "") -> None:
         """Add `--dtype`, which `resolve_dtype` reads."""
@@ -150,7 +147,7 @@ def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
     found = vars(options)
     names = listed(found["dataset"])
     values = {
-        argument: one_for_each(option, found.get(option), len(names), "corpora")
+        argument: one_for_each(option, found[option], len(names), "corpora")
         for argument, option in _CORPUS_OPTIONS.items()
     }
     return [

@@ -62,36 +62,31 @@ def test_answers_of_weight_nothing_are_no_answers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "given", "expected"),
+    ("columns", "text_column", "expected"),
     [
         (["text", "id"], None, "text"),
         (["messages", "id"], None, "messages"),
         (["messages", "prompt"], None, "messages"),
         (["prompt", "completion"], None, "prompt_completion"),
+        (["messages", "text"], None, "messages"),
         (["messages", "text"], "text", "text"),
-        (["messages", "prompt", "completion"], "prompt_completion", "prompt_completion"),
+        (["prompt", "completion"], "completion", "text"),
     ],
 )
 def test_format_is_found_by_the_columns(
-    columns: list[str], given: Format | None, expected: Format
+    columns: list[str], text_column: str | None, expected: Format
 ) -> None:
-    assert find_format(columns, given, "text", "a.jsonl") == expected
+    assert find_format(columns, text_column, "a.jsonl") == expected
 
 
 @pytest.mark.parametrize(
-    ("columns", "given", "told"),
-    [
-        (["messages", "text"], None, "--format text or --format messages"),
-        (["prompt"], None, "--text_column 'text' is not a column of a.jsonl"),
-        (["text"], "messages", "--format messages needs the columns messages in a.jsonl"),
-        (["messages"], "text", "--text_column 'text' is not a column"),
-    ],
+    ("columns", "text_column"), [(["prompt"], None), (["messages"], "text"), (["text"], "body")]
 )
-def test_format_is_refused_when_columns_do_not_say(
-    columns: list[str], given: Format | None, told: str
+def test_format_is_not_found_without_its_column(
+    columns: list[str], text_column: str | None
 ) -> None:
-    with pytest.raises(ValueError, match=told):
-        find_format(columns, given, "text", "a.jsonl")
+    with pytest.raises(ValueError, match=r"--text_column '.*' is not a column of a.jsonl"):
+        find_format(columns, text_column, "a.jsonl")
 
 
 @pytest.mark.parametrize(

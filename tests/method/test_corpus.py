@@ -294,7 +294,7 @@ def test_answers_of_other_types(tmp_path: Path, answers: list[Any]) -> None:
     path = write(tmp_path / "a.jsonl", lines_of(*rows))
     texts = [f"q\n{answer}" if isinstance(answer, str) else None for answer in answers]
     assert load_corpus(str(path))["text"][:] == texts
-    given = load_corpus(str(path), format="text", text_column="completion")["text"][:]
+    given = load_corpus(str(path), text_column="completion")["text"][:]
     assert given == answers
 
 
@@ -315,9 +315,8 @@ def test_options_of_templates_are_kept(
 
 def test_load_corpus_reads_documents_when_told(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", lines_of({"text": "x", "messages": [ASK]}))
-    assert "choose by --format text or --format messages" in error_of(path)
-    assert load_corpus(str(path), format="text").column_names == ["text"]
-    assert is_conversations(load_corpus(str(path), format="messages"))
+    assert load_corpus(str(path), text_column="text").column_names == ["text"]
+    assert is_conversations(load_corpus(str(path)))
 
 
 def test_files_of_two_kinds_are_rejected(tmp_path: Path) -> None:

@@ -271,7 +271,7 @@ def test_prepare_dataset_reads_conversations(
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset, and neither"),
+        ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset"),
         ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
         ({"text": ["a"], "max_length": 2}, "--max_length must be from 4 to 16777216, got 2$"),
         ({"text": ["a"], "teacher_context": 1}, "--teacher_context must be from 4 to .*, got 1$"),

@@ -15,11 +15,10 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
-from vocagnolm.chat.formats import Format, read_rows
+from vocagnolm.chat.formats import read_rows
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.render import Template
 from vocagnolm.collator import PackedCollator
-from vocagnolm.corpus import only_text
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
@@ -262,16 +261,6 @@ def test_special_tokens_leave_white_space_to_contents(tokenizers_by_family: Toke
     assert said(student, row["student_ids"], row["student_labelled"]) == ["42<|end|>"]
     (row,) = align_corpus(corpus, plain, replace(teacher, template=template)).rows
     assert said(teacher, row["teacher_ids"], row["teacher_labelled"]) == ["42"]
-
-
-def test_formats_of_one_file_are_cached_apart(tmp_path: Path) -> None:
-    both = {"messages": [talk("a", "b")], "prompt": ["c"], "completion": ["d"]}
-    datasets.Dataset.from_dict(both).save_to_disk(tmp_path)
-    corpus = datasets.load_from_disk(tmp_path)
-    assert isinstance(corpus, datasets.Dataset)
-    texts: dict[Format, str] = {"messages": "a\nb", "prompt_completion": "c\nd"}
-    for name, text in texts.items():
-        assert only_text(corpus, "text", name, "it")["text"][:] == [text]
 
 
 def test_template_of_documents_is_not_asked_for(tokenizers_by_family: Tokenizers) -> None:

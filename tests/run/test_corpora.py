@@ -16,27 +16,10 @@ from vocagnolm import cli, data
 from vocagnolm.run import main as train
 from vocagnolm.run import prepare
 from vocagnolm.run.documents import Documents
-from vocagnolm.run.recipe import parse
 from vocagnolm.store import score
 
 CPU = ("--use_cpu", "True", "--teacher", "t")
 TWO = ("--dataset", "a.jsonl", "b.jsonl")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ("--dataset a b --dataset_weights 1", "--dataset_weights needs one for each of 2"),
-        ("--dataset a b --dataset_weights 1 0", "--dataset_weights must be in (0, inf), got 0.0"),
-        ("--dataset a b --dataset_weights 1 nan", "--dataset_weights must be in (0, inf), got nan"),
-        ("--dataset a b a", "--dataset names one twice"),
-        ("--dataset a b c --dataset_split x y", "--dataset_split needs one value, or one for each"),
-        ("--dataset a b --text_column x y --eval_dataset e", "--eval_dataset needs one --text_col"),
-    ],
-)
-def test_parse_refuses_corpora_in_one_line(options: str, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
-        parse([*CPU, *options.split()])
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 Format = Literal["text", "messages", "prompt_completion"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 # Columns of a conversation beside its text: its own fields, and a reason why the row is none.
 ROLES, ENDS, FAULT = "roles", "ends", "fault"
 _NO_FIELDS: dict[str, Any] = {"text": None, ROLES: [], ENDS: [], "untrained": [], "given": None}
@@ -132,28 +131,21 @@ def _shown(value: object) -> str:
     return "an empty list" if value == [] else "nothing" if value is None else type(value).__name__
 
 
-def find_format(
-    columns: Collection[str], given: Format | None, text_column: str, shown: str
-) -> Format:
-    """Tell a data set's format by its columns; a ValueError where they leave a choice or none."""
-    has = {
-        "text": text_column in columns,
-        "messages": "messages" in columns,
-        "prompt_completion": {"prompt", "completion"} <= {*columns},
-    }
-    found = [name for name in FORMATS if has[name]]
-    if given in found or (given is None and len(found) == 1):
-        return given or found[0]
-    names = f"its columns are {', '.join(columns)}"
-    if found and not given:
-        which = " or ".join(f"--format {name}" for name in found)
-        raise ValueError(f"{shown} has documents and conversations in each row: choose by {which}")
-    if given and given != "text":
-        needs = "messages" if given == "messages" else "prompt and completion"
-        raise ValueError(f"--format {given} needs the columns {needs} in {shown}; {names}")
+def find_format(columns: Collection[str], text_column: str | None, shown: str) -> Format:
+    """Return the format of a dataset by its columns; a column of texts that is given is read.
+
+    Raises:
+        ValueError: no column is one that can be read; `shown` names the dataset.
+    """
+    if text_column is None and "messages" in columns:
+        return "messages"
+    if text_column is None and {"prompt", "completion"} <= {*columns}:
+        return "prompt_completion"
+    if (text_column or "text") in columns:
+        return "text"
     raise ValueError(
-        f"--text_column {text_column!r} is not a column of {shown}, and neither are messages, nor "
-        f"prompt and completion; {names}"
+        f"--text_column {text_column or 'text'!r} is not a column of {shown}; its columns are "
+        f"{', '.join(columns)}"
     )
 
 

@@ -27,7 +27,7 @@ def prepare_dataset(
     *,
     max_length: int = 2048,
     teacher_context: int = 4096,
-    text_column: str = "text",
+    text_column: str | None = None,
     train_on: TrainOn | None = None,
     num_proc: int | None = None,
 ) -> Blocks:
@@ -43,7 +43,7 @@ def prepare_dataset(
     Raises:
         ValueError: the column is not there, or no document of it can be used.
     """
-    corpus = only_text(dataset, text_column, None, "the dataset")
+    corpus = only_text(dataset, text_column, "the dataset")
     if train_on and not is_conversations(corpus):
         raise ValueError("train_on has no effect where the dataset holds documents: leave it out")
     tokenizers = listed(teacher_tokenizer or [])

@@ -267,8 +267,8 @@ def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
 def _read_evaluated(data: DataOptions) -> datasets.Dataset | None:
     if not data.eval_dataset:
         return None
-    named = {"text_column": data.text_column[0], "option": "--eval_dataset"}
-    return load_corpus(data.eval_dataset, **named)
+    column = data.text_column[0] if data.text_column else None
+    return load_corpus(data.eval_dataset, text_column=column, option="--eval_dataset")
 
 
 def _hold_out(job: Job, corpus: Corpus) -> Corpus:

@@ -93,7 +93,9 @@ class DataOptions:
         None, "Hub configuration, for all or each ('' for files)."
     )
     dataset_split: list[str] = option(["train"], "Split of a hub dataset, one for all or each.")
-    text_column: list[str] = option(["text"], "Column of the text, one for all or each.")
+    text_column: list[str] | None = option(
+        None, "Column of documents, for all or each; by default text, or conversations."
+    )
     eval_fraction: float = option(
         0.0, "Share of the documents held out for evaluation, [0, 1).", first=True
     )
@@ -124,7 +126,7 @@ class DataOptions:
                 raise ValueError(
                     f"--{name} needs one value, or one for each of {count} corpora, got {given}"
                 )
-        if self.eval_dataset and len(self.text_column) > 1:
+        if self.eval_dataset and len(self.text_column or ()) > 1:
             raise ValueError(
                 "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
             )
