@@ -87,7 +87,7 @@ class DataOptions:
         first=True,
     )
     dataset_weights: list[float] | None = option(
-        None, "Shares of the corpora in every global batch."
+        None, "Shares of the corpora; the smaller ones are read again."
     )
     dataset_config: list[str] | None = option(
         None, "Hub configuration, for all or each ('' for files)."
