@@ -457,18 +457,6 @@ def test_engine_is_greedy(tokenizer: Tokenizer, model: Any) -> None:
     assert model.generation_config is own
 
 
-def test_stop_string_counts_in_generated_text_only(
-    tokenizer: Tokenizer, model: Any, slow: Callable[..., Expected]
-) -> None:
-    prompts = prompts_of(6)
-    ids = tokenizer(prompts[0])["input_ids"]
-    written = tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=3)[0, len(ids) :])
-    stops = ["Answer:", "swer:" + written[:1]]
-    expected = slow(6, stops)
-    assert expected == slow(6, ())
-    assert completions_of(HFEngine(model, tokenizer, 4), prompts, stops) == expected
-
-
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_engine_completes_each_prompt(
     count: int, tokenizer: Tokenizer, model: Any, slow: Callable[..., Expected]
@@ -476,12 +464,6 @@ def test_engine_completes_each_prompt(
     prompts = prompts_of(1) * count
     expected = slow(1, STOPS) * count
     assert completions_of(HFEngine(model, tokenizer, 4), prompts, STOPS) == expected
-
-
-def test_engine_refuses_a_long_prompt_before_it_runs(tokenizer: Tokenizer, model: Any) -> None:
-    engine = HFEngine(model, tokenizer, 4)
-    with pytest.raises(ValueError, match=r"1 of 2 prompts .* context holds 160"):
-        engine.generate(["a", "1 + " * 200], STOPS, NEW_TOKENS)  # not even iterated
 
 
 # What is not done

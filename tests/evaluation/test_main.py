@@ -76,16 +76,6 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The line that the command prints when it refuses."""
-    assert evaluate_math.main(argv) == 2
-    printed, complained = capsys.readouterr()
-    assert printed == ""
-    assert complained.startswith("vocagnolm evaluate: error: ")
-    assert complained.count("\n") == 1
-    return complained
-
-
 # What it does
 
 
@@ -249,32 +239,6 @@ def test_dry_run_prints_prompts_and_counts(
     assert "--- new tokens: at most 28, and 128 with the prompt\n" in printed
     assert task.prompts[0] in printed
     assert not (tmp_path / "out").exists()
-
-
-# What it refuses
-
-
-def test_output_is_refused_when_it_holds_another_evaluation(
-    evaluated: SimpleNamespace,
-    model: Path,
-    own_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    path = Path(shutil.copytree(evaluated.path, tmp_path / "copy"))
-    before = (path / "demo.jsonl").read_bytes()
-    with next(own_model.glob("*.safetensors")).open("ab") as weights:
-        weights.write(b"\0")
-    changes = {
-        "model was sha256:": arguments(own_model, path),
-        "limit was 16, now 7": [*arguments(model, path), "--limit", "7"],
-        "dtype was float32, now bfloat16": arguments(model, path, "--dtype", "bfloat16"),
-    }
-    for said, argv in changes.items():
-        complained = refusal(argv, capsys)
-        assert said in complained
-        assert "give another --output_dir" in complained
-    assert (path / "demo.jsonl").read_bytes() == before
 
 
 # What can happen on the way

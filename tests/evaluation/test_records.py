@@ -52,10 +52,6 @@ def directory(tmp_path: Path) -> RunDirectory:
 # Items
 
 
-def test_finished_is_empty_when_there_is_no_directory(tmp_path: Path) -> None:
-    assert RunDirectory(tmp_path / "none").finished("gsm8k") == {}
-
-
 @pytest.mark.parametrize("torn", [b'{"idx": 7, "by', b'{"idx": 7}', b"\xe2\x82", b"\x00\x00"])
 def test_torn_last_line_is_ignored_and_cut_off(directory: RunDirectory, torn: bytes) -> None:
     path = directory.path / "gsm8k.part0.jsonl"

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
-from vocagnolm.evaluation.records import RunDirectory, to_line
+from vocagnolm.evaluation.records import RunDirectory
 from vocagnolm.evaluation.runner import run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems
@@ -183,19 +183,6 @@ def states_with(barrier: threading.Barrier) -> list[FakeState]:
             barrier.wait()
 
     return [WaitingState(index, barrier.parties) for index in range(barrier.parties)]
-
-
-def test_parts_of_more_processes_are_taken_over(tmp_path: Path) -> None:
-    run_all([make_task()], ScriptedEngine(), tmp_path / "whole")
-    resumed = RunDirectory(tmp_path / "resumed")
-    records = [json.loads(line) for line in files(tmp_path / "whole")["gsm8k.jsonl"].splitlines()]
-    for process in (0, 5):
-        with resumed.appending("gsm8k", process) as file:
-            file.writelines(map(to_line, records[process::6]))
-    engine = ScriptedEngine(4)
-    run_all([make_task()], engine, resumed.path)
-    assert len(engine.asked) == N_ITEMS - len(records[0::6]) - len(records[5::6])
-    assert files(resumed.path) == files(tmp_path / "whole")
 
 
 def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
@@ -364,15 +351,3 @@ def test_two_real_processes_give_the_same_items(
     assert "demo: 0.0 (95 %" in logs[0]
     assert "| Demo |" in logs[0]
     assert "demo" not in logs[1].lower()
-
-
-@pytest.mark.processes
-def test_two_real_processes_stop_with_one_line(
-    launcher: Launcher, arguments: list[str], uninterrupted: Path, tmp_path: Path
-) -> None:
-    argv = [*arguments, str(uninterrupted), "--limit", "39"]
-    statuses, logs = run_two(launcher, argv, tmp_path)
-    assert statuses == [2, 2], "\n".join(logs)
-    assert "limit was 40, now 39" in logs[0]
-    assert "Traceback" not in logs[0] + logs[1]
-    assert "error" not in logs[1]

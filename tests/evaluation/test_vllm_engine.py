@@ -14,7 +14,6 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
-import vocagnolm.evaluation.engines.vllm_engine
 from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
@@ -205,19 +204,6 @@ def test_vllm_is_greedy_within_the_context(
         )
         for row in ids
     ]
-
-
-def test_vllm_gives_groups_as_they_finish(
-    saved: tuple[Any, Any], vllm: list[LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, tokenizer = saved
-    engine = VLLMEngine(source_of(tokenizer), tokenizer)
-    expected = completions_of(engine, ())
-    monkeypatch.setattr(vocagnolm.evaluation.engines.vllm_engine, "_GROUP", 4)
-    groups = engine.generate(PROMPTS, (), NEW_TOKENS)
-    assert next(groups) == expected[:4]
-    assert len(vllm[0].calls) == 2  # of which one is the first of these groups
-    assert list(groups) == [expected[4:]]
 
 
 def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
