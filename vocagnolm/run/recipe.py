@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
+from runpy import run_path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import yaml
@@ -38,20 +38,9 @@ def _of_transformers(name: str) -> Path:
     return Path(package.origin).with_name(name)
 
 
-def _hf_argparser() -> ModuleType:
-    """Load the module by its path: importing the package before it takes a second."""
-    spec = importlib.util.spec_from_file_location(
-        "vocagnolm_hf_argparser", _of_transformers("hf_argparser.py")
-    )
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 if not TYPE_CHECKING:
-    HfArgumentParser = _hf_argparser().HfArgumentParser
+    # By its path: importing the package before it takes a second.
+    HfArgumentParser = run_path(str(_of_transformers("hf_argparser.py")))["HfArgumentParser"]
 
 OPTIONS = (ModelOptions, LoadOptions, DataOptions, PackOptions, Method, RunOptions)
 _ABOUT = """\

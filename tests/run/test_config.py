@@ -1,0 +1,134 @@
+"""Defaults of a run, what is derived from other options, and the global batch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from vocagnolm.run.config import RunArguments, split_global_batch
+from vocagnolm.run.recipe import OPTIONS, Parser, parse
+
+T = ("--teacher", "t", "--use_cpu")
+
+
+def test_defaults_are_the_papers() -> None:
+    job = parse(T)
+    assert (job.pack.max_length, job.run.global_batch_tokens) == (2048, 2**21)
+    assert (job.run.learning_rate, job.run.lr_scheduler_type) == (8e-5, "cosine_with_min_lr")
+    assert job.run.lr_scheduler_kwargs == {"min_lr_rate": 0.1}
+    assert (job.run.adam_beta2, job.run.weight_decay, job.run.num_train_epochs) == (0.95, 0.1, 1.0)
+    assert (job.run.report_to, job.run.resume_from_checkpoint) == ([], "auto")
+    assert parse([*T, "--lr_scheduler_type", "linear"]).run.lr_scheduler_kwargs is None
+
+
+def test_help_has_few_options_and_a_sentence_for_each() -> None:
+    parser = Parser(OPTIONS)
+    shown = {action.dest: action.help for action in parser._actions}
+    assert len(shown) <= 80
+    assert all(shown.values())
+    assert len(parser._first._group_actions) == 25
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_bf16_is_the_default_on_a_gpu_that_has_it(
+    has_bf16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda: has_bf16)
+    monkeypatch.setattr("transformers.TrainingArguments.__post_init__", lambda self: None)
+    monkeypatch.setattr("vocagnolm.run.config.check_arguments", lambda args: None)
+    assert RunArguments().bf16 is has_bf16
+    assert RunArguments(fp16=True).bf16 is False
+    assert RunArguments(bf16=False).bf16 is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (("--teacher", "org/b"), "runs/a__b"),
+        (("--teacher", "org/b", "c"), "runs/a__b__c"),
+        (("--teacher", "b", "--method", "uld"), "runs/a__b__uld"),
+        (("--teacher_losses", "stores/s"), "runs/a__s"),
+        (("--method", "cpt"), "runs/a__cpt"),
+        (("--method", "cpt", "--output_dir", "o"), "o"),
+    ],
+)
+def test_output_is_named_after_the_models(argv: tuple[str, ...], expected: str) -> None:
+    assert parse(["--student", "org/a", "--use_cpu", *argv]).run.output_dir == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ((), ("no", None)),
+        (("--eval_fraction", ".1"), ("steps", 250)),
+        (("--eval_dataset", "e", "--save_steps", "50"), ("steps", 50)),
+        (("--eval_fraction", ".1", "--eval_steps", "9"), ("steps", 9)),
+        (("--eval_fraction", ".1", "--eval_strategy", "epoch"), ("epoch", None)),
+        (("--eval_fraction", ".1", "--eval_strategy", "no"), ("no", None)),
+    ],
+)
+def test_run_evaluates_where_there_is_something_to_evaluate_on(
+    argv: tuple[str, ...], expected: tuple[str, int | None]
+) -> None:
+    run = parse([*T, *argv]).run
+    assert (run.eval_strategy, run.eval_steps) == expected
+
+
+def test_liger_leaves_the_losses_alone() -> None:
+    kernels = parse([*T, "--use_liger_kernel", "--liger_kernel_config", '{"rope": false}']).run
+    off = {"fused_linear_cross_entropy": False, "cross_entropy": False}
+    assert kernels.liger_kernel_config == {**off, "rope": False}
+    with pytest.raises(ValueError, match="would replace the loss"):
+        parse([*T, "--use_liger_kernel", "--liger_kernel_config", '{"cross_entropy": true}'])
+
+
+# The global batch
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 32, 64])
+@pytest.mark.parametrize("given", itertools.product([None, 1, 3, 8], [None, 1, 5, 16]))
+def test_global_batch_is_made_exactly_or_not_at_all(
+    world_size: int, given: tuple[int | None, int | None]
+) -> None:
+    fixed = world_size * (given[0] or 1) * (given[1] or 1)
+    possible = fixed == 1024 if None not in given else 1024 % fixed == 0
+    if not possible:
+        with pytest.raises(ValueError, match="tokens, not --global_batch_tokens 2,097,152"):
+            split_global_batch(2**21, 2048, world_size, *given)
+        return
+    rows, steps = split_global_batch(2**21, 2048, world_size, *given)
+    assert world_size * rows * steps == 1024
+    assert given[0] in (None, rows)
+    assert given[1] in (None, steps)
+
+
+@pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
+def test_batch_size_is_the_largest_divisor_up_to_8(per_device: int, expected: int) -> None:
+    assert split_global_batch(64 * per_device, 64, 1) == (expected, per_device // expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (2**21, 8, 128, 8)),
+        ({"per_device_train_batch_size": 4}, (2**21, 4, 256, 4)),
+        ({"gradient_accumulation_steps": 256}, (2**21, 4, 256, 4)),
+        # Both together decide the global batch.
+        ({"per_device_train_batch_size": 3, "gradient_accumulation_steps": 2}, (12288, 3, 2, 3)),
+        ({"per_device_eval_batch_size": 2}, (2**21, 8, 128, 2)),
+    ],
+)
+def test_batch_is_derived(options: dict[str, Any], expected: tuple[int, ...]) -> None:
+    run = RunArguments(use_cpu=True, **options)
+    run.set_batch(2048)
+    assert expected == (
+        run.global_batch_tokens,
+        run.per_device_train_batch_size,
+        run.gradient_accumulation_steps,
+        run.per_device_eval_batch_size,
+    )
+    shown = f"= 1 processes x {expected[1]} sequences x {expected[2]} accumulation steps x 2048"
+    assert shown in run.batch_arithmetic(2048)
