@@ -119,7 +119,7 @@ def align_corpus(
     # Threads inside of each process would fight over the cores.
     if num_proc is not None:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Teachers(())
+    guide = Teachers((teacher,)) if isinstance(teacher, Reader) else teacher or Guide()
     features = column_types(*(_largest_id(one) for one in ((student,), guide.readers)))
     if not guide.limits():
         features = datasets.Features({n: features[n] for n in features if n not in TEACHER_ARRAYS})

@@ -1,13 +1,13 @@
 """Readers, which open and close a text with a token and know its limit; and what guides a student.
 
-Enters: texts or conversations. Leaves: `Tokens` of each model, or of a store.
+Input: texts or conversations. Output: `Tokens` of each model, or of a store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens
@@ -36,7 +36,7 @@ def start_id(tokenizer: PreTrainedTokenizerBase, role: Role) -> int:
             return int(candidate)
     raise ValueError(
         f"{tokenizer_name(tokenizer, role)} has no BOS token, no {DOCUMENT_SEPARATOR} and no EOS"
-        " token: name what its model saw between documents as bos_token in tokenizer_config.json"
+        " token: set bos_token in its tokenizer_config.json"
     )
 
 
@@ -101,8 +101,7 @@ def student_reader(
     """
     if tokenizer.eos_token_id is None:
         name = f"student tokenizer {tokenizer.name_or_path}"
-        set_it = "set eos_token in its tokenizer_config.json"
-        raise ValueError(f"{name} has no EOS token, which ends every document: {set_it}")
+        raise ValueError(f"{name} has no EOS token: set eos_token in its tokenizer_config.json")
     found = template_of(tokenizer, "student", template)
     if template and found:
         tokenizer.chat_template = found.source
@@ -130,19 +129,25 @@ class TeacherTokens:
     cuts: Mapping[int, Sequence[int] | None] = field(default_factory=dict)
 
 
-class Guide(Protocol):
-    """The teachers' side of the alignment: `Teachers`, or a store's `StoredReader`."""
+class Guide:
+    """The teachers' side of the alignment: here without any; `Teachers`, or a store's reader."""
 
     # Of the co-resident teachers; none with a store, which has losses only.
-    readers: tuple[Reader, ...]
-    # Map tokens by number instead of by characters (`vocagnolm.alignment.align_positions`).
-    by_position: bool
+    readers: tuple[Reader, ...] = ()
+    # Map tokens by index instead of by characters (`vocagnolm.alignment.align_positions`).
+    by_position: bool = False
 
     def limits(self) -> list[int]:
         """Return the most tokens of a segment that each teacher reads, its start token counted."""
+        return [reader.limit for reader in self.readers]
 
     def fingerprint(self) -> str:
         """Return all that decides what is read and mapped."""
+        readers = "|".join(reader.fingerprint() for reader in self.readers)
+        return f"{readers}|by position" if self.by_position else readers
+
+    def check(self) -> None:
+        """Raise a ValueError if what is read from is damaged."""
 
     def describe(self) -> list[str]:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
@@ -150,6 +155,7 @@ class Guide(Protocol):
 
     def read(self, texts: Sequence[str]) -> TeacherTokens:
         """Return the tokens of every teacher in every document."""
+        return TeacherTokens([reader.read(texts) for reader in self.readers])
 
     def check_templates(self) -> None:
         """Raise a ValueError where a teacher cannot read conversations."""
@@ -165,20 +171,7 @@ class Guide(Protocol):
 
 @dataclass(frozen=True)
 class Teachers(Guide):
-    """Co-resident teachers; none of them for a student that is trained alone."""
+    """Co-resident teachers."""
 
     readers: tuple[Reader, ...]
     by_position: bool = False
-
-    def limits(self) -> list[int]:
-        """Return the readers' limits."""
-        return [reader.limit for reader in self.readers]
-
-    def fingerprint(self) -> str:
-        """Return the readers' fingerprints, and the way of mapping."""
-        readers = "|".join(reader.fingerprint() for reader in self.readers)
-        return f"{readers}|by position" if self.by_position else readers
-
-    def read(self, texts: Sequence[str]) -> TeacherTokens:
-        """Encode every document with every teacher's tokenizer."""
-        return TeacherTokens([reader.read(texts) for reader in self.readers])

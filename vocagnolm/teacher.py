@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from vocagnolm.collator import Batch, teacher_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.distillation import HeadStates, losses_and_entropies
-from vocagnolm.host.options import checked
 from vocagnolm.output_head import is_quantized, last_hidden_state, read_head
 from vocagnolm.row_segments import RowSegments
 from vocagnolm.token_loss import add_token_losses
@@ -30,7 +29,6 @@ class TeacherLosses(NamedTuple):
     entropy_BT: Tensor | None = None  # of the distribution that each token has its loss from
 
 
-@checked
 @dataclass(frozen=True)
 class StoredTeacher:
     """Teachers whose losses come with the batch, from one store or several."""

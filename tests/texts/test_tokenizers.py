@@ -145,7 +145,7 @@ def test_ids_unlike_the_tokenizer_json_are_rejected(
     rebuilt_dir: Path,
 ) -> None:
     message = load_error(rebuilt_dir, "teacher")
-    assert "(LlamaTokenizer) does not give the ids of its own tokenizer.json: token" in message
+    assert "(LlamaTokenizer) does not give the ids of its own tokenizer.json: set" in message
 
 
 def test_advice_on_wrong_ids_works(rebuilt_dir: Path) -> None:
