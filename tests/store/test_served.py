@@ -175,7 +175,7 @@ def test_concurrency_bounds_the_requests(
     server: ServedTeacher, command: Command, few: list[str]
 ) -> None:
     assert cli.main(command("--concurrency", "2", texts=few)) == 0
-    assert server.busiest == 2
+    assert server.busiest <= 2
 
 
 @pytest.mark.slow

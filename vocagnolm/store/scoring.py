@@ -89,7 +89,7 @@ class ScoringJob:
         except ValueError:
             if len(texts) == 1:
                 return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
-        # One of them cannot be read: find it.
+        # Find the one that cannot be read.
         return [encoding for text in texts for encoding in self.encode([text])]
 
     def windows(self, encodings: Sequence[Encoding]) -> list[Window]:
@@ -131,16 +131,20 @@ def load_corpora(options: object) -> datasets.Dataset:
 
 def score(options: Namespace) -> None:
     """Score a corpus, or what is left of it."""
-    source = _source_of(options)
+    revision, attention = options.teacher_revision, options.attn_implementation
+    source = ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
     config = source.config()
     reader = _load_reader(options, source, config)
-    sizes = _min_context(options, reader.limit), options.shard_documents
-    job = ScoringJob(options.output_dir, load_corpora(options), reader, *sizes, options.loss_dtype)
-    if is_conversations(job.corpus):
+    corpus, sizes = load_corpora(options), (_min_context(options, reader), options.shard_documents)
+    job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
+    if is_conversations(corpus):
         reader.check_template()
-    served = _find_server(options, reader) if options.server else None
-    if served and job.template and not served.takes_ids:
-        raise ValueError("--server: conversations need one that takes token ids")
+    served = None
+    if options.server:
+        served = ServedScorer(options.server, options.served_model, reader, options.concurrency)
+        served.find_api(options.api)
+        if job.template and not served.takes_ids:
+            raise ValueError("--server: conversations need one that takes token ids")
     # Up to here all processes meet the same errors.
     state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
@@ -156,11 +160,6 @@ def score(options: Namespace) -> None:
         say(f"{job.directory}: {made['tokens']:,} tokens{more}")
 
 
-def _source_of(options: Namespace) -> ModelSource:
-    revision, attention = options.teacher_revision, options.attn_implementation
-    return ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
-
-
 def _load_reader(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> Reader:
     """Load the teacher's tokenizer, with the context that the options leave it."""
     tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
@@ -174,21 +173,15 @@ def _load_reader(options: Namespace, source: ModelSource, config: PreTrainedConf
     return teacher_reader(tokenizer, context, options.teacher_chat_template)
 
 
-def _min_context(options: Namespace, context: int) -> int:
-    least: int = options.min_context or min(_MIN_CONTEXT, context // 4)
+def _min_context(options: Namespace, reader: Reader) -> int:
+    least: int = options.min_context or min(_MIN_CONTEXT, reader.limit // 4)
     # A window has a start token, and has to score a token of its own.
-    if least > context - 2:
+    if least > reader.limit - 2:
         raise ValueError(
-            f"--min_context {least} leaves no room in a context of {context}: lower it to at most "
-            f"{context - 2}"
+            f"--min_context {least} leaves no room in a context of {reader.limit}: lower it to at "
+            f"most {reader.limit - 2}"
         )
     return least
-
-
-def _find_server(options: Namespace, reader: Reader) -> ServedScorer:
-    served = ServedScorer(options.server, options.served_model, reader, options.concurrency)
-    served.find_api(options.api)
-    return served
 
 
 def _load_scorer(
@@ -375,18 +368,11 @@ def _score(
 
 
 def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtype) -> None:
-    where = f"in the document that begins {text[:60]!r}"
+    largest, where = losses.max(initial=0.0), f"in the document that begins {text[:60]!r}"
     if not np.isfinite(losses).all():
-        raise NonFiniteLoss(
-            f"the teacher's losses are NaN or infinite {where}: use --dtype float32, or another "
-            "teacher"
-        )
-    largest = losses.max(initial=0.0)
+        raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
     if largest > np.finfo(loss_dtype).max:
-        raise NonFiniteLoss(
-            f"a loss of {largest:g} is too large for {loss_dtype}, {where}: use --loss_dtype "
-            "float32"
-        )
+        raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
 
 
 # -- What a store lacks ------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -31,16 +32,15 @@ Prompt = list[int] | str
 API_KEY = "VOCAGNOLM_API_KEY"
 # Before a request is sent again; together five minutes, which a server may take to start.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0)
-_CONNECT_S, _ANSWER_S = 10.0, 600.0
-# The most that a server may ask to wait for.
-_LONGEST_WAIT_S = 600.0
+# To connect; to answer, and what a server may ask to wait for.
+_CONNECT_S, _LONGEST_S = 10.0, 600.0
 # Statuses of requests that are wrong in themselves, such as too long ones, and of a busy server.
 _REJECTED, _BUSY = (400, 413, 422), (408, 425, 429)
 # Retries while an API is looked for: a server of another kind may fail at this one.
 _PROBE_RETRIES = 4
 # Times that a prompt is asked for while the answers are malformed or of other tokens.
 _ATTEMPTS = 5
-# What reading a malformed answer raises.
+# What is raised as a malformed answer is read.
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 # Decoders write this for a part of a character.
 _PART = "\ufffd"
@@ -55,7 +55,7 @@ class RejectedError(ValueError):
 
 
 class _Failure(NamedTuple):
-    """No answer, but there may be one when the request is sent again, after `wait_s` at least."""
+    """No answer; there may be one when the request is sent again, after `wait_s` at least."""
 
     reason: str
     wait_s: float = 0.0
@@ -81,19 +81,17 @@ class Client:
 
         return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(_ANSWER_S, connect=_CONNECT_S, pool=None),
+            timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
             limits=httpx.Limits(max_connections=self._concurrency),
         )
 
     async def ask(
         self, http: httpx.AsyncClient, path: str, body: JsonObject, retries: int | None = None
     ) -> JsonObject:
-        """Return the answer to a request.
+        """Return the answer to a request; an OSError if all attempts fail.
 
-        Raises:
-            RejectedError: the server finds the request wrong.
-            ValueError: it does not know the path, the model or the key, or redirects.
-            OSError: all attempts failed.
+        A RejectedError where the server finds it wrong; another ValueError where it does not know
+        the path, the model or the key, or redirects.
         """
         waits_s = WAITS_S[:retries]
         for wait_s in (*waits_s, None):
@@ -103,7 +101,7 @@ class Client:
             if wait_s is not None:
                 # Not all at once, as those that failed at once would.
                 least_s = wait_s * random.uniform(0.5, 1.0)
-                await asyncio.sleep(max(min(answer.wait_s, _LONGEST_WAIT_S), least_s))
+                await asyncio.sleep(max(min(answer.wait_s, _LONGEST_S), least_s))
         raise OSError(
             f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "
             f"{answer.reason}: look at it, and give the same command again to continue"
@@ -138,9 +136,6 @@ class Client:
 
 # -- Three APIs --------------------------------------------------------------------------------
 
-# Every API is asked for one new token, which is ignored: some servers take none for "as many as
-# fit" (llama-cpp-python), others reject none.
-
 # Losses of N tokens, NaN where there is none, and their ids or texts; the start token comes first.
 Told = tuple[list[float], list[int | str | None]]
 
@@ -155,15 +150,12 @@ class Api(NamedTuple):
 
 
 def _completion(model: str, prompt: Prompt, **options: object) -> JsonObject:
+    # One new token, which is ignored: llama-cpp-python takes none for "as many as fit".
     return {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0.0, **options}
 
 
 def _loss(logprob: float | None) -> float:
     return math.nan if logprob is None else -float(logprob)
-
-
-def _request_vllm(model: str, prompt: Prompt) -> JsonObject:
-    return _completion(model, prompt, prompt_logprobs=0)
 
 
 def _read_vllm(answer: JsonObject) -> Told:
@@ -193,10 +185,6 @@ def _read_sglang(answer: JsonObject) -> Told:
     return [math.nan, *losses], [None, *(int(token) for _, token, _ in rows)]
 
 
-def _request_llama_cpp(model: str, prompt: Prompt) -> JsonObject:
-    return _completion(model, prompt, echo=True, logprobs=0)
-
-
 def _read_llama_cpp(answer: JsonObject) -> Told:
     # The prompt and what follows it. The start token is left out, but not of `prompt_tokens`, and
     # the first token has null; see Llama._create_completion of llama-cpp-python.
@@ -209,18 +197,14 @@ def _read_llama_cpp(answer: JsonObject) -> Told:
     return losses[: usage["prompt_tokens"]], texts[: usage["prompt_tokens"]]
 
 
-def _read_first_losses(answer: JsonObject) -> dict[str, float]:
-    followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
-    # Parts of characters share a text, nothing or U+FFFD.
-    return {text: _loss(value) for text, value in followers.items() if text.strip(_PART)}
-
-
 # In the order in which they are tried: ids are checked exactly.
-_COMPLETIONS = "/v1/completions"
 APIS = {
-    "vllm": Api(_COMPLETIONS, _request_vllm, _read_vllm),
+    "vllm": Api("/v1/completions", partial(_completion, prompt_logprobs=0), _read_vllm),
     "sglang": Api("/generate", _request_sglang, _read_sglang),
-    "llama.cpp": Api(_COMPLETIONS, _request_llama_cpp, _read_llama_cpp, takes_ids=False),
+    "llama.cpp": Api(
+        *("/v1/completions", partial(_completion, echo=True, logprobs=0), _read_llama_cpp),
+        takes_ids=False,
+    ),
 }
 
 
@@ -234,6 +218,7 @@ class ServedScorer:
         self._client = Client(url, concurrency)
         self._model, self._reader, self._concurrency = model, reader, concurrency
         self._name, self._api = "vllm", APIS["vllm"]
+        self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, where the server hides them.
         self._first: dict[str, float] = {}
 
@@ -276,10 +261,13 @@ class ServedScorer:
             try:
                 if not self.takes_ids:
                     # All tokens that may follow the start token, as the first loss is hidden.
-                    start, size = self._start_text(), len(self._reader.tokenizer)
-                    body = _completion(self._model, start, logprobs=size)
+                    size = len(self._reader.tokenizer)
+                    body = _completion(self._model, self._start, logprobs=size)
                     answer = await self._client.ask(http, self._api.path, body, _PROBE_RETRIES)
-                    self._first = _read_first_losses(answer)
+                    followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
+                    # Parts of characters share a text, nothing or U+FFFD.
+                    whole = {text: one for text, one in followers.items() if text.strip(_PART)}
+                    self._first = {text: -float(logprob) for text, logprob in whole.items()}
                 return await self._ask(http, window, _PROBE_RETRIES)
             except (OSError, *_MALFORMED) as error:
                 return Unscored(str(error))
@@ -305,12 +293,10 @@ class ServedScorer:
         prompt: Prompt = window.ids
         if not self.takes_ids:
             text = self._decode(window.ids[1:])
-            if (
-                text.endswith(_PART)
-                and encode(self._reader.tokenizer, text).ids[-1] != window.ids[-1]
-            ):
+            again = encode(self._reader.tokenizer, text).ids if text.endswith(_PART) else window.ids
+            if again[-1] != window.ids[-1]:
                 return Unscored("a window of it ends within a character, which no text can express")
-            prompt = self._start_text() + text
+            prompt = self._start + text
         body, reason = self._api.request(self._model, prompt), ""
         for _ in range(_ATTEMPTS):
             try:
@@ -343,9 +329,11 @@ class ServedScorer:
     def _is_same(self, ours: int, theirs: int | str | None) -> bool:
         if self.takes_ids:
             return theirs == ours
-        text = self._decode([ours])
+        text, told = (
+            one.replace("\u2581", " ").strip() for one in (self._decode([ours]), str(theirs))
+        )
         # Servers write parts of a character in several ways, and some drop spaces.
-        return _PART in text or _visible(str(theirs)) == _visible(text)
+        return _PART in text or told == text
 
     def _first_loss(self, token: int, loss: float) -> float:
         known = self._first.get(self._decode([token]), math.nan)
@@ -357,15 +345,6 @@ class ServedScorer:
             )
         return known if math.isnan(loss) else loss
 
-    def _start_text(self) -> str:
-        return str(self._reader.tokenizer.decode([self._reader.start]))
-
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens behind the start token: alone, decoders trim a first space."""
-        decode, start = self._reader.tokenizer.decode, self._reader.start
-        return str(decode([start, *ids]))[len(str(decode([start]))) :]
-
-
-def _visible(text: str) -> str:
-    """Return what servers agree upon of a token: not its spaces, nor parts of a character."""
-    return text.replace(_PART, "").replace("\u2581", " ").strip()
+        return str(self._reader.tokenizer.decode([self._reader.start, *ids]))[len(self._start) :]
