@@ -57,7 +57,6 @@ class ServedTeacher(ThreadingHTTPServer):
         self.lies_about: str | None = None
         self.retry_after = "0.01"
         self.plan: Plan = lambda number: None
-        self.text = self.tokenizer.decode
         self._lock, self._now = threading.Lock(), 0
         self.known = {} if known is None else known
 
@@ -110,8 +109,8 @@ class ServedTeacher(ThreadingHTTPServer):
         }
 
     def token(self, token: int) -> str:
-        start = self.text([self.start])
-        return str(self.text([self.start, token])[len(start) :])
+        decode = self.tokenizer.decode
+        return str(decode([self.start, token]))[len(str(decode([self.start]))) :]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -159,33 +158,26 @@ class _Handler(BaseHTTPRequestHandler):
         ids = server.ids(prompt)
         if len(ids) >= server.model.config.max_position_embeddings:
             return self._say(400, {"error": "longer than the context"})
-        if server.lies_about and server.text(ids).endswith(server.lies_about):
+        if server.lies_about and server.tokenizer.decode(ids).endswith(server.lies_about):
             fault = "lie"
-        answers = {"vllm": self._vllm, "sglang": self._sglang, "llama.cpp": self._llama_cpp}
         told, values = _spoilt(ids, fault), _worse(server.logprobs(ids), fault)
-        content = answers[kind](body, ids, told, values)
+        if kind == "llama.cpp":
+            content = self._completion(body, ids, told, values)
+        elif kind == "sglang":
+            rows = [[value, token, None] for value, token in zip(values, told, strict=False)]
+            content = {"text": "x", "meta_info": {"input_token_logprobs": rows}}
+        else:
+            prompt: list[dict[str, Any] | None] = [None]
+            for token, value in zip(told[1:], values[1:], strict=False):
+                about = {"logprob": value, "rank": 1, "decoded_token": server.token(token)}
+                prompt.append({str(token): about})
+            content = {"choices": [{"index": 0, "text": "x", "prompt_logprobs": prompt}]}
         return self._say(200, content, half=fault == "half")
 
-    def _vllm(
+    def _completion(
         self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
     ) -> dict[str, Any]:
-        rows = [
-            None if at == 0 else {str(token): {"logprob": value, "rank": 1, "decoded_token": text}}
-            for at, (token, value, text) in enumerate(
-                zip(told, values, map(self.server.token, told), strict=False)
-            )
-        ]
-        return {"choices": [{"index": 0, "text": "x", "prompt_logprobs": rows}]}
-
-    def _sglang(
-        self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
-    ) -> dict[str, Any]:
-        rows = [[value, token, None] for value, token in zip(values, told, strict=False)]
-        return {"text": "x", "meta_info": {"input_token_logprobs": rows}}
-
-    def _llama_cpp(
-        self, body: dict[str, Any], ids: list[int], told: list[int], values: list[float | None]
-    ) -> dict[str, Any]:
+        """What llama-cpp-python answers."""
         server = self.server
         usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
         choice: dict[str, Any] = {"index": 0, "text": "x", "logprobs": None}

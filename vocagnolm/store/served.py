@@ -99,9 +99,10 @@ class Client:
             if not isinstance(answer, _Failure):
                 return answer
             if wait_s is not None:
-                # Not all at once, as those that failed at once would.
-                least_s = wait_s * random.uniform(0.5, 1.0)
-                await asyncio.sleep(max(min(answer.wait_s, _LONGEST_S), least_s))
+                # At random, or those that failed at once would come back at once.
+                wait_s *= random.uniform(0.5, 1.0)
+                await asyncio.sleep(max(min(answer.wait_s, _LONGEST_S), wait_s))
+        assert isinstance(answer, _Failure)
         raise OSError(
             f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "
             f"{answer.reason}: look at it, and give the same command again to continue"
@@ -329,10 +330,9 @@ class ServedScorer:
     def _is_same(self, ours: int, theirs: int | str | None) -> bool:
         if self.takes_ids:
             return theirs == ours
-        text, told = (
-            one.replace("\u2581", " ").strip() for one in (self._decode([ours]), str(theirs))
-        )
+        texts = self._decode([ours]), str(theirs)
         # Servers write parts of a character in several ways, and some drop spaces.
+        text, told = (one.replace("\u2581", " ").strip() for one in texts)
         return _PART in text or told == text
 
     def _first_loss(self, token: int, loss: float) -> float:
