@@ -64,8 +64,7 @@ def test_loss_equals_slow_reference(
         loss_divisor="selected",
         unselected_weight=floor,
     )
-    options = {"method": method, "data_collator": None}
-    trainer = make_trainer(tmp_path, blocks, *pair, options=options)
+    trainer = make_trainer(tmp_path, blocks, *pair, options={"method": method})
     batch = trainer.data_collator([blocks[i] for i in range(4)])
     loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=torch.tensor(100))
 

@@ -166,21 +166,14 @@ def test_work_is_rejected_when_linear_layers_hide_it(config: Any) -> None:
     ("name", "expected"),
     [
         ("NVIDIA H100 80GB HBM3", 989.4),
-        ("NVIDIA H100 NVL", 835.5),
-        ("NVIDIA H200", 989.4),
         ("NVIDIA H200 NVL", 835.5),
         ("NVIDIA A100-SXM4-80GB", 312.0),
-        ("NVIDIA A100 80GB PCIe", 312.0),
-        ("NVIDIA L40S", 362.0),
         ("NVIDIA L40", None),
         ("NVIDIA GeForce RTX 4090", 165.2),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
-        ("NVIDIA GeForce RTX 3090 Ti", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("NVIDIA H100", None),
         ("NVIDIA A10G", None),
         ("Tesla V100-SXM2-16GB", None),
-        ("AMD Instinct MI300X", None),
     ],
 )
 def test_peak_is_looked_up_by_chip(name: str, expected: float | None) -> None:

@@ -102,11 +102,13 @@ def make_trainer(
         "seed": 3,
         **training,
     }
+    shares = getattr((options or {}).get("method"), "aggregation", "") == "share"
+    collator = PackedCollator(MAX_LENGTH, shares=shares)
     return VocAgnoTrainer(
         model=student,
         args=TrainingArguments(output_dir=str(output_dir), **settings),
         train_dataset=blocks,
-        **{"teacher": teacher, "data_collator": PackedCollator(MAX_LENGTH), **(options or {})},
+        **{"teacher": teacher, "data_collator": collator, **(options or {})},
     )
 
 
