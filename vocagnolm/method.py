@@ -48,7 +48,7 @@ def option(default: _T, help: str = "", *, first: bool = False, **of_argparse: A
     metadata: dict[str, Any] = {"help": help, "first": first, **of_argparse}
     if isinstance(default, list):
         return cast(_T, field(default_factory=default.copy, metadata=metadata))
-    return cast(_T, field(default=default, metadata=metadata))
+    return field(default=default, metadata=metadata)
 
 
 def in_range(options: object, interval: str, *names: str) -> None:

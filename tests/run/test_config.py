@@ -89,7 +89,7 @@ def test_liger_leaves_the_losses_alone() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 32, 64])
-@pytest.mark.parametrize("given", itertools.product([None, 1, 3, 8], [None, 1, 5, 16]))
+@pytest.mark.parametrize("given", list(itertools.product([None, 1, 3, 8], [None, 1, 5, 16])))
 def test_global_batch_is_made_exactly_or_not_at_all(
     world_size: int, given: tuple[int | None, int | None]
 ) -> None:

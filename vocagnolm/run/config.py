@@ -63,11 +63,10 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
         RunOptions.__post_init__(self)
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        if isinstance(self.liger_kernel_config, str):
-            self.liger_kernel_config = json.loads(self.liger_kernel_config)
         if self.use_liger_kernel:
-            without_losses = dict.fromkeys(_LIGER_LOSSES, False)
-            self.liger_kernel_config = without_losses | (self.liger_kernel_config or {})
+            given = self.liger_kernel_config or {}
+            kernels = json.loads(given) if isinstance(given, str) else given
+            self.liger_kernel_config = {**dict.fromkeys(_LIGER_LOSSES, False), **kernels}
         # A log file wants no progress bar.
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()
@@ -137,7 +136,8 @@ def check_arguments(args: TrainingArguments) -> None:
         # Another transformers may lack one.
         if (found := vars(args).get(name, value)) != value:
             raise ValueError(f"--{name} {found} {reason}: leave it out")
-    if (args.accelerator_config or AcceleratorConfig()).split_batches:
+    loading = args.accelerator_config
+    if isinstance(loading, AcceleratorConfig) and loading.split_batches:
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
     _check_processes(args)
     kernels = args.liger_kernel_config or {}

@@ -166,17 +166,21 @@ class RunOptions:
 
     dry_run: bool = option(False, "Print the plan and exit.", first=True)
     output_dir: str = option("", "By default runs/STUDENT__TEACHER.", first=True)
-    global_batch_tokens: int | None = option(
-        None,
+    # Where None is no kind of the option, `RunArguments.set_batch` derives it.
+    global_batch_tokens: int = option(
+        None,  # type: ignore[arg-type]
         "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
         "size and the accumulation steps are given: together they decide it.",
         first=True,
     )
-    per_device_train_batch_size: int | None = option(
-        None, "Sequences per device; derived from the world size.", first=True
+    per_device_train_batch_size: int = option(
+        None,  # type: ignore[arg-type]
+        "Sequences per device; derived from the world size.",
+        first=True,
     )
-    gradient_accumulation_steps: int | None = option(
-        None, "Micro-batches of a step; derived from the world size."
+    gradient_accumulation_steps: int = option(
+        None,  # type: ignore[arg-type]
+        "Micro-batches of a step; derived from the world size.",
     )
     num_train_epochs: float = option(1.0, "Passes over the corpus.")
     max_steps: int = option(-1, "Optimizer steps; -1: as many as the epochs take.", first=True)

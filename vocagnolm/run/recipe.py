@@ -71,7 +71,7 @@ _OF_TRL = {
 class Parser(OneLineErrors, HfArgumentParser):
     """Parser of dataclasses of options, without the fields that are `known` from elsewhere."""
 
-    def __init__(self, types: Sequence[type], known: Sequence[str] = ()) -> None:
+    def __init__(self, types: Sequence[Any], known: Sequence[str] = ()) -> None:
         super().__init__(
             prog="train.py",
             usage="train.py [--config RECIPE.yaml] --teacher TEACHER [OPTION ...]",
@@ -101,7 +101,7 @@ class Parser(OneLineErrors, HfArgumentParser):
         is_first = field.metadata.get("first", False)
         field.metadata = {key: value for key, value in field.metadata.items() if key != "first"}
         group = self._first if is_first else parser
-        HfArgumentParser._parse_dataclass_field(group, field)
+        HfArgumentParser._parse_dataclass_field(group, field)  # type: ignore[arg-type]
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -163,7 +163,7 @@ def parse(argv: Sequence[str]) -> Job:
     del values["config"]
     values["output_dir"] = values["output_dir"] or _default_output_dir(values)
     _set_evaluation(values)
-    job = Job(*parser.parse_dict(values), recipe=config)
+    job = Job(*parser.parse_dict(values), config)
     check_together(job)
     job.run.set_batch(job.pack.max_length)
     for line in warnings_of(job):
