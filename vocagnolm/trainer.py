@@ -83,22 +83,22 @@ class VocAgnoTrainer(ResumableTrainer):
         is_stored = isinstance(models, StoredTeacher)
         count = models.teachers if isinstance(models, StoredTeacher) else len(models or ())
         method.check_teacher(count, is_stored=is_stored)
-        chunks = method.chunks if method.method == "chunk" else None
-        if data_collator is None and isinstance(train_dataset, Blocks):
-            lengths = train_dataset.max_length, False, train_dataset.teacher_max_length
-            shares = method.aggregation == "share"
-            data_collator = PackedCollator(*lengths, chunks=chunks, shares=shares)
-        if not isinstance(data_collator, PackedCollator) or data_collator.chunks != chunks:
-            raise ValueError(
-                f"--method {method.method} needs blocks of vocagnolm.packing.Blocks and "
-                f"data_collator=PackedCollator(..., chunks={chunks}), got {str(data_collator)[:99]}"
-            )
-        method.check_chunks(data_collator.max_length)
+        collator = _collator(method, data_collator, train_dataset)
         others |= {"model": model, "args": args, "train_dataset": train_dataset}
-        others |= {"data_collator": data_collator, "compute_metrics": self._mean_token_losses}
+        others |= {"data_collator": collator, "compute_metrics": self._mean_token_losses}
         super().__init__(recorder, max_bad_steps, **others)
         self.model: PreTrainedModel
-        _check_student(self.model, models)
+        if isinstance(models, Sequence) and any(teacher is self.model for teacher in models):
+            raise ValueError(
+                "model and teacher are one object, and freezing the teacher would freeze the "
+                "student; pass copy.deepcopy(model)"
+            )
+        if self.model.dtype in (torch.bfloat16, torch.float16):
+            logger.warning(
+                "the student's weights are %s, on which small updates are lost: load it in "
+                "float32 and set bf16=True for bfloat16 compute",
+                self.model.dtype,
+            )
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
         # The keys of a block are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
@@ -111,7 +111,7 @@ class VocAgnoTrainer(ResumableTrainer):
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
         self.throughput = Throughput(self.accelerator, self.resident, device_peak_tflops)
         self.add_callback(self.throughput)
-        log_in_lines(self, self.blocks_per_step * data_collator.max_length)
+        log_in_lines(self, self.blocks_per_step * collator.max_length)
 
     @property
     def resident(self) -> Sequence[PreTrainedModel]:
@@ -275,19 +275,23 @@ class VocAgnoTrainer(ResumableTrainer):
         return found
 
 
-def _check_student(student: PreTrainedModel, teachers: object) -> None:
-    """Reject a student that its teacher freezes; warn of weights on which updates are lost."""
-    if isinstance(teachers, Sequence) and any(teacher is student for teacher in teachers):
+def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
+    """Return the collator that was given, if it suits the method, or that of the blocks."""
+    chunks = method.chunks if method.method == "chunk" else None
+    if given is None and isinstance(dataset, Blocks):
+        given = PackedCollator(
+            dataset.max_length,
+            teacher_max_length=dataset.teacher_max_length,
+            chunks=chunks,
+            shares=method.aggregation == "share",
+        )
+    if not isinstance(given, PackedCollator) or given.chunks != chunks:
         raise ValueError(
-            "model and teacher are one object, and freezing the teacher would freeze the "
-            "student; pass copy.deepcopy(model)"
+            f"--method {method.method} needs blocks of vocagnolm.packing.Blocks and "
+            f"data_collator=PackedCollator(..., chunks={chunks}), got {str(given)[:99]}"
         )
-    if student.dtype in (torch.bfloat16, torch.float16):
-        logger.warning(
-            "the student's weights are %s, on which small updates are lost: load it in float32 "
-            "and set bf16=True for bfloat16 compute",
-            student.dtype,
-        )
+    method.check_chunks(given.max_length)
+    return given
 
 
 def _mean(sums: NDArray[Any], counts: NDArray[Any]) -> float:
