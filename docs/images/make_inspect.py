@@ -9,11 +9,11 @@ answer, and lets the demo's teacher judge two pages for it.
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from photograph import photograph
 
 from vocagnolm.demo.models import TEACHER
 from vocagnolm.demo.run import BASE, BASE_OPTIONS, make_base
@@ -28,7 +28,7 @@ PAGE = (
 )
 SOLUTIONS = ("4 * 9 = 36. #### 36", "4 + 9 = 32. #### 32")
 SHOWN = " 32"  # the token whose details are open: the wrong result
-WIDTH, HEIGHT = 1200, 1000
+WIDTH, HEIGHT = 1200, 1060
 
 
 def main() -> None:
@@ -51,7 +51,18 @@ def main() -> None:
         texts = json.loads(page.with_suffix(".json").read_text())["texts"]
         tokens = [token["text"] for text in texts for token in text["tokens"]]
         number = tokens.index(SHOWN)
-        photograph(f"{page.as_uri()}#t{number}", IMAGE, WIDTH, HEIGHT)
+        photograph(f"{page.as_uri()}#t{number}", scratch / "profile")
+
+
+def photograph(address: str, profile: Path) -> None:
+    """Let Chromium draw a page."""
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        sys.exit("docs/images: Chromium is needed, found none: install it")
+    command = [browser, "--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars"]
+    command += [f"--user-data-dir={profile}", f"--window-size={WIDTH},{HEIGHT}"]
+    command += ["--force-device-scale-factor=1.5", f"--screenshot={IMAGE}", address]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
 if __name__ == "__main__":

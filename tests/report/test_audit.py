@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from copy import deepcopy
 from pathlib import Path
@@ -20,13 +21,13 @@ from vocagnolm.chat.formats import read_rows
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import AuditSettings, Named, audit
+from vocagnolm.report.audit import Named, audit
 from vocagnolm.report.overlap import chunk_overlaps, count_map
 from vocagnolm.spans import encode, encode_batch
 from vocagnolm.texts.tokenizers import load_tokenizer
 from vocagnolm.texts.tokens import Encoding
 
-SMALL = AuditSettings(sequence_length=64, sequences=5, chunks=(2, 8, 64), worst=3)
+SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64), "worst": 3}
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).
 REAL = {
     "mistral-7b-v0.1": (75.58, 75.57),
@@ -52,7 +53,7 @@ def teachers(tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> list[N
 
 @pytest.fixture
 def content(student: Named, teachers: list[Named], training_texts: list[str]) -> dict[str, Any]:
-    return {"dataset": "D", **audit(student, teachers, corpus_of(training_texts[:90]), SMALL)}
+    return audit(student, teachers, corpus_of(training_texts[:90]), **SMALL)
 
 
 def test_audit_sees_the_tokens_of_conversations_that_are_trained(
@@ -65,7 +66,7 @@ def test_audit_sees_the_tokens_of_conversations_that_are_trained(
     talks.append({"prompt": None, "completion": "nobody asked"})
     corpus = datasets.Dataset.from_dict(read_rows(talks, "prompt_completion"))
     teachers = [Named("T", theirs, "chatml")]
-    found = audit(Named("S", ours), teachers, corpus, SMALL)
+    found = audit(Named("S", ours), teachers, corpus, **SMALL)
     assert (found["documents"], found["skipped"], found["sequences"]) == (30, 1, 0)
     counts = found["teachers"][0]["counts"]
     readers = student_reader(ours, 999), teacher_reader(theirs, 999, "chatml")
@@ -93,8 +94,8 @@ def test_audit_adds_up_batches(
     assert content["teachers"][0]["token_level"] == {"iou": iou, "ios": 1.0}
     assert content["teachers"][0]["counts"] == pytest.approx(dict(summed))
     monkeypatch.setattr(audit_module, "_BATCH", 7)
-    again = audit(student, teachers, corpus_of(training_texts[:90]), SMALL)
-    assert {"dataset": "D", **again} == content
+    again = audit(student, teachers, corpus_of(training_texts[:90]), **SMALL)
+    assert again == content
 
 
 def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
@@ -105,33 +106,33 @@ def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
     assert same["worst"] == []
 
 
+def sequences(student: Named, texts: list[str]) -> list[tuple[str, Any]]:
+    """All texts of 64 tokens, of documents in an order of their own."""
+    order = list(range(len(texts)))
+    random.Random(0).shuffle(order)
+    return list(audit_module._sequences(corpus_of(texts), order, student.tokenizer, 64))[:5]
+
+
 def test_sequences_are_documents_cut_at_the_length(
     student: Named, training_texts: list[str]
 ) -> None:
-    corpus = corpus_of(training_texts[:90])
-    found = list(audit_module._sequences(corpus, range(90), student.tokenizer, SMALL))
-    assert len(found) == SMALL.sequences
+    found = sequences(student, training_texts[:90])
+    assert len(found) == 5
     begun = set()
     for text, spans in found:
         assert len(spans) == 64
         assert spans[-1, 1] == len(text)
-        begin = next(n for n, whole in enumerate(training_texts[:90]) if whole[:20] == text[:20])
-        begun.add(begin)
+        begun.add(next(n for n, whole in enumerate(training_texts) if whole[:20] == text[:20]))
         assert np.array_equal(encode(student.tokenizer, text).spans[:60], spans[:60])
     assert begun != set(range(5))  # in random order
-    other = AuditSettings(64, 5, (2,), 3, seed=1)
-    assert (
-        found[0][0] != next(audit_module._sequences(corpus, range(90), student.tokenizer, other))[0]
-    )
 
 
 def test_chunks_are_means_over_sequences_when_measured(
     student: Named, teachers: list[Named], training_texts: list[str], content: dict[str, Any]
 ) -> None:
-    corpus = corpus_of(training_texts[:90])
     pairs = [
         (spans, encode(teachers[0].tokenizer, text).spans)
-        for text, spans in audit_module._sequences(corpus, range(90), student.tokenizer, SMALL)
+        for text, spans in sequences(student, training_texts[:90])
     ]
     for point in content["teachers"][0]["chunks"]:
         means = [chunk_overlaps(*pair, point["chunks"])[0].mean() for pair in pairs]
@@ -147,8 +148,8 @@ def test_worst_documents_are_named_when_planted(
     texts = list(training_texts[:40])
     texts[17] = "-12345" * 9  # single digits against words of digits
     texts[3] = texts[17] + "-1"
-    worst = audit(student, teachers, corpus_of(texts), SMALL)["teachers"][0]["worst"]
-    assert len(worst) == SMALL.worst
+    worst = audit(student, teachers, corpus_of(texts), **SMALL)["teachers"][0]["worst"]
+    assert len(worst) == SMALL["worst"]
     assert {document["document"] for document in worst[:2]} == {3, 17}
     assert [document["iou"] for document in worst] == sorted(d["iou"] for d in worst)
     assert worst[2]["iou"] > worst[1]["iou"]
@@ -159,11 +160,11 @@ def test_unusable_documents_are_counted_and_left_out(
     student: Named, teachers: list[Named], training_texts: list[str]
 ) -> None:
     texts = ["", None, "   ", training_texts[0]]
-    found = audit(student, teachers, corpus_of(texts), AuditSettings(worst=3))
+    found = audit(student, teachers, corpus_of(texts), worst=3)
     assert (found["documents"], found["skipped"]) == (1, 3)
     assert found["teachers"][0]["worst"][0]["document"] == 3
     with pytest.raises(ValueError, match="no usable document: 3 read"):
-        audit(student, teachers, corpus_of(texts[:3]), SMALL)
+        audit(student, teachers, corpus_of(texts[:3]), **SMALL)
 
 
 def test_document_is_left_out_for_all_teachers(
@@ -181,7 +182,7 @@ def test_document_is_left_out_for_all_teachers(
 
     monkeypatch.setattr(audit_module, "encode_batch", encode_or_fail)
     texts = [*training_texts[:90], "poison"]
-    found = audit(student, teachers, corpus_of(texts), SMALL)
+    found = audit(student, teachers, corpus_of(texts), **SMALL)
     assert (found["documents"], found["skipped"]) == (90, 1)
     assert caplog.messages == ["document 90 is left out: offsets out of order"]
     for teacher, whole in zip(found["teachers"], content["teachers"], strict=True):
@@ -232,7 +233,7 @@ def test_vocabulary_overlap_is_the_papers(training_texts: list[str]) -> None:
     root = real_data("tokenizers")
     student = Named("tinyllama", load_tokenizer(str(root / "tinyllama"), "student"))
     teachers = [Named(name, load_tokenizer(str(root / name), "teacher")) for name in REAL]
-    found = audit(student, teachers, corpus_of(training_texts[:50]), SMALL)
+    found = audit(student, teachers, corpus_of(training_texts[:50]), **SMALL)
     for teacher in found["teachers"]:
         overlap = teacher["vocabulary_overlap"]
         shares = tuple(round(100 * overlap[kind]["teacher"], 2) for kind in ("raw", "bytes"))

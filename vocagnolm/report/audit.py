@@ -16,7 +16,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,30 +52,11 @@ logger = logging.getLogger(__name__)
 
 # Documents that are in memory at once.
 _BATCH = 128
+# Chunks of a sequence.
+CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
 # An index in the corpus, and a text or a conversation.
 _Document = tuple[int, str | Conversation]
 _Read = Callable[[Sequence[Any]], list[Spans]]
-
-
-@dataclass(frozen=True)
-class AuditSettings:
-    """Sizes of an audit."""
-
-    # Student tokens of a sequence that is cut into chunks.
-    sequence_length: int = 2048
-    # Sequences, at most.
-    sequences: int = 150
-    # Chunks of a sequence.
-    chunks: Sequence[int] = (2, 4, 8, 16, 32, 64, 128, 256, 512)
-    # Documents to name per teacher.
-    worst: int = 10
-    # Of the order in which documents are put into sequences.
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if (most := max(self.chunks)) > self.sequence_length:
-            tokens = f"--sequence_length {self.sequence_length}"
-            raise ValueError(f"--chunks {most} exceeds {tokens}: a chunk needs a token")
 
 
 class Named(NamedTuple):
@@ -98,13 +78,31 @@ class Named(NamedTuple):
 
 
 def audit(
-    student: Named, teachers: Sequence[Named], corpus: datasets.Dataset, settings: AuditSettings
+    student: Named,
+    teachers: Sequence[Named],
+    corpus: datasets.Dataset,
+    *,
+    sequence_length: int = 2048,
+    sequences: int = 150,
+    chunks: Sequence[int] = CHUNKS,
+    worst: int = 10,
+    seed: int = 0,
 ) -> JsonObject:
     """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
 
     Documents that are no text, or in which a tokenizer finds no token, are left out for all. Of
     conversations the tokens of contents count, as each chat template has them, and there are no
     chunks.
+
+    Args:
+        student: its tokenizer.
+        teachers: their tokenizers.
+        corpus: documents, in the column `text`.
+        sequence_length: student tokens of a sequence that is cut into chunks.
+        sequences: their number, at most.
+        chunks: numbers of chunks of a sequence.
+        worst: documents to name per teacher.
+        seed: of the order in which documents are put into sequences.
 
     Returns:
         The content of `audit.json`; all shares are in [0, 1].
@@ -120,7 +118,7 @@ def audit(
         readers = [student.reader("student"), *(one.reader("teacher") for one in teachers)]
         reads = [partial(_read_turns, reader) for reader in readers]
     counts = [Counter[str]() for _ in teachers]
-    worst: list[list[JsonObject]] = [[] for _ in teachers]
+    worst_documents: list[list[JsonObject]] = [[] for _ in teachers]
     documents, rejected = 0, set[int]()
     for batch in _batches(corpus, tqdm(range(len(corpus)), desc="documents", disable=None)):
         rejected |= {index for index, _ in batch}
@@ -132,9 +130,10 @@ def audit(
                 found = count_map(len(text), ours, spans, align_spans(ours, spans))
                 counts[place].update(found)
                 if (means := mean_overlaps(found))["iou"] < 1:
-                    worst[place].append(_about(index, text, found, means))
-                    worst[place].sort(key=lambda one: (one["iou"], one["document"]))
-                    del worst[place][settings.worst :]
+                    named = worst_documents[place]
+                    named.append(_about(index, text, found, means))
+                    named.sort(key=lambda one: (one["iou"], one["document"]))
+                    del named[worst:]
     if not documents:
         raise ValueError(
             f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
@@ -142,12 +141,16 @@ def audit(
         )
     # Indices without a text keep their place: the order is drawn from all that none rejects.
     order = [index for index in range(len(corpus)) if index not in rejected]
-    sampled = [] if is_turns else list(_sequences(corpus, order, student.tokenizer, settings))
-    if not (sampled or is_turns):
-        text = "no sequence of %d student tokens in %d documents, so no chunks: lower %s"
-        logger.warning(text, settings.sequence_length, documents, "--sequence_length")
+    random.Random(seed).shuffle(order)
+    sampled: list[tuple[str, Spans]] = []
+    if not is_turns:
+        found_sequences = _sequences(corpus, order, student.tokenizer, sequence_length)
+        sampled = list(itertools.islice(found_sequences, sequences))
+        if not sampled:
+            text = "no sequence of %d student tokens in %d documents, so no chunks: lower %s"
+            logger.warning(text, sequence_length, documents, "--sequence_length")
     found_teachers = []
-    for teacher, sums, worst_documents in zip(teachers, counts, worst, strict=True):
+    for teacher, sums, named in zip(teachers, counts, worst_documents, strict=True):
         both = (student.tokenizer, teacher.tokenizer)
         raw = vocabulary_overlap(*(set(tokenizer.get_vocab()) for tokenizer in both))
         as_bytes = vocabulary_overlap(*map(decoded_vocabulary, both))
@@ -158,9 +161,9 @@ def audit(
                 "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
                 "mapping": map_shares(sums),
                 "token_level": mean_overlaps(sums),
-                "chunks": _chunks(teacher.tokenizer, sampled, settings.chunks),
+                "chunks": _chunks(teacher.tokenizer, sampled, chunks),
                 "counts": dict(sums),
-                "worst": worst_documents,
+                "worst": named,
             }
         )
     return {
@@ -170,7 +173,6 @@ def audit(
         "documents": documents,
         "skipped": len(corpus) - documents,
         "sequences": len(sampled),
-        "settings": asdict(settings),
         "teachers": found_teachers,
     }
 
@@ -238,35 +240,29 @@ def _encode(
 
 def _sequences(
     corpus: datasets.Dataset,
-    indices: Iterable[int],
+    order: Sequence[int],
     student: PreTrainedTokenizerBase,
-    settings: AuditSettings,
+    length: int,
 ) -> Iterator[tuple[str, Spans]]:
-    """Yield texts of `sequence_length` student tokens, and the spans of these tokens.
+    """Yield texts of so many student tokens, and the spans of these tokens.
 
-    Whole documents in random order, with a blank line between them, until there are enough tokens;
-    the text ends with the last one.
+    Whole documents, with a blank line between them, until there are enough tokens; the text ends
+    with the last one.
     """
-    order = list(indices)
-    random.Random(settings.seed).shuffle(order)
     parts: list[str] = []
-    tokens, made, read = 0, 0, partial(_read, student)
+    tokens, read = 0, partial(_read, student)
     found = (pair for batch in _batches(corpus, order) for pair in _encode([read], batch))
     for (_, text), (spans,) in found:
         parts.append(str(text))
         tokens += len(spans)
-        if tokens < settings.sequence_length:
+        if tokens < length:
             continue
         joined = "\n\n".join(parts)
-        kept = read([joined])[0][: settings.sequence_length]
+        kept = read([joined])[0][:length]
         # Tokens may merge where documents meet; then there are too few, and one more is read.
-        if len(kept) < settings.sequence_length:
-            continue
-        yield joined[: kept[-1, 1]], kept
-        made += 1
-        if made == settings.sequences:
-            return
-        parts, tokens = [], 0
+        if len(kept) == length:
+            yield joined[: kept[-1, 1]], kept
+            parts, tokens = [], 0
 
 
 def _chunks(
@@ -382,7 +378,7 @@ def write_audit(content: JsonObject, directory: Path) -> None:
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser, sizes = Parser("vocagnolm audit", __doc__), AuditSettings()
+    parser = Parser("vocagnolm audit", __doc__)
     add = parser.add_argument
     add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
     add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
@@ -392,15 +388,15 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--documents", type=int, help="Only the first ones; default: all.")
     # Chunks of equal token count, Figure 3 of the paper.
     cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
-    add("--sequence_length", type=int, default=sizes.sequence_length, help=cut)
+    add("--sequence_length", type=int, default=2048, help=cut)
     most = "How many, at most; default: 150."
-    add("--sequences", type=int, default=sizes.sequences, help=most)
+    add("--sequences", type=int, default=150, help=most)
     chunks = "Numbers of chunks of a sequence; default: 2 4 8 ... 512."
-    add("--chunks", type=int, nargs="+", default=sizes.chunks, help=chunks)
+    add("--chunks", type=int, nargs="+", default=CHUNKS, help=chunks)
     order = "Of the documents' order in sequences; default: 0."
-    add("--seed", type=int, default=sizes.seed, help=order)
+    add("--seed", type=int, default=0, help=order)
     worst = "Documents to name per teacher; default: 10."
-    add("--worst", type=int, default=sizes.worst, help=worst)
+    add("--worst", type=int, default=10, help=worst)
     add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
     add("--trust_remote_code", action="store_true")
     return parser.parse_args(argv)
@@ -415,13 +411,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Before the work, which may take minutes.
     if arguments.output_dir:
         check_writable(arguments.output_dir)
-    settings = AuditSettings(
-        sequence_length=arguments.sequence_length,
-        sequences=arguments.sequences,
-        chunks=arguments.chunks,
-        worst=arguments.worst,
-        seed=arguments.seed,
-    )
+    if (most := max(arguments.chunks)) > arguments.sequence_length:
+        raise ValueError(f"--chunks {most} exceeds --sequence_length: a chunk needs a token")
     trust = arguments.trust_remote_code
     tokenizer = load_tokenizer(arguments.student, "student", trust_remote_code=trust)
     student = Named(arguments.student, tokenizer, arguments.student_chat_template)
@@ -437,8 +428,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         corpus = load_corpus(arguments.dataset, **options)
     else:
         corpus, _ = load_sample(arguments.dataset, arguments.documents, **options)
-    found = audit(student, teachers, corpus, settings)
-    content = {"dataset": arguments.dataset, **options, **found}
+    names = ("sequence_length", "sequences", "chunks", "worst", "seed")
+    sizes = {name: vars(arguments)[name] for name in names}
+    found = audit(student, teachers, corpus, **sizes)
+    content = {"dataset": arguments.dataset, **options, "settings": sizes, **found}
     if arguments.output_dir:
         write_audit(content, arguments.output_dir)
     say(audit_markdown(content).rstrip("\n"))

@@ -316,7 +316,12 @@ def to_json(comparison: Comparison) -> JsonObject:
     setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
     trained = []
     for x in _trained(comparison):
-        about = {"run": x.label, "method": x.method, "teacher": x.teacher, "seed": x.seed}
+        about: JsonObject = {
+            "run": x.label,
+            "method": x.method,
+            "teacher": x.teacher,
+            "seed": x.seed,
+        }
         about |= {"setting": setting_of[x.label], "options": x.options, "eval_loss": x.eval_loss}
         trained.append(about)
     content: JsonObject = {"runs": runs, "trained": trained, "source": comparison.source}

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from vocagnolm.chat.reading import TRAIN_ON
 from vocagnolm.cli import Parser, corpora_of, shell
@@ -114,14 +114,14 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     }
     for name in ("teacher", *(f"teacher_{x}" for x in ("revision", "tokenizer", "chat_template"))):
         given[name] = [given[name]] if given[name] else None
-    model, load, pack = (
-        kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
-        for kind in (ModelOptions, LoadOptions, PackOptions)
-    )
+
+    def pick(kind: Any) -> Any:
+        return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
+
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    shorten = arguments.max_length is None
-    pair = load_pair(model, load, pack, guidance, device, shorten=shorten)
+    options = pick(ModelOptions), pick(LoadOptions), pick(PackOptions)
+    pair = load_pair(*options, guidance, device, shorten=arguments.max_length is None)
     student, teachers = load_models(pair)
     assert pair.guide
     assert isinstance(teachers, list)
