@@ -1,6 +1,6 @@
 """Vocabulary-agnostic teacher-guided language modelling (VocAgnoLM, arXiv 2503.19123).
 
-The method lies flat in this package; everything around it is a room. Read it in this order:
+The method lies flat here; everything around it is in packages. Read it in this order:
 
     conventions    letters of shapes, -100 and -1, half-open, nats
     corpus         a file, a directory, a hub name -> a column of text
@@ -8,9 +8,9 @@ The method lies flat in this package; everything around it is a room. Read it in
     readers        tokens that open and close a text, and its limit; what guides a student
     alignment      Algorithm 1: the teacher tokens behind each student token
     data           documents -> segments that fit all readers, aligned, cached
-    packing        segments -> blocks of max_length tokens
+    packing        segments -> packed sequences of max_length tokens
     row_segments   where documents end in a packed row
-    collator       blocks -> a batch, ranges re-based
+    collator       packed sequences -> a batch, ranges re-based
     output_head    hidden states -> logits, a tile at a time
     token_loss     Eq. 1: the loss of every token, no logits kept
     guidance       Eq. 2, Eq. 4: losses in, weights out

@@ -106,7 +106,7 @@ def covered_shares(
 
 
 def align_positions(student_tokens: int, teacher_tokens: int) -> Spans:
-    """Map every student token to the teacher token of the same number (Boizard et al. 2025).
+    """Map every student token to the teacher token of the same index (Boizard et al. 2025).
 
     >>> align_positions(3, 2).tolist()
     [[0, 1], [1, 2], [-1, -1]]
@@ -122,10 +122,10 @@ def narrow_spans(
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """Write spans in about a byte each, as `widen_spans` reads them.
 
-    They are those of one row, or of several with these edges, laid end to end. Returns (steps [N],
+    They are those of one row, or of several, concatenated, with these edges. Returns (steps [N],
     jumps [3 J], edges of the rows in the jumps). A step is how far a token ends behind the one
     before. A token that does not begin where that one ends, as a byte of a shared character, or
-    ends more than 255 behind it, has a jump: its number in the row, its start and its end counted
+    ends more than 255 behind it, has a jump: its index in the row, its start and its end counted
     from there.
 
     >>> narrow_spans(np.array([[0, 2], [2, 3], [2, 3], [3, 999]]))[:2]  # of [2, 3) two bytes
@@ -166,7 +166,7 @@ def align_segment(row: Mapping[str, Any]) -> Spans:
     """Map every student token of a segment, a row of `data.Segments`, to each teacher's tokens.
 
     Returns ranges int64 [K, S, 2] in a teacher's tokens of this segment, of which its start token
-    is number 0. The student's own special tokens are unmapped.
+    is the first. The student's own special tokens are unmapped.
     """
     # ids      <s> t e x t </s>        tokens of the text have spans, those around it have none
     # spans        0 1 2 3
@@ -174,7 +174,7 @@ def align_segment(row: Mapping[str, Any]) -> Spans:
     theirs = _by_teacher(row)
     ranges = np.full((len(theirs), len(row["student_ids"]), 2), UNMAPPED, dtype=np.int64)
     for mine, spans, tokens in zip(ranges, theirs, row["teacher_counts"], strict=True):
-        # Kept without spans: mapped by number.
+        # Kept without spans: mapped by index.
         found = find_ranges(ours, spans) if len(spans) else align_positions(len(ours), tokens - 1)
         # Behind the start token.
         mine[1 : 1 + len(ours)] = np.where(found == UNMAPPED, UNMAPPED, found + 1)

@@ -168,7 +168,7 @@ class PackedCollator:
                 batch["largest_ids"] += [int(part.max()) for part in parts if part.numel()]
         batch["mapped_tokens"] = mapped.sum(-1).tolist()
         batch["unmapped_tokens"] = (has_label & ~mapped).sum(-1).tolist()
-        # Without shared memory that is an error in a worker here, and a wait without end later.
+        # Without shared memory that is an error in a worker here, and a hang later.
         if get_worker_info() is not None:
             tree_map_only(Tensor, Tensor.share_memory_, batch)
         return batch

@@ -1,11 +1,11 @@
-"""Letters, numbers and units that every module shares; loads nothing, so that text stays light.
+"""Letters, constants and units that every module shares; imports nothing.
 
 Tensor names carry their shape, one letter for each dimension:
 
-    B  rows of a batch               V  words of a vocabulary
+    B  rows of a batch               V  tokens of a vocabulary
     S  positions of the student      D  hidden size
     T  positions of the teacher,     K  teachers, or rows of a tile
-       or of any one model           N  rows, laid out one behind the other
+       or of any one model           N  rows, concatenated
 
 Every loss is a natural logarithm, in nats, and stands at the token that is predicted. Ranges and
 spans are half-open: [first, last) holds `first` and ends before `last`.

@@ -72,7 +72,7 @@ def load_sample(
 ) -> tuple[datasets.Dataset, int | None]:
     """Load about the first `count` documents, without downloading a corpus of terabytes.
 
-    Returns them as `load_corpus` does, with the number of all, None if it is not known.
+    Returns them as `load_corpus` does, with the count of all, None if it is not known.
     """
     option = "--dataset"
     if local_path(dataset, option):

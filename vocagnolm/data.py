@@ -51,11 +51,11 @@ class Segments:
     """The aligned segments of a corpus, a row for each, ordered by document and position.
 
     `student_ids` and `teacher_ids` hold the special tokens too. From a store come `teacher_losses`
-    instead of `teacher_ids`, NaN for a start token. Several teachers' tokens follow one another,
-    `teacher_counts` of each. Steps and jumps are the spans of the text's tokens (`narrow_spans`),
-    from which `alignment.align_segment` maps them where a block is read; the teachers' are left out
-    where tokens are mapped by number. Of a conversation, which is a segment, half-open ranges of
-    tokens are labelled, laid end to end; of a document no ranges, which are all its tokens.
+    instead of `teacher_ids`, NaN for a start token. Several teachers' tokens are concatenated,
+    `teacher_counts` of each. Steps and jumps are the spans of the text's tokens (`narrow_spans`);
+    the teachers' are left out where tokens are mapped by index. Of a conversation, which is a
+    segment, half-open ranges of tokens are labelled; no ranges stand for all tokens, as of a
+    document. Without a teacher there are no columns of its tokens.
     """
 
     rows: datasets.Dataset
@@ -72,10 +72,10 @@ class Segments:
     def split(self, fraction: float, seed: int) -> tuple[Segments, Segments]:
         """Hold out a share of the documents: (the rest, the held-out ones)."""
         documents = self._column("document")
-        numbers = np.unique(documents)
+        distinct = np.unique(documents)
         # Rounded first: 7 % of 100 are 7, not 8.
-        count = math.ceil(round(fraction * len(numbers), 6))
-        held_out = np.random.default_rng(seed).permutation(numbers)[:count]
+        count = math.ceil(round(fraction * len(distinct), 6))
+        held_out = np.random.default_rng(seed).permutation(distinct)[:count]
         is_held_out = np.isin(documents, held_out)
         rest, held = (self.rows.select(np.flatnonzero(m)) for m in (~is_held_out, is_held_out))
         return Segments(rest, self.skipped), Segments(held, [])
@@ -93,7 +93,7 @@ class Segments:
         short = np.flatnonzero(left_out)
         counts = zip(self._column("document")[short].tolist(), left_out[short], strict=True)
         why = "exceeds a context: its last {} messages are left out"
-        return [*self.skipped, *((number, why.format(count)) for number, count in counts)]
+        return [*self.skipped, *((index, why.format(count)) for index, count in counts)]
 
     @property
     def mapped_text_fraction(self) -> float:
@@ -138,7 +138,7 @@ def align_corpus(
     aligner = _Aligner(student, guide, features.arrow_schema, train_on if is_turns else None)
     starts = range(0, len(corpus), _PART)
     parts: dict[int, datasets.Dataset] = {}
-    # What another process works on is waited for at the end.
+    # Parts of another process are read at the end, when it has made them.
     for start, timeout in [(start, 0) for start in starts] + [(start, -1) for start in starts]:
         if start in parts:
             continue
@@ -198,16 +198,16 @@ class _Aligner:
     def align_batch(self, batch: Mapping[str, Any], indices: list[int], start: int) -> pa.Table:
         """Make the rows of some documents; one that is skipped gets a single row with the reason.
 
-        Their numbers are counted from `start`.
+        `start` is the index of the part's first document.
         """
-        numbers = [start + index for index in indices]
+        documents = [start + index for index in indices]
         if self.train_on:
-            found, skipped = conversations_of(batch, numbers)
+            found, skipped = conversations_of(batch, documents)
             rows = self._turns(found, skipped, self.train_on)
         else:
-            texts = dict(zip(numbers, values(batch[TEXT]), strict=True))
+            texts = dict(zip(documents, values(batch[TEXT]), strict=True))
             skipped = {index: why for index, text in texts.items() if (why := unusable(text))}
-            usable = {number: text for number, text in texts.items() if number not in skipped}
+            usable = {index: text for index, text in texts.items() if index not in skipped}
             rows = self._texts(usable, skipped)
         if not skipped:
             return rows
@@ -216,25 +216,25 @@ class _Aligner:
         return both.sort_by([("document", "ascending"), ("start", "ascending")])
 
     def _texts(self, texts: Mapping[int, str], skipped: dict[int, str]) -> pa.Table:
-        """Make the rows of texts by their numbers; add those that have none to `skipped`."""
+        """Make the rows of texts by index; add those that have none to `skipped`."""
         contents = [*texts.values()]
         try:
             ours, read = self.student.read(contents), self.guide.read(contents)
         except ValueError as error:
             # One document of many is at fault: read alone, it alone is skipped.
             if len(texts) > 1:
-                alone = ({number: text} for number, text in texts.items())
+                alone = ({index: text} for index, text in texts.items())
                 return pa.concat_tables(self._texts(one, skipped) for one in alone)
             skipped.update(dict.fromkeys(texts, str(error)))
             return self.schema.empty_table()
         # A teacher's limit counts the start token.
         limits = [self.student.text_limit, *(limit - 1 for limit in self.guide.limits())]
         segments, reasons = _segment(contents, [ours, *read.teachers], limits, read.cuts)
-        numbers = np.array([*texts], np.int64)
-        skipped.update((int(numbers[text]), why) for text, why in reasons.items())
+        documents = np.array([*texts], np.int64)
+        skipped.update((int(documents[text]), why) for text, why in reasons.items())
         lengths = np.fromiter(map(len, contents), np.int64, len(contents))
         columns = lay_out(segments, lengths, ours, read.teachers, self.guide.by_position)
-        return self._table(columns | {"document": numbers[segments[:, 0]]})
+        return self._table(columns | {"document": documents[segments[:, 0]]})
 
     def _turns(
         self, conversations: Mapping[int, Conversation], skipped: dict[int, str], train_on: TrainOn
@@ -254,7 +254,7 @@ class _Aligner:
 
     def _table(self, columns: dict[str, Any]) -> pa.Table:
         """Make a table of columns; spans are written in few bytes."""
-        # Mapped by number, a teacher's are not asked for.
+        # Mapped by index, a teacher's are not needed.
         for side in ("student", "teacher")[: 2 - self.guide.by_position]:
             if found := columns.pop(f"{side}_spans", None):
                 edges, spans = found
@@ -266,8 +266,7 @@ class _Aligner:
 def _check_turns(student: Reader, guide: Guide) -> None:
     """Reject models and methods that cannot read conversations."""
     if guide.by_position:
-        number = "--uld_pairing position pairs tokens by number, which chat templates change"
-        raise ValueError(f"{number}: use last for conversations")
+        raise ValueError("--uld_pairing position does not go with chat templates: use last")
     student.check_template()
     guide.check_templates()
 
@@ -280,7 +279,7 @@ def _segment(
 ) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
     """Cut the texts of which a model has more tokens than its limit, or that are cut already.
 
-    Returns the segments [S, 3] as number of the text, start and end; and why texts are skipped.
+    Returns the segments [S, 3] as index of the text, start and end; and why texts are skipped.
     """
     counts = np.stack([np.diff(model.edges) for model in models])
     fits = np.array(((counts > 0) & (counts <= np.array(limits)[:, None])).all(axis=0))

@@ -1,10 +1,11 @@
-"""Distances between the distributions of student and teacher over words: Eq. (5), Eq. (6), entropy.
+"""Distances between the next-token distributions of student and teacher: Eq. (5), Eq. (6), entropy.
 
-Two distributions over all words are held for one tile of tokens at a time, and once: all tokens
-weigh alike, so losses, distances and the gradient of their sum are taken together, and backward
-only multiplies it. The gradients are written out, so that exact zeros stay zero.
+Two distributions over whole vocabularies are held for one tile of tokens at a time, and once: all
+tokens weigh alike, so losses, distances and the gradient of their sum are taken together, and
+backward only multiplies it. The gradients are written out, so that exact zeros stay zero.
 
-Shapes: N rows of the student, M of the teacher, R pairs, K of them in a tile, D hidden, V words.
+Shapes: N rows of the student, M of the teacher, R pairs, K of them in a tile, D hidden size, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class _Distilled(torch.autograd.Function):
         tiles = list(zip(token_RK, teacher_token_RK, strict=True))
         tiles += [(token_K, token_K[:0]) for token_K in alone_UK]
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            for number, (token_K, other_K) in enumerate(tiles):
+            for index, (token_K, other_K) in enumerate(tiles):
                 row_K = token_K - 1
                 target_K1 = targets_N[row_K, None]
                 log_q_KV = log_softmax_(teacher.logits(other_K - 1, theirs_KV))
@@ -120,7 +121,7 @@ class _Distilled(torch.autograd.Function):
                 gradient_KV = p_KV = log_p_KV.exp()
                 if len(other_K):
                     compared = _DISTANCES[pairs.distance](log_p_KV, p_KV, log_q_KV.to(p_KV.dtype))
-                    distance_R[number * rows :][: len(other_K)], gradient_KV = compared
+                    distance_R[index * rows :][: len(other_K)], gradient_KV = compared
                     gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
                     gradient_KV.scatter_add_(-1, target_K1, -torch.ones_like(p_KV[:, :1]))
@@ -147,14 +148,14 @@ class _Distilled(torch.autograd.Function):
 def _kl(
     log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor, *, reverse: bool
 ) -> tuple[Tensor, Tensor]:
-    """KL over the common words; those that one model alone has are dropped."""
-    words = min(p_KV.shape[-1], log_q_KV.shape[-1])
-    beyond = p_KV.shape[-1] - words
+    """KL over the common tokens; those that one model alone has are dropped."""
+    common = min(p_KV.shape[-1], log_q_KV.shape[-1])
+    beyond = p_KV.shape[-1] - common
     if beyond:
-        log_p_KV = log_p_KV[:, :words].log_softmax(-1)
+        log_p_KV = log_p_KV[:, :common].log_softmax(-1)
         p_KV = log_p_KV.exp()
-    if words < log_q_KV.shape[-1]:
-        log_q_KV = log_q_KV[:, :words].log_softmax(-1)
+    if common < log_q_KV.shape[-1]:
+        log_q_KV = log_q_KV[:, :common].log_softmax(-1)
     # And their gradients at the logits of p:
     #   KL(p || q) = sum(p * log(p / q))     p * (log(p / q) - KL)     Eq. 5
     #   KL(q || p) = sum(q * log(q / p))     p - q
@@ -172,20 +173,20 @@ def _kl(
 def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor, Tensor]:
     """L1 distance of the sorted probabilities, the fewer filled up with zeros."""
     other_KV = _sort(log_q_KV.exp_())
-    words, others = p_KV.shape[-1], other_KV.shape[-1]
+    ours, others = p_KV.shape[-1], other_KV.shape[-1]
     # From the smallest up, so that the largest of both stand last:
     #   student   . . a b c           a b c
     #   teacher   x y z v w   or    x y z v      the x, without a partner, counts by itself
-    value_K, sign_KV = other_KV[:, :-words].sum(-1), log_p_KV
+    value_K, sign_KV = other_KV[:, :-ours].sum(-1), log_p_KV
     # A few rows at a time, as their order takes twice the memory of what is ordered.
-    rows, whole = max(1, _ORDERED // words), (p_KV, other_KV, sign_KV, value_K)
+    rows, whole = max(1, _ORDERED // ours), (p_KV, other_KV, sign_KV, value_K)
     parts = zip(*(torch.split(each, rows) for each in whole), strict=True)
     for p_JV, other_JV, sign_JV, value_J in parts:
         order_JV = _order(p_JV)
         excess_JV = p_JV.gather(-1, order_JV)
-        excess_JV[:, max(0, words - others) :] -= other_JV[:, -words:]
+        excess_JV[:, max(0, ours - others) :] -= other_JV[:, -ours:]
         value_J += excess_JV.abs().sum(-1)
-        # Only the sign of the excess counts: it goes back to its word.
+        # Only the sign of the excess counts: it goes back to its token.
         sign_JV.scatter_(-1, order_JV, excess_JV.sign_())
     # d L1 / d logits of p = p * (sign - sum(p * sign))
     mean_K1 = (p_KV * sign_KV).sum(-1, keepdim=True)
@@ -193,7 +194,7 @@ def _sorted_l1(log_p_KV: Tensor, p_KV: Tensor, log_q_KV: Tensor) -> tuple[Tensor
 
 
 def _order(p_KV: Tensor) -> Tensor:
-    """Return the words of each row from the least likely up; on a CPU numpy is 7 times faster."""
+    """Return the tokens of each row from the least likely up; on a CPU numpy is 7 times faster."""
     return torch.from_numpy(np.argsort(p_KV.numpy())) if p_KV.is_cpu else p_KV.argsort()
 
 
@@ -226,7 +227,7 @@ def losses_and_entropies(
     """Return -log P(token) and the entropy of the distribution it is from, in nats, [B, T].
 
     Within a forward without gradient (see `token_loss.Instead`); 0 where there is no target, NaN
-    at targets beyond their number.
+    at targets beyond their count.
     """
     states = HeadStates(hidden_BTD.flatten(0, 1), weight_VD, bias_V, head).cast()
     targets_N1, ignored_BT = targets_BT.reshape(-1, 1), targets_BT == IGNORED_LABEL

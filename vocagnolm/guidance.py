@@ -210,7 +210,7 @@ def reduce_teachers(
 ) -> tuple[Tensor, Tensor]:
     """Return one loss per student token of several teachers' (beyond the paper).
 
-    The losses are 0.0 where a teacher has no token; the second result tells where all have one.
+    The losses are 0.0 where a teacher has no token; the second result is true where all have one.
     """
     # A row has the tokens by one teacher after those by another:
     #     [B, K S]   | a0 a1 a2 | b0 b1 b2 |   ->   [B, K, S]   ->   [B, S]   reduce(a0, b0) ...
@@ -222,7 +222,7 @@ def reduce_teachers(
         reduced_BS = loss_BKS.amin(1) if reduction == "min" else loss_BKS.amax(1)
     else:
         # In float64, equal losses have exactly their mean. No tensor of weights: copying it to a
-        # device would wait for the device.
+        # device would be a host-device sync.
         numbers = weights or (1.0,) * teachers
         pairs = zip(numbers, loss_BKS.to(_widest_float(loss_BS)).unbind(1), strict=True)
         total_BS = torch.stack([weight * loss for weight, loss in pairs]).sum(0)
@@ -230,15 +230,15 @@ def reduce_teachers(
     return reduced_BS * mapped_BS, mapped_BS
 
 
-def random_scores(block_B: Tensor, number_BS: Tensor, seed: int) -> Tensor:
+def random_scores(block_B: Tensor, index_BS: Tensor, seed: int) -> Tensor:
     """Return scores for the random controls, uniform int64 [B, S] in [0, 2**63).
 
-    They depend on the seed, the number of the block and that of the token, or chunk, in it alone,
-    so the same are chosen for every split of the blocks into batches and processes.
+    They depend on the seed, the packed sequence and the token, or chunk, in it alone, so the same
+    are chosen for every split of the sequences into batches and processes.
     """
     seed_B1 = torch.full_like(block_B, _signed(seed))[:, None]
     block_B1 = _splitmix64(_splitmix64(seed_B1) + block_B[:, None])
-    return _splitmix64(block_B1 + number_BS) & (2**63 - 1)
+    return _splitmix64(block_B1 + index_BS) & (2**63 - 1)
 
 
 def _splitmix64(x: Tensor) -> Tensor:

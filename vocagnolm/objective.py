@@ -1,6 +1,6 @@
 """Decisions of a method over a batch: the tokens that are trained, Eq. 2 to 6.
 
-Tensors only. The counts are known on the host before any forward pass, so nothing waits for them.
+Tensors only. The counts are known on the host before any forward pass, without a host-device sync.
 """
 
 from dataclasses import dataclass
@@ -129,8 +129,8 @@ class Objective:
         if method.choice == "all":
             return valid_BS.float()
         position_S = torch.arange(valid_BS.shape[1], device=valid_BS.device)
-        number_BS = batch["chunk"] if method.method == "chunk" else position_S
-        scores_BS = random_scores(batch["block"], number_BS, self.seed)
+        index_BS = batch["chunk"] if method.method == "chunk" else position_S
+        scores_BS = random_scores(batch["block"], index_BS, self.seed)
         return select_top(scores_BS, valid_BS, method.top_k, method.selection_scope).float()
 
     # -- Eq. 5 and Eq. 6: the distributions that are compared --------------------------------
@@ -158,7 +158,7 @@ class Objective:
         states = self.teacher.states(ids_BT, batch["teacher_position_ids"], segments)
         paired_BS = valid_BS & (ranges_BS2[..., 0] != UNMAPPED)
         token_R = first_tokens(paired_BS, sum(batch["mapped_tokens"]))
-        # Rows lie one behind the other:   row 0 [0 .. T)   row 1 [T .. 2T)   ...
+        # Rows are concatenated:   row 0 [0 .. T)   row 1 [T .. 2T)   ...
         # and a half-open range of row b ends at b * T + last, behind its last token.
         row_B1 = torch.arange(len(ids_BT), device=ids_BT.device)[:, None]
         last_BS = row_B1 * ids_BT.shape[1] + ranges_BS2[..., 1] - 1

@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from vocagnolm.row_segments import RowSegments, segment_call, takes_segments
 
 # Logits held at once (256 MiB and 32 MiB of float32): enough to keep the matrix unit busy, and far
-# below a tenth of the full logits of one packed block.
+# below a tenth of the full logits of one packed sequence.
 TILE_LOGITS_CUDA = 2**26
 TILE_LOGITS = 2**23
 
@@ -201,5 +201,5 @@ def _unsupported(model: nn.Module, found: str) -> str:
     return (
         f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
         "language model as AutoModelForCausalLM.from_pretrained returns it, with output embeddings "
-        "that are a torch.nn.Linear of numbers as they are"
+        "that are a torch.nn.Linear that is not quantized"
     )

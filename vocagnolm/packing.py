@@ -67,7 +67,7 @@ def pack(
 ) -> list[list[int]]:
     """Fill sequences with whole segments: longest first, each into the fullest one with room.
 
-    One number stands for all limits, so that the first sequence found has room for all models: a
+    One count stands for all limits, so that the first sequence found has room for all models: a
     segment needs, and a sequence has left, what the tightest limit says, in student tokens.
 
     Takes the tokens of N segments, [N] and [N] (or [N, K] for K teachers), none beyond its limit;
@@ -111,7 +111,7 @@ def pack(
 
 
 def padded_width(longest: int, limit: int) -> int:
-    """Columns of a teacher's rows: few different numbers, and none beyond its context.
+    """Columns of a teacher's rows: few different widths, and none beyond its context.
 
     >>> padded_width(65, 4096), padded_width(65, 100)
     (128, 100)
@@ -120,7 +120,7 @@ def padded_width(longest: int, limit: int) -> int:
 
 
 def limits_of_teachers(teacher_max_length: int | Sequence[int]) -> Sequence[int]:
-    """Give each teacher its limit: one number is that of a single teacher."""
+    """Give each teacher its limit; an integer is that of a single one."""
     return [teacher_max_length] if isinstance(teacher_max_length, int) else teacher_max_length
 
 

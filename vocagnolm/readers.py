@@ -71,7 +71,7 @@ class Reader:
     def read_turns(
         self, conversations: Sequence[Conversation], train_on: TrainOn
     ) -> list[TurnTokens | str]:
-        """Read conversations in the chat template, or say why one cannot be read.
+        """Read conversations in the chat template, or return why one cannot be read.
 
         The ends of answers have labels for a student only, as they are no content.
         """

@@ -1,7 +1,7 @@
 """Places where documents end in packed rows, for attention that needs them instead of a mask.
 
-The flash attention of `transformers`, and `torch_varlen` (`vocagnolm.models.attention`), tell the
-segments of a batch of one row apart by `cu_seq_lens`; so all rows are laid out as one.
+The flash attention of `transformers`, and `torch_varlen` (`vocagnolm.models.attention`), find the
+segments of a batch of one row by `cu_seq_lens`; so all rows are concatenated.
 
     rows [2, 6]   a a a b b .   c c d d d d        . padding, a segment of its own
     as one [12]   a a a b b . c c d d d d
@@ -25,7 +25,7 @@ MASKLESS: set[str] = set()
 
 
 class RowSegments(NamedTuple):
-    """Places of a batch's segments, its rows laid out one behind the other."""
+    """Places of a batch's segments, its rows concatenated."""
 
     # int32 [segments + 1], from 0 to B * T; no segment reaches beyond its row.
     edges: Tensor
@@ -69,10 +69,10 @@ def segment_call(
         raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
     if arguments.get("attention_mask") is not None:
         raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
-    # The kernel is told by the edges, rotary embeddings by the positions, which restart.
+    # The kernel reads the edges, rotary embeddings the positions, which restart.
     ids = arguments["input_ids"]
     edges = segments.edges.to(ids.device)
-    # To make a mask, transformers would ask the device whether rows are packed, and wait for it.
+    # To make a mask, transformers would ask the device whether rows are packed: a host-device sync.
     # One of four dimensions it takes as made. A model with attention of its own might read it.
     is_registered = model._supports_attention_backend
     is_maskless = is_registered and model.config._attn_implementation in MASKLESS
@@ -93,7 +93,7 @@ def check_attention(model: PreTrainedModel) -> None:
     # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise ValueError(f"{_name(model)} cannot be told where documents end: {USE_SDPA}")
+        raise ValueError(f"{_name(model)} does not take the ends of documents: {USE_SDPA}")
     if model.config._attn_implementation != TORCH_VARLEN:
         return
     # Names that differ between families of models.

@@ -43,7 +43,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
     text, and a truncation or padding saved with the tokenizer is ignored. A ValueError where a text
     is no `str` or holds a lone surrogate, or the tokenizer gives no usable offsets.
 
-    Where the bytes of a text's tokens, laid end to end, are the text, they say where each token is.
+    Where the concatenated bytes of a text's tokens are the text, they give each token's place.
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
@@ -107,7 +107,7 @@ def encode_rendered(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) ->
     found = encode_raw(tokenizer, texts, tokenizer_name(tokenizer), literal=False)
     added = tokenizer.added_tokens_decoder.items()
     # These take the white space of contents beside them: it is for other tokens.
-    greedy = {number: token.content for number, token in added if token.lstrip or token.rstrip}
+    greedy = {index: token.content for index, token in added if token.lstrip or token.rstrip}
     for one, text in zip(found, texts, strict=True):
         for at in np.flatnonzero(np.isin(one.ids, [*greedy])).tolist():
             (start, end), name = one.spans[at].tolist(), greedy[int(one.ids[at])]

@@ -1,7 +1,7 @@
 """Teacher losses, from a frozen model beside the student or from a store.
 
 The teacher is never handed to Accelerate: under FSDP2 `prepare_model` would neither move nor shard
-it and would round its outputs, and a second model in `prepare` is refused.
+it and would round its outputs, and a second model in `prepare` is an error.
 """
 
 from collections.abc import Sequence
@@ -64,9 +64,9 @@ class ResidentTeacher:
         #     [ first teacher's T1 | second teacher's T2 ]
         rows = (batch["teacher_input_ids"], batch["teacher_labels"], batch["teacher_position_ids"])
         split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in rows)
-        told = (batch["teacher_label_tokens"], teacher_segments(batch))
+        counts = (batch["teacher_label_tokens"], teacher_segments(batch))
         found: list[tuple[Tensor, ...]] = []
-        for model, tokens, segments, *own in zip(self.models, *told, *split, strict=True):
+        for model, tokens, segments, *own in zip(self.models, *counts, *split, strict=True):
             inputs = dict(zip(("input_ids", "labels", "position_ids"), own, strict=True))
             ask = partial(model, **inputs, segments=segments, token_losses=True)
             if with_entropies:

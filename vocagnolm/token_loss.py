@@ -1,8 +1,9 @@
 """The loss of every token from any Hugging Face causal language model, without its logits.
 
-The logits of 4,096 tokens over 152,064 words fill 2.3 GiB: they are made in tiles, reduced to one
-number per token and dropped, and the backward pass makes those of used losses again. This is the
-only place that shifts by one: every loss is indexed by the token that is predicted, Eq. (1).
+The logits of 4,096 tokens over a vocabulary of 152,064 fill 2.3 GiB: they are made in tiles,
+reduced to one number per token and dropped, and the backward pass makes those of used losses again.
+This is the only place that shifts by one: every loss is indexed by the token that is predicted,
+Eq. (1).
 
 Shapes: B sequences, T positions, N = B * T rows, K rows of a tile, D hidden size, V vocabulary.
 """
@@ -36,7 +37,7 @@ from vocagnolm.row_segments import check_attention, in_its_precision, segments_o
 # Other dtypes get tolerances of their own in the self-checks.
 _EXACT = {torch.float32, torch.float64}
 # Computes other things than losses within the same forward pass: from the hidden states [B, T, D],
-# the word that each predicts [B, T], or -100, and the head's weight, bias and form.
+# the token that each predicts [B, T], or -100, and the head's weight, bias and form.
 Instead = Callable[[Tensor, Tensor, Tensor, Tensor | None, Head], object]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
@@ -90,7 +91,7 @@ class _TokenLoss(torch.autograd.Function):
 
 
 def first_tokens(chosen: Tensor, count: int | None) -> Tensor:
-    """Return the places of the first chosen tokens in the flat batch, int64, without a wait."""
+    """Return the places of the first chosen tokens in the flat batch; no host-device sync."""
     return chosen.flatten().to(torch.uint8).argsort(descending=True, stable=True)[:count]
 
 
@@ -98,7 +99,7 @@ def _used_rows(grad_N: Tensor, weighted_tokens: int | None) -> tuple[Tensor, Ten
     """Return the rows whose loss is used, int64, and the gradients of their losses."""
     used_N = grad_N != 0
     if weighted_tokens is None:
-        # The host must wait for a GPU here, to learn how many they are.
+        # A host-device sync, to learn how many they are.
         rows = used_N.nonzero()[:, 0]
         return rows, grad_N[rows]
     # At least one row, so that a bound of 0 can be poisoned too.
@@ -115,7 +116,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
     loss of a mixture of experts is not added. Further arguments of the call:
 
         weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a GPU
-                         one wait per backward pass; if more get one, every gradient is NaN
+                         one sync per backward pass; if more get one, every gradient is NaN
         label_tokens     tokens that have a loss: the head reads no others, and NaN is any beyond
         instead          its result is returned in place of the losses (`Instead`)
         segments         for attention that does not see the ends of documents in `position_ids`

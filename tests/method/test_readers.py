@@ -47,9 +47,7 @@ def test_student_without_end_token_is_rejected(
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizers_by_family["metaspace"].backend_tokenizer, bos_token="<s>"
     )
-    with pytest.raises(
-        ValueError, match="has no EOS token, which ends every document: set eos_token"
-    ):
+    with pytest.raises(ValueError, match="has no EOS token: set eos_token"):
         student_reader(tokenizer, 32)
 
 

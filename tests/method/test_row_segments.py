@@ -37,7 +37,7 @@ def test_configuration_that_tells_enough_is_rejected_at_once() -> None:
     model = build()
     model.set_attn_implementation("torch_varlen")
     model.model.forward = lambda input_ids, position_ids=None: None
-    with pytest.raises(ValueError, match="cannot be told where documents end"):
+    with pytest.raises(ValueError, match="does not take the ends of documents"):
         add_token_losses(model)
 
 

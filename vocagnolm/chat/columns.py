@@ -33,18 +33,18 @@ def _read_batch(batch: Mapping[str, list[Any]], format: Format) -> dict[str, lis
 
 
 def conversations_of(
-    batch: Mapping[str, Any], numbers: Sequence[int]
+    batch: Mapping[str, Any], documents: Sequence[int]
 ) -> tuple[dict[int, Conversation], dict[int, str]]:
     """Return the conversations of a batch by index, and the reasons why others are none."""
     found: dict[int, Conversation] = {}
     faults: dict[int, str] = {}
     columns = (values(batch[name]) for name in COLUMNS)
-    for number, text, roles, ends, untrained, given, fault in zip(numbers, *columns, strict=True):
+    for index, text, roles, ends, untrained, given, fault in zip(documents, *columns, strict=True):
         if fault is not None:
-            faults[number] = fault
+            faults[index] = fault
         else:
             places = tuple(ends), tuple(untrained)
-            found[number] = Conversation(text, tuple(roles), *places, given)
+            found[index] = Conversation(text, tuple(roles), *places, given)
     return found, faults
 
 

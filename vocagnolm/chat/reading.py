@@ -29,10 +29,10 @@ class TurnTokens:
     """N tokens of a conversation, as one model reads it, behind the first one.
 
     Attributes:
-        first, values: ids or, of a teacher that is not at hand, losses in nats.
+        first, values: ids or, of an offline teacher, losses in nats.
         spans: int64 [N, 2], in characters of the conversation.
         labelled: int64 [R, 2], half-open ranges of the tokens that have labels.
-        stops: numbers of the answers, and of the tokens up to the end of each.
+        stops: by index of each answer, the tokens up to its end.
         trimmed: characters of contents that the template leaves out.
     """
 
@@ -46,7 +46,7 @@ class TurnTokens:
     def until(self, answer: int) -> "TurnTokens":
         """End it behind an answer."""
         stop = self.stops[answer]
-        stops = {number: end for number, end in self.stops.items() if end <= stop}
+        stops = {index: end for index, end in self.stops.items() if end <= stop}
         kept = (self.values[:stop], self.spans[:stop], self.labelled.clip(max=stop))
         return TurnTokens(self.first, *kept, stops, self.trimmed)
 
@@ -85,7 +85,7 @@ def read_tokens(
     ranges = _content_tokens(spans, places)
     if special is not None:
         ranges[:, 1] = _turn_ends(spans, ranges[:, 1], places, np.flatnonzero(special))
-    # Numbers behind the first token.
+    # Counted behind the first token.
     ranges = np.maximum(ranges - 1, 0)
     answers, untrained = conversation.answers, [*conversation.untrained]
     labelled = ranges[answers]
@@ -94,7 +94,7 @@ def read_tokens(
         if special is not None:
             edges = [0, *ranges[untrained].ravel(), len(spans) - 1]
             labelled = np.reshape(edges, (-1, 2))
-    stops = {number: int(ranges[number, 1]) for number in answers}
+    stops = {index: int(ranges[index, 1]) for index in answers}
     rest = (values[1:], found[1:], labelled, stops, rendered.trimmed)
     return TurnTokens(values[0].item(), *rest)
 

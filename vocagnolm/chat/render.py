@@ -1,4 +1,4 @@
-"""Render a conversation by a chat template, and say where each content lies in the rendered text.
+"""Render a conversation by a chat template, and find each content in the rendered text.
 
 Contents are not searched for, as a content may look like any text. The template renders marks in
 their place once, which leaves its own pieces:
@@ -120,8 +120,8 @@ class Template:
             rendered = render_jinja_template([messages], chat_template=self.source, **given)
         # A template can raise anything, most often about the order of roles.
         except Exception as error:
-            said = " ".join(str(error).split())
-            raise ValueError(f"its chat template says: {said}") from error
+            reason = " ".join(str(error).split())
+            raise ValueError(f"its chat template says: {reason}") from error
         return str(rendered[0][0])
 
 
@@ -140,15 +140,15 @@ def _pieces(template: Template, roles: tuple[str, ...], given: str) -> _Pieces:
 
     A ValueError where not every content is shown once, and in order.
     """
-    marks = [_LEFT + _MARK.format(number) + _RIGHT for number in range(len(roles))]
+    marks = [_LEFT + _MARK.format(index) + _RIGHT for index in range(len(roles))]
     marked = Conversation("", roles, (), given=given)
     text = template._apply(marked.with_contents(marks), marked.options)
-    texts, numbers = [*_IS_MARK.split(text)[::2]], [*map(int, _IS_MARK.findall(text))]
-    for number, role in enumerate(roles):
-        if (count := numbers.count(number)) != 1:
+    texts, found = [*_IS_MARK.split(text)[::2]], [*map(int, _IS_MARK.findall(text))]
+    for index, role in enumerate(roles):
+        if (count := found.count(index)) != 1:
             how = "leaves out" if count == 0 else f"repeats {count} times"
-            raise ValueError(f"its chat template {how} message {number} ({role})")
-    if numbers != sorted(numbers):
+            raise ValueError(f"its chat template {how} message {index} ({role})")
+    if found != sorted(found):
         raise ValueError("its chat template changes the order of the messages")
     trims = [(not a.endswith(_LEFT), not b.startswith(_RIGHT)) for a, b in pairwise(texts)]
     bare = [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts]

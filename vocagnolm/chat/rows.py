@@ -1,4 +1,4 @@
-"""What every model reads of conversations, fitted into all contexts and laid end to end."""
+"""What every model reads of conversations, fitted into all contexts and concatenated."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ NOTHING = "no answer of an assistant to train on"
 
 @dataclass(frozen=True)
 class FittedTurns:
-    """Conversations by their numbers, each ended behind its last answer that fits.
+    """Conversations by index, each ended behind its last answer that fits.
 
     `models` have what each of them reads of every one; `skipped` the reasons why others are not
     read, `left_out` the messages that each of these lacks, `ends` their last characters.
     """
 
-    numbers: list[int]
+    documents: list[int]
     models: list[list[TurnTokens]]
     ends: list[int]
     left_out: list[int]
@@ -37,11 +37,11 @@ class FittedTurns:
         return replace(laid, start=np.array([read.first for read in reads]))
 
     def columns(self) -> dict[str, Any]:
-        """Make the columns that only conversations have: numbers, or (edges, values) of arrays."""
+        """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
         reads = list(zip(*self.models, strict=True))
         trimmed = [sum(read.trimmed for read in row) for row in reads]
         return {
-            "document": np.array(self.numbers, np.int64),
+            "document": np.array(self.documents, np.int64),
             "left_out_messages": np.array(self.left_out, np.int64),
             "trimmed_characters": np.array(trimmed, np.int64),
             "student_labelled": _labelled([row[:1] for row in reads]),
@@ -57,14 +57,14 @@ def fit_turns(
     """Fit what the student and the teachers read into at most so many tokens of each."""
     kept: list[list[TurnTokens]] = []
     fitted = FittedTurns([], [], [], [], {})
-    for (number, one), *reads in zip(conversations.items(), *models, strict=True):
+    for (document, one), *reads in zip(conversations.items(), *models, strict=True):
         found = _fitting(one, reads, limits)
         if isinstance(found, str):
-            fitted.skipped[number] = found
+            fitted.skipped[document] = found
             continue
         fitting, last = found
         kept.append(fitting)
-        fitted.numbers.append(number)
+        fitted.documents.append(document)
         fitted.ends.append(one.ends[last])
         fitted.left_out.append(len(one.ends) - 1 - last)
     fitted.models.extend([row[model] for row in kept] for model in range(len(models)))
@@ -74,7 +74,7 @@ def fit_turns(
 def _fitting(
     conversation: Conversation, reads: Sequence[TurnTokens | str], limits: Sequence[int]
 ) -> tuple[list[TurnTokens], int] | str:
-    """Return what fits into all contexts with the number of the last message, or why none does."""
+    """Return what fits into all contexts with the index of the last message, or why none does."""
     found = []
     for read in reads:
         if isinstance(read, str):

@@ -26,7 +26,7 @@ Encode = Callable[[Sequence[str]], Sequence[Encoding]]
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
     """Return the ids of the special tokens, of which the named ones are a part."""
     added = tokenizer.added_tokens_decoder.items()
-    marked = {number for number, token in added if token.special}
+    marked = {index for index, token in added if token.special}
     return np.array(sorted(marked | {*tokenizer.all_special_ids}), np.int64)
 
 
@@ -37,7 +37,7 @@ def read_turns(
     special: npt.NDArray[np.int64] | None,
     train_on: TrainOn,
 ) -> list[TurnTokens | str]:
-    """Read conversations in a template, or say why one cannot be read.
+    """Read conversations in a template, or return why one cannot be read.
 
     With the ids of special tokens, the ends of answers have labels, though they are no content.
     """

@@ -33,7 +33,7 @@ def add_adapters(
     """
     _check_names(model, options)
     config = lora_config(model, options, revision)
-    # The run draws the same numbers afterwards as without adapters.
+    # The run draws the same random numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _wrap(model, config)

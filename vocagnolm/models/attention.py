@@ -1,4 +1,4 @@
-"""Attention that is told where the segments of packed rows end, registered with `transformers`.
+"""Attention that reads where the segments of packed rows end, registered with `transformers`.
 
 `torch_varlen` is PyTorch's variable-length attention, without a mask and without a package beside
 PyTorch. The flash attentions of `transformers` are registered again, without what slows them down.
@@ -48,12 +48,12 @@ def _attend(
     **options: object,
 ) -> tuple[Tensor, None]:
     """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights."""
-    _refuse(module, options, max_length_q or 0)
+    _check(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
         mask = attention_mask.mask if isinstance(attention_mask, _DeferredMask) else attention_mask
         sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
         return sdpa(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling, **options)
-    # All rows are laid out as one: B is 1.
+    # All rows are concatenated: B is 1.
     kind = query_BHTD.device.type
     # The kernel is unknown to autocast, under which rotary embeddings leave float32 behind.
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
@@ -63,7 +63,7 @@ def _attend(
     return attend((query, key, value), segments, scaling)[None], None
 
 
-def _refuse(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
+def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
     """Reject a model whose attention is more than the kernel's: causal, without extras."""
     window = options.get("sliding_window")
     is_short = isinstance(window, int) and window != 0 and window < longest
@@ -104,14 +104,14 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
             f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
             f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {USE_SDPA}"
         )
-    is_told = _is_told_of_groups()
+    has_groups = _has_groups()
     from torch.nn.attention.varlen import varlen_attn
 
     edges, longest = segments
     # The window: all positions before, none behind.
     attend = partial(varlen_attn, scale=scale, window_size=(-1, 0))
-    # PyTorch 2.11 takes fewer heads of keys than of queries without being told.
-    if is_told:
+    # PyTorch 2.11 takes fewer heads of keys than of queries without the option.
+    if has_groups:
         attend = partial(attend, enable_gqa=True)
     out = attend(*rows_NHD, edges, edges, longest, longest)
     assert isinstance(out, Tensor)
@@ -119,8 +119,8 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _is_told_of_groups() -> bool:
-    """Test whether the kernel of PyTorch is told of groups of queries."""
+def _has_groups() -> bool:
+    """Test whether the kernel of PyTorch has an option for groups of queries."""
     return "enable_gqa" in _kernel_options()
 
 

@@ -28,7 +28,7 @@ _ARRAYS = {
     **dict.fromkeys(("student_labelled", "teacher_labelled"), "int32"),
 }
 TEACHER_ARRAYS = tuple(name for name in _ARRAYS if name.startswith("teacher_"))
-_NUMBERS = (
+_INTEGERS = (
     *("document", "start", "end"),
     *("student_tokens", "teacher_tokens", "text_tokens", "unmapped_text_tokens"),
     *("left_out_messages", "trimmed_characters"),
@@ -57,7 +57,7 @@ def lay_out(
 ) -> dict[str, Any]:
     """Make the columns of `data.Segments` of segments [S, 3] of texts: text, start and end.
 
-    A column has numbers, or is (edges, values) of arrays. A token that a cut goes through is in
+    A column has integers, or is (edges, values) of arrays. A token that a cut goes through is in
     both segments, one of a chat template has no characters. Teachers' tokens follow one another in
     a row, each behind its start token, which has no span:
 
@@ -78,7 +78,7 @@ def lay_out(
     ours, *theirs = (_between(one, origins, low, high, reach) for one in (student, *teachers))
     unmapped = np.full(len(ours.spans), not theirs)
     for part in theirs:
-        unmapped |= _without_number(ours, part) if by_position else _uncovered(ours, part)
+        unmapped |= _beyond(ours, part) if by_position else _uncovered(ours, part)
     has_text = ours.spans[:, 0] < ours.spans[:, 1]
     segment = ours.segments
     one, closed = np.ones_like(texts), (is_last & (student.end is not None)).astype(np.int64)
@@ -124,7 +124,7 @@ def _uncovered(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
     return np.array(find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED)
 
 
-def _without_number(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
+def _beyond(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
     """Tell the student's tokens behind as many in their segment as a teacher has there."""
     return _ranges(0 * ours.counts, ours.counts) >= theirs.counts[ours.segments]
 
@@ -163,8 +163,8 @@ def column_types(*largest_ids: int) -> datasets.Features:
         if largest <= np.iinfo(np.uint16).max:
             types[name] = "uint16"
     arrays = {name: datasets.List(datasets.Value(dtype)) for name, dtype in types.items()}
-    numbers = dict.fromkeys(_NUMBERS, datasets.Value("int32"))
-    return datasets.Features({**arrays, **numbers, "skipped": datasets.Value("string")})
+    integers = dict.fromkeys(_INTEGERS, datasets.Value("int32"))
+    return datasets.Features({**arrays, **integers, "skipped": datasets.Value("string")})
 
 
 def as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
@@ -175,7 +175,7 @@ def as_table(columns: Mapping[str, Any], schema: pa.Schema) -> pa.Table:
 
 
 def _column(values: Any, kind: pa.DataType, rows: int) -> pa.Array:
-    """Make a column of numbers, or of arrays laid end to end; of nothing without values."""
+    """Make a column of integers, or of concatenated arrays; of nothing without values."""
     if not pa.types.is_list(kind):
         absent = pa.nulls(rows, kind) if pa.types.is_string(kind) else np.zeros(rows, np.int32)
         return pa.array(absent if values is None else values, kind)

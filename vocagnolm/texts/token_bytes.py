@@ -1,4 +1,4 @@
-"""Spans of tokens by their bytes, which spell a text, laid end to end."""
+"""Spans of tokens by their bytes, which spell a text."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SPELLINGS: tuple[Callable[[str], bytes], ...] = (byte_level, sentencepiece)
 
 
 class TokenBytes:
-    """The bytes of all tokens of a vocabulary, laid end to end by id."""
+    """The bytes of all tokens of a vocabulary, concatenated by id."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, spell: Callable[[str], bytes]):
         vocabulary = tokenizer.get_vocab()
         spelt = [b""] * (max(vocabulary.values(), default=-1) + 1)
-        for token, number in vocabulary.items():
+        for token, index in vocabulary.items():
             with suppress(KeyError):
-                spelt[number] = spell(token)
+                spelt[index] = spell(token)
         # These are literal, however the others are spelt.
-        for number, added in tokenizer.added_tokens_decoder.items():
-            spelt[number] = added.content.encode()
+        for index, added in tokenizer.added_tokens_decoder.items():
+            spelt[index] = added.content.encode()
         self._content = np.frombuffer(b"".join(spelt), np.uint8)
         self._sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
         self._starts = np.cumsum(self._sizes) - self._sizes
@@ -57,7 +57,7 @@ class TokenBytes:
         texts: Sequence[str],
         contents: Sequence[bytes],
     ) -> tuple[npt.NDArray[np.int64], list[int]]:
-        """Find the spans of texts' tokens, and the numbers of the texts that they do not spell.
+        """Find the spans of texts' tokens, and the indices of the texts that they do not spell.
 
         Text t, in UTF-8 contents[t], has the tokens from edges[t] up to edges[t + 1]. A token has
         every character of which it has a byte; a token for the space alone that a tokenizer puts
@@ -72,7 +72,7 @@ class TokenBytes:
         begin, own = np.append(0, ends)[edges], np.cumsum([0, *map(len, contents)])
         parts = zip(begin.tolist(), begin[1:].tolist(), contents, strict=False)
         wrong = [t for t, (a, b, text) in enumerate(parts) if spelt[a:b] not in (text, b" " + text)]
-        # From bytes of the tokens to bytes of the texts, laid end to end too: without that space.
+        # From bytes of the tokens to bytes of the texts, concatenated too: without that space.
         #
         #   tokens   _ a | b   b c | _ d       two of three texts have a space in front
         #   texts      a | b   b c |   d
@@ -83,7 +83,7 @@ class TokenBytes:
         spans = np.stack((starts, ends - 1), axis=1)
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))
         if lengths.sum() < own[-1]:
-            # Number of the character that has a byte; the first byte of each is no 10xxxxxx.
+            # Index of the character that has a byte; the first byte of each is no 10xxxxxx.
             first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
             spans = np.take(np.cumsum(first) - 1, spans, mode="clip")
         spans[:, 1] += 1
