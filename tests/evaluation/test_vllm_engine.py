@@ -133,7 +133,7 @@ def completions_of(engine: HFEngine | VLLMEngine, stops: Sequence[str]) -> list[
 
 def test_both_engines_give_the_same_completions(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
-    hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(source_of(tokenizer), tokenizer)
+    hf, other = HFEngine(model, tokenizer, 4), VLLMEngine(source_of(tokenizer), tokenizer, "auto")
     free = completions_of(hf, ())
     assert completions_of(other, ()) == free
     stops = [free[0].text[8:11], free[3].text[5:9]]
@@ -157,7 +157,7 @@ def test_both_engines_ask_a_chat_alike(saved: tuple[Any, Any], vllm: list[LLM]) 
     object.__setattr__(chat, "end_ids", frozenset({end}))
     engines = (
         HFEngine(model, tokenizer, 4, chat),
-        VLLMEngine(source_of(tokenizer), tokenizer, chat=chat),
+        VLLMEngine(source_of(tokenizer), tokenizer, "auto", chat),
     )
     hf, other = ([c for g in engine.generate(prompts, (), 9) for c in g] for engine in engines)
     assert sorted(hf, key=lambda c: c.index) == other
@@ -209,7 +209,7 @@ def test_vllm_is_greedy_within_the_context(
 def test_vllm_ends_texts_as_transformers_does(saved: tuple[Any, Any], vllm: list[LLM]) -> None:
     model, tokenizer = saved
     (Path(tokenizer.name_or_path) / "generation_config.json").unlink()
-    list(VLLMEngine(source_of(tokenizer), tokenizer).generate(["a"], (), 3))
+    list(VLLMEngine(source_of(tokenizer), tokenizer, "auto").generate(["a"], (), 3))
     assert tokenizer.eos_token_id is not None
     expected = sorted({model.config.eos_token_id, tokenizer.eos_token_id})
     assert vllm[0].calls[0][1][0].stop_token_ids == expected

@@ -42,9 +42,7 @@ def build_results(
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
     averaged = averages(benchmarks)
     for name, average in averaged.items():
-        members = [benchmarks[member] for member in AVERAGES[name]]
-        average["partial"] = any(column["partial"] for column in members)
-        average["marked"] = _distinct("marked", members)
+        average["marked"] = _distinct("marked", [benchmarks[each] for each in AVERAGES[name]])
     return {
         "model": settings["model"],
         "grader": GRADER,

@@ -1,19 +1,15 @@
 """Questions in a model's own chat template, zero-shot: another protocol than the paper's."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.chat.render import DATE, check_date
 from vocagnolm.chat.turns import special_ids
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase as Tokenizer
 
 _MARK = "\ue000"
 
@@ -36,8 +32,8 @@ class Chat:
     def end_ids(self) -> frozenset[int]:
         """The token with which the template ends an answer; none where that is no special one."""
         turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        behind = self._render(turns, answers=False).partition(_MARK)[2]
-        ids = self.tokenizer(behind, add_special_tokens=False)["input_ids"] if behind else []
+        after = self._render(turns, answers=False).partition(_MARK)[2]
+        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
         special = special_ids(self.tokenizer)
         return frozenset([id for id in ids if id in special][:1])
 

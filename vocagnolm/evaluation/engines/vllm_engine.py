@@ -29,11 +29,7 @@ class VLLMEngine:
     """Completes prompts with vLLM."""
 
     def __init__(
-        self,
-        source: ModelSource,
-        tokenizer: Tokenizer,
-        dtype: str = "auto",
-        chat: Chat | None = None,
+        self, source: ModelSource, tokenizer: Tokenizer, dtype: str, chat: Chat | None = None
     ):
         import vllm
 
