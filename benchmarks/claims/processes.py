@@ -9,12 +9,10 @@ wrongly. The processes are forked from one that has imported everything.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -212,26 +210,15 @@ def launch(work: Callable[[Path], None], world: World, processes: int) -> Path:
         port = free.getsockname()[1]
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
     job["LOCAL_WORLD_SIZE"] = str(max(1, processes // 2))
-    context = multiprocessing.get_context("fork")
-    children = [
-        context.Process(target=_be, args=(work, out, job | {"RANK": str(n), "LOCAL_RANK": str(n)}))
-        for n in range(processes)
-    ]
-    for child in children:
-        child.start()
-    while any(child.is_alive() for child in children):
-        if any(child.exitcode for child in children):
-            for child in children:
-                child.kill()
-        time.sleep(0.05)
-    if any(child.exitcode for child in children):
-        raise RuntimeError(f"{work} failed in {processes} processes: see above")
+    torch.multiprocessing.start_processes(
+        _be, args=(work, out, job), nprocs=processes, start_method="fork"
+    )
     return out
 
 
-def _be(work: Callable[[Path], None], out: Path, job: dict[str, str]) -> None:
-    os.environ |= job
-    sys.stdout = (out / f"out{job['RANK']}").open("w")
+def _be(rank: int, work: Callable[[Path], None], out: Path, job: dict[str, str]) -> None:
+    os.environ |= job | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    sys.stdout = (out / f"out{rank}").open("w")
     work(out)
     if torch.distributed.is_initialized():
         torch.distributed.barrier()

@@ -2,13 +2,13 @@
 
     python -m benchmarks.experiments.selection_under_precision --seeds 3
 
-The reference is float32 for both models. Of the tokens that it selects (40 % of each block), the
-share that is not selected any more is shown, over several seeds, and beside it by how much the
-teacher's losses move. bf16 is real; float8, int8 and 4 bits are simulated on
-the CPU: the numbers are rounded as the kernels round them, products and sums are of another
-hardware. Two pairs: the demo's student, pretrained here with `seed`, and its teacher; and random
-Llamas, whose losses say nothing, so that little stands between one token and the next. Pairs as
-deep as those of the paper differ more than the demo's, because rounding adds up over layers.
+The reference is float32 for both models. Of the tokens that it selects (40 % of each packed
+sequence), the share that is not selected any more is shown, over several seeds, and beside it by
+how much the teacher's losses move. bf16 is real; float8, int8 and 4 bits are simulated on the CPU:
+numbers are rounded as the kernels round them, products and sums are of another hardware. Two pairs:
+the demo's student, pretrained here with `seed`, and its teacher; and random Llamas, whose losses
+say nothing, so that little stands between one token and the next. Pairs as deep as those of the
+paper differ more than the demo's, because rounding adds up over layers.
 """
 
 from __future__ import annotations
@@ -29,17 +29,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from vocagnolm import Method, prepare_dataset
-from vocagnolm.collator import PackedCollator, student_segments
+from benchmarks.models import make_trainer, prepare
+from vocagnolm import PackedCollator, prepare_dataset
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
 from vocagnolm.demo.run import BASE, BASE_OPTIONS, make_base
 from vocagnolm.io import ASSETS
-from vocagnolm.objective import Objective
-from vocagnolm.teacher import ResidentTeacher
-from vocagnolm.token_loss import add_token_losses
 
-CPU = torch.device("cpu")
 LENGTH, TEACHER_CONTEXT, ROWS = 256, 512, 4
 NF4_BLOCK = 64
 OUTLIER = 6.0  # LLM.int8() leaves columns beyond it in 16 bits
@@ -56,7 +53,6 @@ class Way(NamedTuple):
     """How a pair computes."""
 
     teacher: Callable[[Any], Any] = lambda model: model
-    student: Callable[[Any], Any] = lambda model: model
     student_bf16: bool = False
 
 
@@ -122,14 +118,7 @@ def simulated(linear: Callable[[nn.Linear], Callable[[Tensor], Tensor]]) -> Call
     return change
 
 
-def varlen(model: Any) -> Any:
-    """A model that is told of segments."""
-    model.set_attn_implementation("torch_varlen")
-    return model
-
-
 WAYS = {
-    "`torch_varlen` (reference path), float32": Way(varlen, varlen),
     "teacher bf16": Way(bf16),
     "student bf16 (autocast)": Way(student_bf16=True),
     "teacher and student bf16": Way(bf16, student_bf16=True),
@@ -139,22 +128,17 @@ WAYS = {
 }
 
 
-@torch.no_grad()
 def select(student: Any, teacher: Any, batches: list[Any], way: Way) -> tuple[Tensor, Tensor]:
     """Return the teacher's losses of all tokens, and which are selected: Eq. 1 to 4."""
-    student, teacher = way.student(copy.deepcopy(student)), way.teacher(copy.deepcopy(teacher))
-    resident = ResidentTeacher([teacher], CPU)
-    objective = Objective(Method(), resident)
-    student = add_token_losses(student)
+    student, teacher = copy.deepcopy(student), way.teacher(copy.deepcopy(teacher))
     losses, selected = [], []
-    for batch in batches:
-        found = objective.teacher_losses(batch)
-        assert found is not None
-        rows = {name: batch[name] for name in ("input_ids", "position_ids", "labels")}
-        with torch.autocast("cpu", torch.bfloat16, enabled=way.student_bf16):
-            loss_BS = student(**rows, segments=student_segments(batch), token_losses=True)
-        losses.append(found.loss_BT[found.valid_BT])
-        selected.append(objective.select(loss_BS, batch, found).weight_BS.flatten() > 0)
+    with tempfile.TemporaryDirectory() as scratch:
+        options: dict[str, Any] = {"on_cpu": True, "bf16": way.student_bf16}
+        trainer = prepare(make_trainer(student, teacher, LENGTH, scratch, **options))
+        for batch in batches:
+            found = trainer.token_guidance(batch)
+            losses.append(found.teacher_loss_BT[batch["teacher_labels"] != IGNORED_LABEL])
+            selected.append(found.weight_BS.flatten() > 0)
     return torch.cat(losses), torch.cat(selected)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,87 +23,61 @@ from vocagnolm.row_segments import TORCH_VARLEN, check_attention
 
 _TURNS = 3  # of which the first warms up
 _KEPT_MINUTES = 1.5
-_EVERY = (TEACHER, CPT, ONLINE)
 Switch = Callable[[bool], object]
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A way to compute, which a switch turns on and off.
-
-    Attributes:
-        make: prepares it, and returns the switch; a `Skipped`, ValueError or ImportError says why
-            it cannot be.
-        ways: those that are timed.
-    """
-
-    name: str
-    make: Callable[[Steps], Switch]
-    ways: Sequence[str] = _EVERY
 
 
 def measure_kernels(report: Report, steps: Steps) -> None:
     """Compare every kernel with the plain way, while there is time."""
-    for kernel in kernels():
+    for name, make, ways in KERNELS:
         if report.minutes_left < (0.0 if report.is_tiny else _KEPT_MINUTES):
-            report.say(f"{kernel.name}: skipped", "the time left is for the stages behind")
+            report.say(f"{name}: skipped", "the time left is for the stages behind")
             continue
-        with report.trial(kernel.name):
+        with report.trial(name):
             try:
-                switch = kernel.make(steps)
+                switch = make(steps)
             except (Skipped, ValueError, ImportError) as error:
-                report.say(f"{kernel.name}: skipped", str(error)[:300])
+                report.say(f"{name}: skipped", str(error)[:300])
                 continue
             try:
-                _compare(report, steps, kernel, switch)
+                _compare(report, steps, name, ways, switch)
             finally:
                 switch(False)
                 steps.trainer.model.zero_grad()
         free_memory()
 
 
-def kernels() -> Iterator[Kernel]:
-    """List the kernels; those that need minutes to be compiled come last."""
-    for factor in (0.25, 4.0):
-        yield Kernel(f"tiles of the losses x {factor:g}", lambda _, f=factor: _tiles(f))
-    yield Kernel("gradient checkpointing", _checkpointing, [CPT])
-    for name in (TORCH_VARLEN, "flash_attention_2", "flash_attention_3"):
-        yield Kernel(name, lambda steps, name=name: _attention(steps, name))
-    for factor in (2, 4):
-        larger = f"micro-batch x {factor}"
-        yield Kernel(larger, lambda steps, f=factor: _micro_batch(steps, f), [CPT, ONLINE])
-    yield Kernel("Liger in the student", _liger, [CPT, ONLINE])
-    yield Kernel("fp8 teacher", _fp8, [TEACHER, ONLINE])
-    yield Kernel("compiled student", _compiled, [CPT, ONLINE])
-
-
-def _compare(report: Report, steps: Steps, kernel: Kernel, switch: Switch) -> None:
+def _compare(report: Report, steps: Steps, name: str, ways: Sequence[str], switch: Switch) -> None:
     switch(False)
-    plain = _numbers(steps)
+    plain_losses, plain_loss, plain_norm = _numbers(steps)
     switch(True)
-    found: list[tuple[torch.Tensor, float, float]] = []
-    first_s, _ = timed(lambda: found.append(_numbers(steps)))
-    (losses, loss, norm), (plain_losses, plain_loss, plain_norm) = found[0], plain
+    start_s = time.perf_counter()
+    losses, loss, norm = _numbers(steps)
     report.say(
-        f"{kernel.name}: numbers",
+        f"{name}: numbers",
         "",
         teacher_loss=float((losses - plain_losses).abs().max()),
         loss=loss - plain_loss,
         grad_norm_ratio=norm / plain_norm,
-        first_use_s=first_s,
+        first_use_s=time.perf_counter() - start_s,
     )
     turns: dict[tuple[str, bool], list[tuple[float, float]]] = {}
     for turn in range(_TURNS):
         for is_on in (turn % 2 == 0, turn % 2 == 1):
             switch(is_on)
-            for way in kernel.ways:
+            for way in ways:
                 took = timed(lambda way=way: steps.ways[way].run(0))
                 if turn:
                     turns.setdefault((way, is_on), []).append(took)
-    for way in kernel.ways:
-        (with_s, gib), (without_s, plain_gib) = (min(turns[way, is_on]) for is_on in (True, False))
-        ratio, memory = with_s / without_s, {"gib": gib, "gib_without": plain_gib}
-        report.say(f"{kernel.name}: time of {way}, with / without", ratio, s=with_s, **memory)
+    for way in ways:
+        with_s, gib = min(turns[way, True])
+        without_s, plain_gib = min(turns[way, False])
+        report.say(
+            f"{name}: time of {way}, with / without",
+            with_s / without_s,
+            s=with_s,
+            gib=gib,
+            gib_without=plain_gib,
+        )
 
 
 def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
@@ -117,7 +92,7 @@ def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
     return steps.resident.losses(batch).loss_BT, loss, norm
 
 
-def _tiles(factor: float) -> Switch:
+def _tiles(factor: float, _: Steps) -> Switch:
     plain = output_head.TILE_LOGITS_CUDA, output_head.TILE_LOGITS
 
     def switch(is_on: bool) -> None:
@@ -137,7 +112,7 @@ def _checkpointing(steps: Steps) -> Switch:
     )
 
 
-def _attention(steps: Steps, name: str) -> Switch:
+def _attention(name: str, steps: Steps) -> Switch:
     if "flash" in name and not has_cuda():
         raise Skipped("no CUDA")
     package = {"flash_attention_2": "flash_attn", "flash_attention_3": "flash_attn_interface"}
@@ -158,7 +133,7 @@ def _attention(steps: Steps, name: str) -> Switch:
     return switch
 
 
-def _micro_batch(steps: Steps, factor: int) -> Switch:
+def _micro_batch(factor: int, steps: Steps) -> Switch:
     plain, size = steps.batches, steps.size
     larger = make_batches(steps.blocks, size.max_length, factor * size.batch_size, stored=False)
     return lambda is_on: setattr(steps, "batches", larger if is_on else plain)
@@ -170,31 +145,6 @@ def _compiled(steps: Steps) -> Switch:
     model.compile(backend="inductor" if has_cuda() else "aot_eager")
     compiled = model._compiled_call_impl
     return lambda is_on: setattr(model, "_compiled_call_impl", compiled if is_on else None)
-
-
-def _liger(steps: Steps) -> Switch:
-    if not has_cuda():
-        raise Skipped("no CUDA: Liger's kernels are Triton's")
-    from liger_kernel.transformers import apply_liger_kernel_to_llama
-    from transformers.models.llama import modeling_llama
-
-    names = ("LlamaRMSNorm", "LlamaMLP")
-    layers = [layer for layer in steps.student.modules() if type(layer).__name__ in names]
-
-    def state() -> tuple[Any, list[dict[str, Any]]]:
-        return modeling_llama.apply_rotary_pos_emb, [dict(vars(layer)) for layer in layers]
-
-    plain = state()
-    options = dict.fromkeys(("cross_entropy", "fused_linear_cross_entropy"), False)
-    apply_liger_kernel_to_llama(model=steps.student, **options)
-    patched = state()
-
-    def switch(is_on: bool) -> None:
-        modeling_llama.apply_rotary_pos_emb, found = patched if is_on else plain
-        for layer, attributes in zip(layers, found, strict=True):
-            object.__setattr__(layer, "__dict__", dict(attributes))
-
-    return switch
 
 
 def _fp8(steps: Steps) -> Switch:
@@ -215,3 +165,17 @@ def _fp8(steps: Steps) -> Switch:
         steps.resident.models = [model if is_on else teacher]
 
     return switch
+
+
+# Those that need minutes to be compiled come last.
+_EVERY = (TEACHER, CPT, ONLINE)
+KERNELS: Sequence[tuple[str, Callable[[Steps], Switch], Sequence[str]]] = (
+    *((f"tiles of the losses x {x:g}", partial(_tiles, x), _EVERY) for x in (0.25, 4.0)),
+    ("gradient checkpointing", _checkpointing, [CPT]),
+    (TORCH_VARLEN, partial(_attention, TORCH_VARLEN), _EVERY),
+    ("flash_attention_2", partial(_attention, "flash_attention_2"), _EVERY),
+    ("flash_attention_3", partial(_attention, "flash_attention_3"), _EVERY),
+    *((f"micro-batch x {x}", partial(_micro_batch, x), [CPT, ONLINE]) for x in (2, 4)),
+    ("fp8 teacher", _fp8, [TEACHER, ONLINE]),
+    ("compiled student", _compiled, [CPT, ONLINE]),
+)

@@ -174,8 +174,8 @@ def test_losses_move_only_with_the_teachers_precision() -> None:
     batches = selection_under_precision.make_batches(0, 20)
     models = pair(0, Path())
     loss, is_selected = select(*models, batches, selection_under_precision.Way())
+    assert 0.3 < is_selected.float().mean() < 0.5
     for name, way in selection_under_precision.WAYS.items():
-        its_loss, its_selected = select(*models, batches, way)
+        its_loss, _ = select(*models, batches, way)
         moved = float((its_loss - loss).abs().max())
-        assert (moved < 1e-4) == ("float32" in name or name.startswith("student")), name
-        assert "float32" not in name or torch.equal(its_selected, is_selected)
+        assert (moved < 1e-4) == name.startswith("student"), name
