@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import random
 import resource
-import signal
 import statistics
 import time
 import traceback
@@ -22,11 +21,10 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-PR_SET_PDEATHSIG = 1  # of Linux
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc
 LEAN_BYTES, USUAL_BYTES = 2**20, 2**25  # the second is where its own rule ends
 WARM_UP_TURNS = 2  # they allocate what stays, and compile
-PRELOADED = ["benchmarks.harness", "vocagnolm.token_loss"]
+PRELOADED = ["benchmarks.harness", "benchmarks.models"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -201,8 +199,6 @@ def take_turns_apart(
 
 def _serve_turns(make: Callable[[], Way], pipe: Connection) -> None:
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "prctl"):
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # not to outlive the process that asks
     _map_blocks(libc, LEAN_BYTES)
     try:
         way = make()

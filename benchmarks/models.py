@@ -13,6 +13,7 @@ from accelerate import DistributedType, PartialState
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -68,6 +69,19 @@ def make_model(
             config, dtype=dtype, attn_implementation=attention
         )
     return model
+
+
+def llama(vocabulary: int, hidden: int, layers: int, heads: int, **options: Any) -> Any:
+    """Make a random Llama, whose MLP is three times as wide unless options say otherwise."""
+    options = {"intermediate_size": 3 * hidden, "num_key_value_heads": heads, **options}
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        **{"max_position_embeddings": 4096, **options},
+    )
+    return LlamaForCausalLM(config)
 
 
 def some_blocks(

@@ -15,13 +15,13 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.generated import tokenizer
 from benchmarks.harness import Claim, Measured, one_thread
+from benchmarks.models import llama
 from vocagnolm.evaluation.engines.generation import cut, end_of_text_ids
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 
@@ -48,28 +48,24 @@ class Size:
 FULL, TINY = Size(), Size(prompts=2, new_tokens=4, tokenizer="tiny-llama", layers=1, hidden=64)
 
 
-class Turn(NamedTuple):
-    """Completions of one way: text by prompt, seconds, and tokens read before the new ones."""
-
-    texts: dict[int, str]
-    seconds: float
-    tokens: int
-
-
 def measure(size: Size) -> Measured:
     """Return time and tokens of the engine, as shares of those of left-padded batches."""
     one_thread()
     reader = tokenizer(size.tokenizer)
-    model, prompts = random_llama(len(reader), size), make_prompts(reader, size)
+    prompts = make_prompts(reader, size)
+    torch.manual_seed(0)
+    # Weights far from zero, so that completions differ.
+    options = {"num_key_value_heads": max(1, size.hidden // 256), "initializer_range": 0.1}
+    heads = size.hidden // 32
+    model = llama(len(reader), size.hidden, size.layers, heads, **options).eval()
     ways: dict[str, Callable[..., dict[int, str]]] = {PADDED: left_padded, OURS: shared_prefix}
     if importlib.util.find_spec("lm_eval"):
         ways["lm-evaluation-harness"] = harness
     read: list[int] = []
-    body: Any = model.model
-    body.register_forward_pre_hook(
+    model.model.register_forward_pre_hook(
         lambda module, given, named: read.append(named["input_ids"].numel()), with_kwargs=True
     )
-    turns = {}
+    turns: dict[str, tuple[dict[int, str], float, int]] = {}
     for name, way in ways.items():
         way(model, reader, prompts[:1], replace(size, new_tokens=1))  # warm up
         read.clear()
@@ -77,35 +73,18 @@ def measure(size: Size) -> Measured:
         texts = way(model, reader, prompts, size)
         # A step reads the token that the one before has written.
         written = size.prompts * (size.new_tokens - 1)
-        turns[name] = Turn(texts, time.process_time() - start_s, sum(read) - written)
-    ours, padded = turns[OURS], turns[PADDED]
+        turns[name] = (texts, time.process_time() - start_s, sum(read) - written)
     details = []
-    for name, turn in turns.items():
-        same = sum(turn.texts[index] == text for index, text in ours.texts.items())
+    for name, (texts, seconds, tokens) in turns.items():
+        same = sum(texts[index] == text for index, text in turns[OURS][0].items())
         details.append(
-            f"{name:22}{turn.seconds:7.1f} s, {turn.tokens:7,} tokens of prompts read, "
+            f"{name:22}{seconds:7.1f} s, {tokens:7,} tokens of prompts read, "
             f"{same} of {len(prompts)} completions the same"
         )
-    values = {"time": ours.seconds / padded.seconds, "prefill": ours.tokens / padded.tokens}
-    differ = sum(padded.texts[index] != text for index, text in ours.texts.items())
+    (texts, seconds, tokens), padded = turns[OURS], turns[PADDED]
+    values = {"time": seconds / padded[1], "prefill": tokens / padded[2]}
+    differ = sum(padded[0][index] != text for index, text in texts.items())
     return Measured(values, details, f"({differ} completions differ)" if differ else "")
-
-
-def random_llama(vocab_size: int, size: Size) -> Any:
-    """Make a model whose completions differ: its weights are far from zero."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=size.hidden,
-        intermediate_size=11 * size.hidden // 4,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.hidden // 32,
-        num_key_value_heads=max(1, size.hidden // 256),
-        max_position_embeddings=4096,
-        initializer_range=0.1,
-    )
-    model: Any = LlamaForCausalLM(config)
-    return model.eval()
 
 
 def make_prompts(reader: Any, size: Size) -> list[str]:

@@ -1,8 +1,8 @@
 """Compare the preparation of a corpus with the two tokenizations alone; count its bytes a token.
 
 Both tokenizers are called as one does without alignment, 256 texts at a time. Preparation also
-finds spans, cuts long documents, counts what is mapped, and writes the rows to the disk. Beside
-them: both tokenizers by `datasets.map`, which writes ids. Processor time of one thread, in turns.
+finds spans, cuts long documents, counts what is mapped, and writes the rows to the disk. Processor
+time of one thread, in turns.
 """
 
 from __future__ import annotations
@@ -49,16 +49,10 @@ def measure(size: Size) -> Measured:
     tokenizers = [tokenizer(size.student), tokenizer(size.teacher)]
     readers = student_reader(tokenizers[0], contexts[0]), teacher_reader(tokenizers[1], contexts[1])
 
-    def tokenize(batch: list[str]) -> dict[str, list[list[int]]]:
-        ids = [each(batch, add_special_tokens=False, verbose=False) for each in tokenizers]
-        return {"input_ids": ids[0]["input_ids"], "teacher_ids": ids[1]["input_ids"]}
-
-    def alone(_: object) -> None:
-        for first in range(0, len(texts), _BATCH):
-            tokenize(texts[first : first + _BATCH])
-
-    def by_map(corpus: datasets.Dataset) -> None:
-        corpus.map(lambda batch: tokenize(batch["text"]), batched=True, batch_size=_BATCH)
+    def tokenize(_: object) -> None:
+        for each in tokenizers:
+            for first in range(0, len(texts), _BATCH):
+                each(texts[first : first + _BATCH], add_special_tokens=False, verbose=False)
 
     def prepare(corpus: datasets.Dataset) -> Segments:
         return align_corpus(corpus, *readers)
@@ -73,9 +67,8 @@ def measure(size: Size) -> Measured:
             return datasets.load_from_disk(str(path))
 
         ways = {
-            "both tokenizations": Way(alone),
+            "both tokenizations": Way(tokenize),
             "preparation": Way(prepare, fresh),
-            "both by datasets.map": Way(by_map, fresh),
         }
         take_turns(ways, size.turns, warm_up=1)
         segments = prepare(fresh(0))

@@ -24,11 +24,11 @@ import torch
 import transformers
 from accelerate import ParallelismConfig
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import TrainingArguments
 
 from benchmarks.generated import make_texts, tokenizer
 from benchmarks.harness import Claim, Measured, alone, one_thread
-from benchmarks.models import allow_fsdp_on_cpu
+from benchmarks.models import allow_fsdp_on_cpu, llama
 from vocagnolm import Blocks, VocAgnoTrainer, prepare_dataset
 from vocagnolm.cli import main as vocagnolm
 from vocagnolm.models.sharding import shard_inside_machine
@@ -95,25 +95,16 @@ def make_world(directory: Path, size: Size) -> World:
     )
     lines = (json.dumps({"text": text}) + "\n" for text in texts)
     (directory / "corpus.jsonl").write_text("".join(lines), encoding="utf-8")
-    llama(len(tokenizers[1]), 64, 2048).save_pretrained(directory / "model")
+    make_model(len(tokenizers[1]), 64, 2048).save_pretrained(directory / "model")
     tokenizers[1].save_pretrained(directory / "model")
     return World(directory, size, blocks, (len(tokenizers[0]), len(tokenizers[1])))
 
 
-def llama(vocabulary: int, hidden: int, context: int = 2 * CONTEXT) -> LlamaForCausalLM:
+def make_model(vocabulary: int, hidden: int, context: int = 2 * CONTEXT) -> Any:
     """Make a random model of two layers."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=-(-vocabulary // 64) * 64,
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=2,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 32,
-        max_position_embeddings=context,
-        initializer_range=0.1,
-    )
-    return LlamaForCausalLM(config)
+    options = {"max_position_embeddings": context, "initializer_range": 0.1}
+    return llama(-(-vocabulary // 64) * 64, hidden, 2, hidden // 32, **options)
 
 
 def compare_weights(world: World) -> dict[str, float]:
@@ -121,7 +112,7 @@ def compare_weights(world: World) -> dict[str, float]:
     processes = world.size.processes
     one = launch(partial(train, world, "alone", ACCUMULATION * processes), world, 1)
     reference = torch.load(one / "weights.pt")
-    start = dict(llama(world.vocabularies[0], world.size.hidden).named_parameters())
+    start = dict(make_model(world.vocabularies[0], world.size.hidden).named_parameters())
     assert _apart(start, reference) > 1e-3, "nothing is learned"
     found = {}
     for layout in LAYOUTS if processes > 2 else LAYOUTS[::2]:
@@ -161,11 +152,11 @@ def train(world: World, layout: str, accumulation: int, out: Path) -> None:
         seed=3,
         **sharding,
     )
-    teacher: Any = llama(world.vocabularies[1], 2 * size.hidden)
+    teacher = make_model(world.vocabularies[1], 2 * size.hidden)
     if layout == "DDP, teacher sharded":
         teacher = shard_inside_machine(teacher, torch.device("cpu"))
     trainer = VocAgnoTrainer(
-        model=llama(world.vocabularies[0], size.hidden),
+        model=make_model(world.vocabularies[0], size.hidden),
         teacher=teacher,
         args=arguments,
         train_dataset=world.blocks,

@@ -30,11 +30,12 @@ from typing import Any
 
 import datasets
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import AutoTokenizer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
 from benchmarks.generated import make_texts, tokenizer
 from benchmarks.harness import Claim, Measured, Skipped, Way, quartiles, take_turns_apart
+from benchmarks.models import llama
 from vocagnolm import VocAgnoTrainer, prepare_dataset
 from vocagnolm.conventions import IGNORED_LABEL
 
@@ -178,22 +179,16 @@ class Job:
             "save_strategy": "no",
         }
 
-    def model(self, vocabulary: int, scale: int) -> LlamaForCausalLM:
+    def model(self, vocabulary: int, scale: int) -> Any:
         """Make a random model, `scale` times as wide, with heads of 64."""
-        hidden = self.size.hidden * scale
         torch.manual_seed(scale)
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=self.size.layers,
-            num_attention_heads=hidden // 64,
-            num_key_value_heads=hidden // 64,
-            max_position_embeddings=8 * self.size.max_length,
+        hidden = self.size.hidden * scale
+        context = 8 * self.size.max_length
+        return llama(
+            vocabulary, hidden, self.size.layers, hidden // 64, max_position_embeddings=context
         )
-        return LlamaForCausalLM(config)
 
-    def models(self) -> tuple[LlamaForCausalLM, LlamaForCausalLM | None]:
+    def models(self) -> tuple[Any, Any]:
         """Make the student and, if there is one in the step, the teacher."""
         vocabulary = len(self.tokenizers[0])
         student = self.model(vocabulary, 1)

@@ -27,9 +27,9 @@ import datasets
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks.models import make_trainer, prepare
+from benchmarks.models import llama, make_trainer, prepare
 from vocagnolm import PackedCollator, prepare_dataset
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.demo import world as demo_world
@@ -168,19 +168,8 @@ def demo_pair(seed: int, directory: Path) -> tuple[Any, Any]:
 def random_pair(seed: int, _: Path) -> tuple[Any, Any]:
     """Llamas of 4 and 8 layers that have learned nothing."""
     torch.manual_seed(seed)
-    models = []
-    for vocabulary, hidden, layers in ((1024, 128, 4), (2048, 256, 8)):
-        config = LlamaConfig(
-            vocab_size=vocabulary,
-            hidden_size=hidden,
-            intermediate_size=3 * hidden,
-            num_hidden_layers=layers,
-            num_attention_heads=8,
-            num_key_value_heads=4,
-            initializer_range=0.08,
-        )
-        models.append(LlamaForCausalLM(config))
-    return models[0], models[1]
+    options = {"num_key_value_heads": 4, "initializer_range": 0.08, "max_position_embeddings": 2048}
+    return llama(1024, 128, 4, 8, **options), llama(2048, 256, 8, 8, **options)
 
 
 PAIRS = {"demo": demo_pair, "random": random_pair}

@@ -22,8 +22,9 @@ import numpy.typing as npt
 import torch
 from filelock import FileLock
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.models import llama
 from vocagnolm.cli import main as vocagnolm
 from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.judge import judge
@@ -334,20 +335,11 @@ class TextWorld(World):
         return judge_text(model, texts, problems, pages[: self.page_documents])
 
 
-def make_model(vocabulary: int, width: int, layers: int) -> LlamaForCausalLM:
-    """An untrained model."""
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=8 * width // 3,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        initializer_range=0.04,
-    )
-    return LlamaForCausalLM(config)
+def make_model(vocabulary: int, width: int, layers: int) -> Any:
+    """Make an untrained model."""
+    options = {"tie_word_embeddings": True, "max_position_embeddings": 512}
+    options |= {"intermediate_size": 8 * width // 3, "initializer_range": 0.04}
+    return llama(vocabulary, width, layers, 4, **options)
 
 
 # -- Spoiling ------------------------------------------------------------------------------------

@@ -116,12 +116,12 @@ def differences(found: Found, expected: Found) -> dict[str, float | str]:
     if "weight" in expected:
         chosen = expected["weight"].count_nonzero()
         gaps["chosen_otherwise"] = float((found["weight"] != expected["weight"]).sum() / chosen)
-    apart = {n: float((g - expected["gradients"][n]).norm()) for n, g in found["gradients"].items()}
-    norms = {name: float(gradient.norm()) for name, gradient in expected["gradients"].items()}
-    squares = [sum(x * x for x in sizes.values()) for sizes in (apart, norms)]
-    gaps["gradient"] = (squares[0] / squares[1]) ** 0.5
-    worst = max(apart, key=lambda name: apart[name] / norms[name])
-    return gaps | {"gradient_of_one": apart[worst] / norms[worst], "worst": worst}
+    apart = {n: (g - expected["gradients"][n]).norm() for n, g in found["gradients"].items()}
+    norms = {name: gradient.norm() for name, gradient in expected["gradients"].items()}
+    total, size = (torch.stack(list(each.values())).norm() for each in (apart, norms))
+    worst = max(apart, key=lambda name: float(apart[name] / norms[name]))
+    one = float(apart[worst] / norms[worst])
+    return gaps | {"gradient": float(total / size), "gradient_of_one": one, "worst": worst}
 
 
 # -- Waits -----------------------------------------------------------------------------------
