@@ -258,14 +258,6 @@ def test_reported_row_stands_beside_ours(runs: list[Path]) -> None:
     assert f"reported: {ROW} (Table 1)" in comparison_markdown(comparison)
 
 
-def test_reported_row_of_a_runs_name_stands_apart(tmp_path: Path) -> None:
-    run = write_evaluation(tmp_path / "Llemma", dict.fromkeys(PAPER_BENCHMARKS, FIRST))
-    text = comparison_markdown(compare([run], ["Llemma"]))
-    assert cells(text, "Llemma") == ["Llemma", "harness", *["37.5 +- 10.0"] * 12]
-    # Table 4 has no averages but the first.
-    assert cells(text, "reported: Llemma (Table 4)")[-3:] == ["50.9", "-", "-"]
-
-
 @pytest.mark.parametrize(
     ("interval", "inside"),
     [([11.3, 50.0], True), ([11.4, 50.0], False), ([0.0, 11.3], True), ([0.0, 11.2], False)],

@@ -58,18 +58,6 @@ def test_decoded_vocabulary_reads_byte_tokens(
     assert not any("▁".encode() in word or word.startswith(b"<0x") for word in words)
 
 
-@pytest.mark.parametrize("family", ["byte_level", "nfc_digits", "metaspace"])
-def test_decoded_vocabulary_has_the_tokens_of_a_text(
-    tokenizers_by_family: Tokenizers, family: str
-) -> None:
-    tokenizer = tokenizers_by_family[family]
-    words = decoded_vocabulary(tokenizer)
-    text = "Anna has 12 apples and 7 books."
-    pieces = [text[start:end].encode() for start, end in encode(tokenizer, text).spans.tolist()]
-    assert len(pieces) > 5
-    assert words >= set(pieces[1:])  # the first may have a space that is not in the text
-
-
 def test_byte_overlap_finds_words_behind_a_space(
     tokenizers_by_family: Tokenizers,
 ) -> None:

@@ -164,12 +164,6 @@ def test_terminal_marks_tokens_with_brackets() -> None:
     assert "(<s>)[Ann]a↵\nh[as ]12{</s>}" in out
 
 
-def test_terminal_shows_every_character_once_when_coloured() -> None:
-    out = render_text(make_view("Anna\nhas 12"), color=True)
-    assert "<s>Anna↵\nhas 12</s>" in re.sub("\x1b\\[[0-9;]*m", "", out)
-    assert "\x1b[1;30;43mAnn\x1b[0m" in out
-
-
 @pytest.mark.parametrize("render", [lambda v: render_text(v, color=False), render_table])
 def test_terminal_is_not_driven_by_the_text(render: Callable[[GuidanceView], str]) -> None:
     out = render(make_view("a\x1b[2Jb\u202ec\rd\u009be", width=1))
@@ -182,12 +176,6 @@ def test_table_lists_losses_and_pieces() -> None:
     cells = re.split(" {2,}", lines[3].strip())
     assert cells == ["2", "34", "dropped", "1.50", "2.50", "\u22121.00", "3 1.50 | 4 2.00"]
     assert "unmapped trained" in lines[4]
-
-
-def test_columns_line_up_when_characters_are_wide() -> None:
-    lines = render_table(make_view("数学和x = 12", width=3)).splitlines()
-    at = [line.index(status) for line, status in ((lines[2], "kept"), (lines[3], "dropped"))]
-    assert at[0] == at[1] - 3  # three characters of two columns each
 
 
 def test_summary_averages_known_losses() -> None:
