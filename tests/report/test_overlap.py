@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from fuzz import FUZZ_PIECES
 from hypothesis import given
 from hypothesis import strategies as st
