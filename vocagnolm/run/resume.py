@@ -333,11 +333,11 @@ class ResumableTrainer(Trainer):
         if self.is_world_process_zero():
             state.save_to_json(str(staged / TRAINER_STATE_NAME))
         self.accelerator.wait_for_everyone()
-        # A machine sees its own files, even on a network file system.
+        # On a network file system a machine sees its own files whole, and those of others late.
         is_first = self.is_local_process_zero()
         files: dict[str, int] = {}
         for seen in gather_object([sizes(staged) if is_first else {}]):
-            files |= seen
+            files |= {file: max(size, files.get(file, 0)) for file, size in seen.items()}
         if self.is_world_process_zero():
             about = {"world_size": self.args.world_size, "run": self.settings}
             finish_checkpoint(staged, final, about, files)
