@@ -21,6 +21,7 @@ def test_defaults_are_the_papers() -> None:
     assert (job.run.adam_beta2, job.run.weight_decay, job.run.num_train_epochs) == (0.95, 0.1, 1.0)
     assert (job.run.report_to, job.run.resume_from_checkpoint) == ([], "auto")
     assert parse([*T, "--lr_scheduler_type", "linear"]).run.lr_scheduler_kwargs is None
+    assert parse([*T, "--no_logging_first_step"]).run.logging_first_step is False
 
 
 def test_help_has_few_options_and_a_sentence_for_each() -> None:

@@ -59,6 +59,8 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
     ddp_find_unused_parameters: bool | None = False
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
 
+    _argument_group_name = "fields of transformers.TrainingArguments"
+
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":

@@ -69,9 +69,9 @@ _OF_TRL = {
 
 
 class Parser(OneLineErrors, HfArgumentParser):
-    """Parser of dataclasses of options, without the fields that are `known` from elsewhere."""
+    """Parser of dataclasses of options, without the fields of some names."""
 
-    def __init__(self, types: Sequence[Any], known: Sequence[str] = ()) -> None:
+    def __init__(self, types: Sequence[Any], without: Sequence[str] = ()) -> None:
         super().__init__(
             prog="train.py",
             usage="train.py [--config RECIPE.yaml] --teacher TEACHER [OPTION ...]",
@@ -81,7 +81,7 @@ class Parser(OneLineErrors, HfArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
-        self._known = known
+        self._without = without
         self._first = self.add_argument_group("most used")
         self._first.add_argument(
             "--config", type=str, help="YAML file of options and of a base; flags override it."
@@ -95,7 +95,7 @@ class Parser(OneLineErrors, HfArgumentParser):
         super().error(re.sub(r"/--\S+(?=:)", "", message))
 
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
-        if field.name in self._known:
+        if field.name in self._without:
             return
         field = copy.copy(field)
         is_first = field.metadata.get("first", False)
@@ -216,18 +216,20 @@ def trainer_fields() -> list[str]:
 
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
-    known = [*parser._option_string_actions, *(f"--{name}" for name in trainer_fields())]
+    known = [*parser._option_string_actions]
+    for name in trainer_fields():
+        known += [f"--{name}", f"--no_{name}"]
     for word in parser.parse_known_args(words)[1]:
-        name = "--" + word.partition("=")[0][2:].replace("-", "_")
-        if word.startswith("--") and name not in known:
-            advice = _OF_TRL.get(name[2:]) or near(name, known)
-            raise ValueError(f"unknown option {name}{advice}")
+        option = "--" + word.partition("=")[0][2:].replace("-", "_")
+        if word.startswith("--") and option not in known:
+            advice = _OF_TRL.get(option[2:]) or near(option, known)
+            raise ValueError(f"unknown option {option}{advice}")
 
 
 def _print_others() -> None:
     from vocagnolm.run.config import RunArguments
 
-    others = Parser([RunArguments], known=[each.name for each in fields(RunOptions)])
+    others = Parser([RunArguments], without=[each.name for each in fields(RunOptions)])
     others.usage, others.description, others.epilog = argparse.SUPPRESS, None, None
     sys.stdout.write(others.format_help().partition("\n\n")[2])
 
