@@ -146,9 +146,6 @@ class Guide:
         readers = "|".join(reader.fingerprint() for reader in self.readers)
         return f"{readers}|by position" if self.by_position else readers
 
-    def check(self) -> None:
-        """Raise a ValueError if what is read from is damaged."""
-
     def describe(self) -> list[str]:
         """Name each teacher that is not loaded as a model, and the source of its losses."""
         return []

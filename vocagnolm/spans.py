@@ -55,8 +55,8 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
         raw = _by_offsets(tokenizer, texts)
         return Tokens.join([one.ids for one in raw], [one.spans for one in raw], "int32")
     found, others = _by_bytes(tokenizer, table, texts)
-    for text, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
-        found.encoding(text).spans[:] = one.spans
+    for index, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
+        found.encoding(index).spans[:] = one.spans
     return found
 
 

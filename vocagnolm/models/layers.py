@@ -4,11 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.utils.import_utils import is_liger_kernel_available
-
-from vocagnolm.cli import json_settings
-
-_LIGER_LOSSES = ("fused_linear_cross_entropy", "cross_entropy")
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -21,29 +16,6 @@ def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
             "--teacher_sharding shards one by one: leave it out"
         )
     return layers
-
-
-def liger_settings(given: Mapping[str, object] | str | None) -> dict[str, object]:
-    """Make the `liger_kernel_config` that leaves the student's forward, and its losses, alone.
-
-    Trainer applies Liger's kernels as training begins, behind `add_token_losses`. Its fused loss
-    would put another forward in the place of the one that gives token losses; its other loss would
-    replace `torch.nn.functional.cross_entropy` for the whole process. An option that is no JSON
-    object, or asks for a loss, is a ValueError, as is a missing package.
-    """
-    settings = json_settings("--liger_kernel_config", given) if isinstance(given, str) else given
-    settings = settings or {}
-    # Off below; asking for one is an error rather than silently ignored.
-    for name in _LIGER_LOSSES:
-        if settings.get(name):
-            raise ValueError(
-                f"--liger_kernel_config: {name} would replace the weighted loss: leave it out"
-            )
-    if not is_liger_kernel_available():
-        raise ValueError(
-            "--use_liger_kernel needs a package that is not there: pip install liger-kernel"
-        )
-    return {**settings, **dict.fromkeys(_LIGER_LOSSES, False)}
 
 
 def leave_teachers_alone(

@@ -2,7 +2,7 @@
 
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,8 +131,8 @@ class ModelSource:
         # `from_config` takes no revision.
         options = {name: self._options[name] for name in self._options if name != "revision"}
         with self._named_errors(), torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, **options)
-        return model
+            make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
+            return make(config, **options)
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:

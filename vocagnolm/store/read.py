@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
 from vocagnolm.data import MISSING
-from vocagnolm.readers import Guide, Reader, TeacherTokens
+from vocagnolm.readers import Guide, TeacherTokens
 from vocagnolm.store.format import LossArray, Store, StoredSegment
 from vocagnolm.texts.cutting import EMPTY
 from vocagnolm.texts.tokens import Spans, Tokens
@@ -27,9 +27,6 @@ class StoredReader(Guide):
     """One or several stores of the same corpus."""
 
     stores: Sequence[Store]
-    # No teacher is co-resident, and tokens are mapped by characters.
-    readers: tuple[Reader, ...] = field(default=(), init=False)
-    by_position: bool = field(default=False, init=False)
 
     def limits(self) -> list[int]:
         """Return the most tokens each teacher was shown at once, its start token counted."""

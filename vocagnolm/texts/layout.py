@@ -126,7 +126,8 @@ def _uncovered(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
 
 def _beyond(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
     """Tell the student's tokens behind as many in their segment as a teacher has there."""
-    return _ranges(0 * ours.counts, ours.counts) >= theirs.counts[ours.segments]
+    place = _ranges(0 * ours.counts, ours.counts)
+    return np.array(place >= theirs.counts[ours.segments])
 
 
 def _ranges(first: IntArray, counts: IntArray) -> IntArray:
@@ -136,7 +137,8 @@ def _ranges(first: IntArray, counts: IntArray) -> IntArray:
     [7, 8, 9, 2, 3]
     """
     begins = np.cumsum(counts) - counts
-    return np.arange(counts.sum()) + np.repeat(first - begins, counts)
+    ranges: IntArray = np.arange(counts.sum()) + np.repeat(first - begins, counts)
+    return ranges
 
 
 def _rows(*parts: tuple[IntArray, npt.NDArray[Any]]) -> tuple[IntArray, npt.NDArray[Any]]:
