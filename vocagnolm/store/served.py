@@ -138,7 +138,7 @@ class Client:
 # -- Three APIs --------------------------------------------------------------------------------
 
 # Losses of N tokens, NaN where there is none, and their ids or texts; the start token comes first.
-Told = tuple[list[float], list[int | str | None]]
+Answer = tuple[list[float], list[int | str | None]]
 
 
 class Api(NamedTuple):
@@ -146,7 +146,7 @@ class Api(NamedTuple):
 
     path: str
     request: Callable[[str, Prompt], JsonObject]
-    read: Callable[[JsonObject], Told]
+    read: Callable[[JsonObject], Answer]
     takes_ids: bool = True
 
 
@@ -159,14 +159,14 @@ def _loss(logprob: float | None) -> float:
     return math.nan if logprob is None else -float(logprob)
 
 
-def _read_vllm(answer: JsonObject) -> Told:
+def _read_vllm(answer: JsonObject) -> Answer:
     # Null for the first token, and for each other one {id: {logprob, rank, decoded_token}}: the
     # prompt's token first, then as many of the likeliest as were asked for.
     # See vllm/entrypoints/openai/completion/protocol.py.
     rows = answer["choices"][0]["prompt_logprobs"][1:]
-    told = [next(iter(row.items())) for row in rows]
-    losses = [_loss(about["logprob"]) for _, about in told]
-    return [math.nan, *losses], [None, *(int(token) for token, _ in told)]
+    own = [next(iter(row.items())) for row in rows]
+    losses = [_loss(about["logprob"]) for _, about in own]
+    return [math.nan, *losses], [None, *(int(token) for token, _ in own)]
 
 
 def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
@@ -179,14 +179,14 @@ def _request_sglang(model: str, prompt: Prompt) -> JsonObject:
     }
 
 
-def _read_sglang(answer: JsonObject) -> Told:
+def _read_sglang(answer: JsonObject) -> Answer:
     # [logprob, id, text] of every token; see sglang/srt/managers/io_struct.py.
     rows = answer["meta_info"]["input_token_logprobs"][1:]
     losses = [_loss(logprob) for logprob, _, _ in rows]
     return [math.nan, *losses], [None, *(int(token) for _, token, _ in rows)]
 
 
-def _read_llama_cpp(answer: JsonObject) -> Told:
+def _read_llama_cpp(answer: JsonObject) -> Answer:
     # The prompt and what follows it. The start token is left out, but not of `prompt_tokens`, and
     # the first token has null; see Llama._create_completion of llama-cpp-python.
     logprobs, usage = answer["choices"][0]["logprobs"], answer["usage"]
@@ -332,8 +332,8 @@ class ServedScorer:
             return theirs == ours
         texts = self._decode([ours]), str(theirs)
         # Servers write parts of a character in several ways, and some drop spaces.
-        text, told = (one.replace("\u2581", " ").strip() for one in texts)
-        return _PART in text or told == text
+        text, theirs = (one.replace("\u2581", " ").strip() for one in texts)
+        return _PART in text or theirs == text
 
     def _first_loss(self, token: int, loss: float) -> float:
         known = self._first.get(self._decode([token]), math.nan)
