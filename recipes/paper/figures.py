@@ -237,8 +237,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--metric", help="gsm8k, AVG, ... or eval_loss; default: the paper's")
     parser.add_argument("--output_dir", type=Path, required=True)
     arguments = parser.parse_args(argv)
-    comparison, *audits = map(read_json, (arguments.comparison, *arguments.audit))
-    numbers = Numbers(comparison, audits)
+    numbers = Numbers(read_json(arguments.comparison), [*map(read_json, arguments.audit)])
     arguments.output_dir.mkdir(parents=True, exist_ok=True)
     for number in arguments.figure:
         figure = FIGURES[number](numbers, arguments.metric or METRICS[number])
