@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,20 +82,10 @@ def check_scored_once(scored: Path, shards: int) -> None:
     assert all(begun[process] - ended[process] <= 1 for process in begun)
 
 
-@pytest.mark.stress(
-    "scoring: SIGKILL of both processes at any moment",
-    "the store of an undisturbed job, bit for bit",
-)
 @pytest.mark.slow
 def test_store_is_the_same_after_many_kills(
-    processes: Processes,
-    scored: Path,
-    teacher: Path,
-    corpus: Path,
-    tmp_path: Path,
-    record_property: Callable[[str, object], None],
+    processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
-    record_property("times", KILLS)
     path, log, lines = tmp_path / "S", tmp_path / "log", tmp_path / "scored"
     argv = arguments(teacher, corpus, path)[1:]
     statuses = score_with_kills(processes, argv, path, log, lines, kills=KILLS)
