@@ -34,7 +34,7 @@ _MODULES = {
     "aggregate_teacher_losses": "guidance",
     "align_spans": "alignment",
     "encode": "spans",
-    "prepare_dataset": "run.dataset",
+    "prepare_dataset": "run.documents",
     "select_tokens": "guidance",
 }
 __all__ = list(_MODULES)

@@ -45,7 +45,7 @@ COMMANDS = {
     "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
     "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
     "export": (
-        "vocagnolm.run.export_main",
+        "vocagnolm.run.export",
         "The whole student of a checkpoint, for from_pretrained",
     ),
     "inspect": (

@@ -14,7 +14,6 @@ from wandb_files import stored
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tracking import Tracker, summary
-from vocagnolm.host.manifest import unsealed
 
 HOSTILE = ["lone \ud83d surrogate", "NUL \x00 and \x1b", "数学 😀", "", "x" * 10_000]
 RESULTS: dict[str, Any] = {
@@ -88,7 +87,7 @@ def test_evaluation_is_in_the_training_run(offline: Path, tmp_path: Path, part: 
     shown = [row[1] for row in content["data"]]
     assert shown == [r"lone \ud83d surrogate", *(HOSTILE[idx] for idx in (1, 3, 4))]
     files = run / "files" / "evaluation" / part
-    assert unsealed(json.loads((files / "results.json").read_text())) == RESULTS
+    assert json.loads((files / "results.json").read_text()) == RESULTS
     verdicts = read_records(files / "gsm8k.jsonl")
     assert {idx: one["correct"] for idx, one in verdicts.items()} == {i: i == 2 for i in range(5)}
     assert "raw_output" not in verdicts[0]
@@ -124,37 +123,11 @@ def test_summary_says_what_is_marked_when_it_is() -> None:
     }
 
 
-@pytest.mark.processes
-def test_failure_is_a_sentence_when_wandb_has_one(
-    offline: Path, monkeypatch: pytest.MonkeyPatch
+def test_missing_wandb_is_reported_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: Path
 ) -> None:
-    import wandb
-
-    def init(**_: Any) -> None:
-        raise wandb.Error("the entity\nis unknown")
-
-    monkeypatch.setattr(wandb, "init", init)
-    with pytest.raises(ValueError, match="the results are written, but wandb says: the entity"):
-        Tracker("org/model").report(RESULTS, {})
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    "content", [b"{", b"[]", b"{}", b'{"id": 3}', b"\xff", b'{"id": "i", "tags": 5}']
-)
-def test_file_of_the_training_is_named(tmp_path: Path, offline: Path, content: bytes) -> None:
-    (tmp_path / "wandb_run.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"wandb_run\.json: (id|tags) must be .*: delete the file"):
-        Tracker(str(tmp_path))
-
-
-@pytest.mark.parametrize("found", [None, SimpleNamespace()], ids=["nothing", "wandb's own files"])
-def test_missing_wandb_is_said_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Any
-) -> None:
-    monkeypatch.setitem(sys.modules, "wandb", found)
+    # What imports where wandb has made a directory for its files.
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
     argv = ["--model", "no/such", "--benchmarks", "demo", "--report_to", "wandb"]
     assert evaluate_math.main(argv) == 2
-    complained = capsys.readouterr().err
-    assert complained.count("\n") == 1
-    assert "needs the package wandb, which is not installed: `pip install" in complained
+    assert "--report_to wandb needs its package: pip install" in capsys.readouterr().err

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from vocagnolm import io as files
-from vocagnolm.host.manifest import MANIFEST_FILE, write_manifest
 
 
 @pytest.fixture
@@ -60,20 +59,6 @@ def test_file_is_flushed_before_it_has_its_name(
     assert renamed == ("rename", "run.json")
     assert path.read_text() == "the new one"
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="names of open files are in /proc")
-def test_manifest_comes_last_when_all_else_is_flushed(
-    tmp_path: Path, calls: list[tuple[str, str]]
-) -> None:
-    (tmp_path / "shards").mkdir()
-    for name in ("optimizer.pt", "shards/0"):
-        (tmp_path / name).write_text(name)
-    write_manifest(tmp_path, {})
-    flushed = [name for what, name in calls[: calls.index(("rename", MANIFEST_FILE))] if what]
-    assert {"optimizer.pt", "0", "shards", tmp_path.name} <= set(flushed)
-    after = calls[calls.index(("rename", MANIFEST_FILE)) :]
-    assert ("flush", tmp_path.name) in after
 
 
 @pytest.mark.parametrize("replace", [True, False])

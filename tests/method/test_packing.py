@@ -18,7 +18,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_blocks
 from vocagnolm.alignment import align_segment
 from vocagnolm.data import Segments
 from vocagnolm.packing import Block, Blocks, chunk_edges, pack, padded_width
-from vocagnolm.run.dataset import prepare_dataset
+from vocagnolm.run.documents import prepare_dataset
 
 ROOM, TEACHER_ROOM = 16, 20
 Tokenizers = dict[str, PreTrainedTokenizerFast]
@@ -273,25 +273,13 @@ def test_prepare_dataset_reads_conversations(
     [
         ({"body": ["a"]}, "--text_column 'text' is not a column of the dataset"),
         ({"text": [" "]}, r"no usable document among 1: \[\(0, 'empty'\)\]$"),
-        ({"text": ["a"], "max_length": 2}, "--max_length must be from 4 to 16777216, got 2$"),
-        ({"text": ["a"], "teacher_context": 1}, "--teacher_context must be from 4 to .*, got 1$"),
-        ({"text": ["a"], "max_length": "8"}, r"^max_length must be int, got 8 \(str\)$"),
-        (
-            {"text": ["a"], "teacher_tokenizer": ["x"]},
-            r"got \['x'\] \(list\): load it with AutoTok",
-        ),
-        ({"text": ["a"], "train_on": "all"}, "^train_on has no effect where .* holds documents: "),
-        ({}, r"^dataset must be Dataset, got {} \(dict\): load one split of it with datasets.load"),
     ],
 )
-def test_prepare_dataset_refuses_in_one_line(
+def test_prepare_dataset_needs_documents(
     columns: dict[str, Any], said: str, student_tokenizer: Any
 ) -> None:
-    limits = {name: columns[name] for name in columns if name not in ("text", "body")}
-    texts = {name: texts for name, texts in columns.items() if name not in limits}
-    found: Any = datasets.Dataset.from_dict(texts) if texts else {}
     with pytest.raises(ValueError, match=said):
-        prepare_dataset(found, student_tokenizer, **limits)
+        prepare_dataset(datasets.Dataset.from_dict(columns), student_tokenizer)
 
 
 @pytest.mark.parametrize("limits", [(2, 9), (0, 9), (9, 2)])

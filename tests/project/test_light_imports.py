@@ -25,7 +25,7 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts
         # The commands' pages of help need what they import at the top, and no more.
         ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
         (
-            "import vocagnolm.report.audit, vocagnolm.demo.main, vocagnolm.run.export_main",
+            "import vocagnolm.report.audit, vocagnolm.demo.main",
             "torch transformers datasets",
         ),
         ("import vocagnolm.store.score, vocagnolm.run.prepare", "torch transformers datasets"),

@@ -12,9 +12,10 @@ import pytest
 from fake_results import write_evaluation, write_json
 
 from vocagnolm import cli
-from vocagnolm.host.trackers import STEP, tracked_name
 from vocagnolm.report.compare import compare, comparison_markdown
 from vocagnolm.report.wandb_runs import fetch
+from vocagnolm.run.wandb import STEP
+from vocagnolm.run.wandb import tracked as under_tracked_names
 
 RIGHT = {"cpt": [True, False, False, False], "vocagnolm": [True, True, True, False]}
 SETTINGS = {"student": "s", "dataset": "d", "global_batch_tokens": 512, "seed": 1, "lr": 1.0}
@@ -73,7 +74,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[RemoteRun]]:
 
 
 def tracked(entry: dict[str, Any]) -> dict[str, Any]:
-    values = {tracked_name(name): value for name, value in entry.items() if name != "step"}
+    values = under_tracked_names({name: value for name, value in entry.items() if name != "step"})
     return {**values, STEP: entry["step"], "_step": 9, "guidance/tokens": {"_type": "table"}}
 
 
@@ -84,9 +85,16 @@ def make_run(run: Path, method: str) -> RemoteRun:
     write_json(run / "run.json", settings)
     state = {"max_steps": 2, "global_step": 2, "total_flos": 1e15, "log_history": LOG}
     write_json(run / "trainer_state.json", state)
-    about = {"models": {"student": {"parameters": 3}}, "steps": 2, "lr": 1, "_wandb": {}}
+    about: dict[str, Any] = {
+        "models": {"student": {"parameters": 3}},
+        "steps": 2,
+        "lr": 1,
+        "_wandb": {},
+    }
     files = [File(f"evaluation/{x.name}", x) for x in (run / "evaluation").iterdir()]
-    return RemoteRun(f"show/{method}", settings | about, list(map(tracked, LOG)), files)
+    return RemoteRun(
+        f"show/{method}", {"settings": settings, **about}, list(map(tracked, LOG)), files
+    )
 
 
 def test_server_is_compared_as_directories(
@@ -124,7 +132,7 @@ def test_resumed_run_is_read_without_what_was_repeated(
     results = write_json(tmp_path / "results.json", {})
     run = RemoteRun(
         "a",
-        {"method": "cpt"},
+        {"settings": {"method": "cpt"}},
         [tracked({name: 1.0, "step": step}) for name, step in starts],
         [File("evaluation/checkpoint-3/results.json", results)],
     )
@@ -141,7 +149,7 @@ def test_resumed_run_is_read_without_what_was_repeated(
 def test_no_name_leads_out_of_the_directory(
     server: dict[str, list[RemoteRun]], name: str, tmp_path: Path
 ) -> None:
-    server["lab/students"] = [RemoteRun(name, {"method": "cpt"})]
+    server["lab/students"] = [RemoteRun(name, {"settings": {"method": "cpt"}})]
     (place,) = fetch(["lab/students"], tmp_path)
     assert place.parent == tmp_path
     assert (place / "run.json").is_file()

@@ -6,7 +6,6 @@ Runs of several processes: test_export.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,20 @@ import pytest
 import torch
 from adapter_world import World, make_world
 from held_memory import STUDENT, held_of, measure_runs
-from torch.profiler import ProfilerActivity, profile
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.run import main as train
-from vocagnolm.run import memory
+from vocagnolm.run import memory, start, train
 from vocagnolm.run import plan as run_plan
 from vocagnolm.run import recipe as config
+from vocagnolm.run.job import read_models
 from vocagnolm.run.memory import (
     Layout,
     Precision,
     Sizes,
-    forward_memory,
-    sizes_of,
     student_layout,
     student_memory,
     teacher_memory,
 )
-from vocagnolm.run.pair import Pair, load_pair
-from vocagnolm.run.plan import describe_memory
 
 #                 parameters, trained, linear, layer, layers, rest, hidden, inner
 SIZES = Sizes(1000, 100, 600, 300, 2, 400, 10, 30)
@@ -68,22 +62,6 @@ def test_activations_are_what_autograd_keeps(precision: Precision, dtype: torch.
     sizes = Sizes(0, 0, 0, 0, 1, 0, hidden=512, inner=1408)
     planned = student_memory(sizes, Layout(precision=precision), tokens=1)["activations"]
     assert planned == pytest.approx(measured, rel=0.1)
-
-
-def test_forward_pass_takes_what_the_allocator_says() -> None:
-    heads = {"num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 2}
-    config = Qwen2Config(vocab_size=8, hidden_size=896, intermediate_size=4736, **heads)
-    model = Qwen2ForCausalLM(config).to(torch.bfloat16).eval()
-    ids = torch.zeros(1, 256, dtype=torch.long)
-    profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    # On some processors oneDNN multiplies 16 bits by way of float32.
-    with torch.backends.mkldnn.flags(enabled=False), torch.no_grad(), profiled as done:
-        model.model(ids, use_cache=False)
-    events = done.profiler.kineto_results.events()
-    memory = [event for event in events if event.name() == "[memory]"]
-    memory.sort(key=lambda event: event.start_ns())
-    measured = max(accumulate(event.nbytes() for event in memory))
-    assert forward_memory(sizes_of(model), 2, 256) == pytest.approx(measured, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -185,15 +163,16 @@ def world(
 def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
     job = config.parse(argv)
-    pair = load_pair(job.model, job.load, job.pack, job.method, job.run.device)
-    return (pair.student_sizes, pair.teacher_sizes), run_plan.device_memory(job, pair)
+    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
+    return sizes, run_plan.device_memory(job, models)
 
 
 def test_plan_counts_what_one_process_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "train_and_save", train.train_and_save)  # restored behind the test
+    monkeypatch.setattr(train, "add_trackers", train.add_trackers)  # restored behind the test
     measure_runs()
     short = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
-    assert train.main(world.argv("run", use_cpu="True", **short)) == 0
+    assert start.main(world.argv("run", use_cpu="True", **short)) == 0
     held, planned = held_of(world.root / "run")
     assert held == pytest.approx({name: planned[name] for name in held}, rel=0.1)
 
@@ -251,32 +230,3 @@ def test_layout_is_accelerates_when_the_launcher_says_it(
     monkeypatch.setenv("FSDP_ACTIVATION_CHECKPOINTING", "true")
     expected = Layout(32, 8, "16 bits", recomputes=True, accumulates=True)
     assert student_layout(run) == expected
-
-
-def test_dry_run_prints_both_shardings(
-    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    big = Sizes(2**30, 2**30, 0, 2**20, 1000, 24 * 2**20, 10, 30)
-    monkeypatch.setattr(Pair, "teacher_sizes", [big])
-    gathered = 4 * 26 / 1024
-    for sharding in ("none", "node"):
-        argv = world.argv("dry", use_cpu="True", teacher_sharding=sharding)
-        assert train.main([*argv, "--dry_run"]) == 0
-        printed = capsys.readouterr().out
-        expected = (
-            f"sharding   --teacher_sharding {sharding}; the teacher takes per device 4.00 GiB with "
-            f"none, {4 / 8 + gathered:.2f} GiB with node (8 devices a machine)"
-        )
-        assert expected in printed.splitlines()
-        held = 4 if sharding == "none" else 4 / 8
-        assert f"teacher {held:.2f}" in printed
-    assert train.main(world.argv("real", use_cpu="True", teacher_sharding="node")) == 2
-    assert capsys.readouterr().err == (
-        "train.py: error: --teacher_sharding node has no effect with one process on a machine: "
-        "leave it out\n"
-    )
-
-
-def test_memory_is_told_in_gib() -> None:
-    line = describe_memory({"a": 2**30, "b": 2**29})
-    assert line == "memory     about 1.50 GiB per device: a 1.00, b 0.50"

@@ -22,11 +22,11 @@ from transformers import AutoTokenizer
 from vocagnolm.cli import Exit
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run import main as train
 from vocagnolm.run import recipe as config
+from vocagnolm.run import start as train
 from vocagnolm.run.documents import load_documents
-from vocagnolm.run.pair import load_pair
-from vocagnolm.run.watchers import describe_store, load_recorder
+from vocagnolm.run.job import read_models
+from vocagnolm.run.train import load_recorder
 from vocagnolm.store import record as recording
 from vocagnolm.store.format import (
     MANIFEST_FILE,
@@ -37,6 +37,7 @@ from vocagnolm.store.format import (
     shard_name,
 )
 from vocagnolm.store.record import PROCESSES, LossRecorder
+from vocagnolm.trainer import VocAgnoTrainer
 
 BLOCK, STEPS = 64, 8
 EPOCHS = ("--max_steps=90", "--save_steps=12")  # one may leave a block out; several do not
@@ -90,7 +91,7 @@ def test_run_from_its_own_store_gives_its_weights(
 ) -> None:
     directory = tmp_path / "store"
     # Rounded losses would choose a few other tokens.
-    monkeypatch.setattr("vocagnolm.run.watchers._STORED_DTYPE", "float32")
+    monkeypatch.setattr("vocagnolm.run.train._STORED_DTYPE", "float32")
     saving = f"--save_store={directory}"
     first = run(models, corpus, tmp_path / "a", f"--teacher={models['teacher']}", saving, *EPOCHS)
     assert {path.suffix for path in directory.iterdir()} == {".arrow", ".json"}
@@ -137,7 +138,7 @@ def test_store_is_whole_after_a_resumed_run(
 ) -> None:
     directory = tmp_path / "store"
     options = (f"--teacher={models['teacher']}", f"--save_store={directory}", *EPOCHS)
-    original = train.VocAgnoTrainer.training_step
+    original = VocAgnoTrainer.training_step
     calls = 0
 
     def cut_off(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +151,7 @@ def test_store_is_whole_after_a_resumed_run(
         return original(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(train.VocAgnoTrainer, "training_step", cut_off)
+        patch.setattr(VocAgnoTrainer, "training_step", cut_off)
         status = Exit.INTERRUPTED if how == "exception" else Exit.STOPPED
         run(models, corpus, tmp_path / "run", *options, expected=status)
     assert SHARDS not in read_manifest(directory)
@@ -171,13 +172,12 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
     for bits in (8, 8, 4, None):
         given = [f'--teacher_quantization={{"bits": {bits}}}'] if bits else []
         job = config.parse([*argv, *given])
-        pair = load_pair(job.model, job.load, job.pack, job.method, job.run.device)
+        pair = read_models(job.model, job.load, job.pack, job.method, job.run.device)
         documents = load_documents(job, pair)
         message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
         refused = pytest.raises(ValueError, match=re.escape(message))
         with nullcontext() if bits == 8 else refused:
-            described = describe_store(job, pair, documents)
-            found.append(load_recorder(job, documents, described))
+            found.append(load_recorder(job, pair, documents))
     assert len(found) == 2
 
 

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from built_trainer import build as build_trainer
 from real_data import real_data
 from references import full_losses
 from safetensors.torch import load_file
@@ -30,8 +31,7 @@ from vocagnolm.models import source as models
 from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run import main as train
-from vocagnolm.run import recipe as config
+from vocagnolm.run import start as train
 from vocagnolm.store import score
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
@@ -566,9 +566,7 @@ def test_stored_run_equals_online_run_on_real_text(
     def build(name: str, **changes: str) -> Any:
         shape = {"max_length": "512", "global_batch_tokens": "1024"}
         argv = place.argv(tmp_path / name, **shape, max_steps="2", **changes)
-        built = train.build(config.parse(argv))
-        assert built is not None
-        return built[0]
+        return build_trainer(argv)
 
     trainers = [build("online"), *(build(s.name, teacher_losses=str(s)) for s in (store, rounded))]
     masks = [selected(trainer) for trainer in trainers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,11 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from vocagnolm.run import estimates
-
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 SINGLE_DIGITS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _quick_plans() -> Iterator[None]:
-    """Each run of `train.py` in this process would time a matrix product."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(estimates, "_TIMED_S", 0.001)
-        yield
 
 
 @pytest.fixture(scope="session")

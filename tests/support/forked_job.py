@@ -17,11 +17,8 @@ from pathlib import Path
 
 from transformers import LlamaForCausalLM, Trainer  # noqa: F401 - for all, before they are forked
 
-import vocagnolm.run.main
+import vocagnolm.run.train
 import vocagnolm.trainer  # noqa: F401
-from vocagnolm.run import estimates
-
-estimates._TIMED_S = 0.001  # every process of every job would time a matrix product
 
 
 def main() -> int:

@@ -11,9 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
-from vocagnolm.run import main as train
-from vocagnolm.run.job import Job
-from vocagnolm.run.pair import load_pair
+from vocagnolm.run import train
 from vocagnolm.run.plan import device_memory
 
 STUDENT = "student with AdamW"
@@ -50,18 +48,14 @@ class Held(TrainerCallback):
 
 def measure_runs() -> None:
     """Let every run of `train.py` in this process write `held-RANK.json` into its directory."""
-    own = train.train_and_save
+    own = train.add_trackers
 
-    def measured(trainer: Any, checkpoint: Any, job: Job) -> int:
-        run = job.run
-        planned = device_memory(
-            job, load_pair(job.model, job.load, job.pack, job.method, run.device)
-        )
-        path = Path(run.output_dir) / f"held-{run.process_index}.json"
-        trainer.add_callback(Held(trainer, path, planned))
-        return own(trainer, checkpoint, job)
+    def measured(trainer: Any, job: Any, models: Any, *rest: Any, **given: Any) -> None:
+        path = Path(job.run.output_dir) / f"held-{job.run.process_index}.json"
+        trainer.add_callback(Held(trainer, path, device_memory(job, models)))
+        own(trainer, job, models, *rest, **given)
 
-    train.train_and_save = measured
+    train.add_trackers = measured
 
 
 def held_of(run: Path, rank: int = 0) -> tuple[dict[str, float], dict[str, float]]:

@@ -33,11 +33,10 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import documents, estimates, resume
-from vocagnolm.run import main as train
+from vocagnolm.run import documents, resume
+from vocagnolm.run import start as train
 from vocagnolm.trainer import VocAgnoTrainer
 
-estimates._TIMED_S = 0.001  # every run would time a matrix product
 ROOT = Path(__file__).parents[2]
 _SAVE_S = 0.01  # each operation of a save takes so long at least, so that signals meet some
 

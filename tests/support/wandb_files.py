@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.host import trackers
+from vocagnolm.run.wandb import offline_reason
 
 # What a user's environment may say, and a test may not hear.
 _NAMES = "MODE PROJECT API_KEY ENTITY NAME RUN_GROUP TAGS BASE_URL IDENTITY_TOKEN_FILE WATCH"
@@ -28,7 +28,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_CONSOLE", "off")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    trackers.offline_reason.cache_clear()
+    offline_reason.cache_clear()
     import wandb
 
     # It remembers the environment that it has met first.
@@ -36,24 +36,15 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "wandb"
 
 
-def wandb_records(path: Path) -> list[dict[str, Any]]:
-    """A file as `wandb leet inspect --json` prints it: a record a line."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)]
-    # It would tell its server that it is used.
-    environment = os.environ | {"WANDB_MODE": "offline"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-
-
 def stored(run: Path) -> dict[str, Any]:
     """Config, summary, history and the record of the start of a run that has ended."""
     (file,) = run.glob("*.wandb")
     deadline = time.monotonic() + 60
     # wandb's own process may still be writing.
-    while not any(one["type"] == "exit" for one in wandb_records(file)):
+    while not any(one["type"] == "exit" for one in records_of(file)):
         assert time.monotonic() < deadline, "wandb does not finish its file"
         time.sleep(0.2)
-    records = wandb_records(file)
+    records = records_of(file)
     start = next(one["run"] for one in records if one["type"] == "run")
     found: dict[str, Any] = {"run": start, "config": start["config"]["update"]}
     found |= {"summary": {}, "history": []}
@@ -63,3 +54,11 @@ def stored(run: Path) -> dict[str, Any]:
         elif one["type"] == "history":
             found["history"].append(one["history"]["item"])
     return found
+
+
+def records_of(file: Path) -> list[dict[str, Any]]:
+    """The records of a file, as `wandb leet inspect --json` prints them."""
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    environment = os.environ | {"WANDB_MODE": "offline"}
+    printed = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return [json.loads(line) for line in printed.stdout.splitlines() if line.startswith("{")]

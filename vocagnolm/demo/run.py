@@ -31,7 +31,7 @@ from vocagnolm.demo.judge import judge
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.dist import cores
 from vocagnolm.io import ASSETS, markdown_table
-from vocagnolm.run.main import main as run_training
+from vocagnolm.run.start import main as run_training
 
 BASE = "base"
 # Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.

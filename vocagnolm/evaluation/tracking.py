@@ -2,23 +2,16 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 
-from vocagnolm.cli import note
 from vocagnolm.evaluation.records import Record, to_line
 from vocagnolm.evaluation.report import RESULTS_FILE
-from vocagnolm.host.manifest import sealed
-from vocagnolm.host.trackers import (
-    EVALUATION_FOLDER,
-    TRACKER_FILE,
-    Tracking,
-    begin_run,
-    import_wandb,
-    offline_reason,
-    read_place,
-)
 from vocagnolm.io import write_json, write_text
+from vocagnolm.run.wandb import PLACE_FILE, begin_run, offline_reason, read_place
 
+# Of the run's files, as beside a model.
+_FOLDER = "evaluation"
 _SHOWN = ("idx", "raw_output", "prediction", "gold", "decided_by", "finish_reason", "math_verify")
 # All that a paired test needs of an item.
 _VERDICT = ("benchmark", "idx", "correct", "gold", "prompt_sha256")
@@ -31,10 +24,9 @@ class Tracker:
     """
 
     def __init__(self, model: str, *, chat: bool = False):
-        self._wandb = import_wandb()
         offline_reason()
         path = Path(model)
-        is_checkpoint = not (path / TRACKER_FILE).is_file() and path.is_dir()
+        is_checkpoint = not (path / PLACE_FILE).is_file() and path.is_dir()
         self._place = read_place(path.resolve().parent if is_checkpoint else path)
         part = path.resolve().name if is_checkpoint and self._place else ""
         # Beside a few-shot evaluation, not in place of it.
@@ -42,36 +34,25 @@ class Tracker:
 
     def report(self, results: Record, records: Mapping[str, Iterable[Record]]) -> None:
         """Put the columns into the summary, wrong answers into tables, and verdicts into files."""
-        own = Tracking(
-            project=os.environ.get("WANDB_PROJECT", "vocagnolm"),
-            name=f"evaluation of {results['model']['name']}",
-        )
-        place = self._place or own.place()
+        wandb, model = import_module("wandb"), results["model"]["name"]
+        project = os.environ.get("WANDB_PROJECT", "vocagnolm")
+        place = self._place or {"project": project, "name": f"evaluation of {model}"}
+        key = "_".join(filter(None, (_FOLDER, self._part)))
         about = {name: results.get(name) for name in ("model", "settings", "environment")}
-        key = "_".join(filter(None, (EVALUATION_FOLDER, self._part)))
-        place["config"] = {**place.get("config", {}), key: about}
-        try:
-            note(begin_run(self._wandb, place))
-            with self._wandb.run as run:
-                run.summary.update(dict(summary(results, self._part)))
-                directory = Path(run.dir, EVALUATION_FOLDER, self._part)
-                directory.mkdir(parents=True, exist_ok=True)
-                for name, graded in records.items():
-                    items = list(graded)
-                    wrong = [record for record in items if not record["correct"]]
-                    rows = [[_cell(record[field]) for field in _SHOWN] for record in wrong]
-                    table = self._wandb.Table(columns=list(_SHOWN), data=rows)
-                    column = _place(name, results["benchmarks"][name], self._part)
-                    run.log({f"{column}/wrong_answers": table})
-                    verdicts = (
-                        {key: item[key] for key in _VERDICT if key in item} for item in items
-                    )
-                    write_text(directory / f"{name}.jsonl", "".join(map(to_line, verdicts)))
-                write_json(directory / RESULTS_FILE, sealed(results))
-                run.save(f"{directory}/*", base_path=run.dir, policy="end")
-        except self._wandb.Error as error:
-            said = f"the results are written, but wandb says: {error}; the same command tries again"
-            raise ValueError(f"--report_to wandb: {said}") from error
+        with begin_run({**place, "config": {**place.get("config", {}), key: about}}) as run:
+            run.summary.update(dict(summary(results, self._part)))
+            directory = Path(run.dir, _FOLDER, self._part)
+            directory.mkdir(parents=True, exist_ok=True)
+            for name, graded in records.items():
+                items = list(graded)
+                wrong = [item for item in items if not item["correct"]]
+                rows = [[_cell(item[field]) for field in _SHOWN] for item in wrong]
+                column = _place(name, results["benchmarks"][name], self._part)
+                run.log({f"{column}/wrong_answers": wandb.Table(list(_SHOWN), rows)})
+                verdicts = ({key: item[key] for key in _VERDICT if key in item} for item in items)
+                write_text(directory / f"{name}.jsonl", "".join(map(to_line, verdicts)))
+            write_json(directory / RESULTS_FILE, results)
+            run.save(f"{directory}/*", base_path=run.dir, policy="end")
 
 
 def summary(results: Record, part: str = "") -> Iterator[tuple[str, object]]:

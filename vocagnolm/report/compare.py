@@ -22,7 +22,6 @@ from tempfile import TemporaryDirectory
 import pandas as pd
 
 from vocagnolm.cli import Parser, say, shell
-from vocagnolm.host.cards import public_name
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.curves import read_curves
 from vocagnolm.report.page import bar_series, draw_bars, draw_curves, render_page
@@ -43,6 +42,7 @@ from vocagnolm.report.runs import (
 )
 from vocagnolm.report.statistics import PAIRING_COLUMNS, pair
 from vocagnolm.report.wandb_runs import fetch
+from vocagnolm.run.card import public_name
 
 RESAMPLES = 10_000
 _SCORE = ["run", "column", "second", "value", "rounded", "low", "high", "marked"]

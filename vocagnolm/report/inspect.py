@@ -102,8 +102,8 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
 
     from vocagnolm.dist import is_on_cpu
     from vocagnolm.report.measure import LoadedPair
+    from vocagnolm.run.job import load_weights, read_models
     from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
-    from vocagnolm.run.pair import load_models, load_pair
     from vocagnolm.teacher import ResidentTeacher
     from vocagnolm.token_loss import add_token_losses
 
@@ -121,13 +121,13 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
     options = pick(ModelOptions), pick(LoadOptions), pick(PackOptions)
-    pair = load_pair(*options, guidance, device, shorten=arguments.max_length is None)
-    student, teachers = load_models(pair)
+    pair = read_models(*options, guidance, device, shorten=arguments.max_length is None)
+    student, teachers = load_weights(pair)
     assert pair.guide
     assert isinstance(teachers, list)
     return LoadedPair(
         add_token_losses(student.to(device).train(False)),
-        pair.student_reader,
+        pair.reader,
         ResidentTeacher(teachers, device),
         pair.guide.readers[0],
         device,

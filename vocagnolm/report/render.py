@@ -13,7 +13,6 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from vocagnolm.host.cards import public_name
 from vocagnolm.io import write_json, write_text
 from vocagnolm.report.page import render_page
 from vocagnolm.report.view import (
@@ -25,6 +24,7 @@ from vocagnolm.report.view import (
     TokenView,
     ViewSettings,
 )
+from vocagnolm.run.card import public_name
 
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}

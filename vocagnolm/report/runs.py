@@ -10,15 +10,16 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.host.cards import public_name
-from vocagnolm.host.trackers import CHAT_FOLDER, EVALUATION_FOLDER
 from vocagnolm.io import RUN_FILE, JsonObject, read_json
 from vocagnolm.report.paper import teacher_name
+from vocagnolm.run.card import public_name
 
 Row: TypeAlias = dict[str, Any]
 # Of each item, by `idx`: whether it is right, the hash of its prompt, its gold.
 Items: TypeAlias = dict[int, tuple[bool, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
+# Of evaluations, beside a model.
+EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 # Table 1's columns, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
 _AUTHORS = {"vocagnolm": "ours", "harness": "harness", "other": "other"}

@@ -7,9 +7,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from vocagnolm.cli import note
-from vocagnolm.host.trackers import ABOUT, EVALUATION_FOLDER, STEP, import_wandb, log_name
 from vocagnolm.io import RUN_FILE, JsonObject, write_json
-from vocagnolm.report.runs import RESULTS_FILE, STATE_FILE, reject
+from vocagnolm.report.runs import EVALUATION_FOLDER, RESULTS_FILE, STATE_FILE, reject
 
 # More than a run ever logs: the server is to leave none out.
 _ROWS = 1_000_000
@@ -23,8 +22,9 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     Raises:
         ValueError: there is no key, a project cannot be read, or has no run of this package.
     """
-    wandb = import_wandb()
     try:
+        import wandb
+
         if not wandb.login(prompt=False):
             reject("a key to read --wandb with", "none", "`wandb login` asks for it")
         api = wandb.Api(timeout=60)
@@ -32,7 +32,7 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     except (wandb.errors.Error, ValueError) as error:
         raise ValueError(f"--wandb {' '.join(projects)}: {error}") from error
     files = {run.id: list(run.files(pattern=f"{EVALUATION_FOLDER}/%")) for run in found}
-    ours = [run for run in found if "method" in run.config or files[run.id]]
+    ours = [run for run in found if "settings" in run.config or files[run.id]]
     if not ours:
         reject(f"runs of train.py in {', '.join(projects)}", "none", "look at --wandb")
     if len(ours) < len(found):
@@ -50,13 +50,12 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
 def _lay_out(run: Any, files: Sequence[Any], place: Path) -> list[Path]:
     """Write a run's settings, log and evaluations; a checkpoint's are beside it."""
     places = []
-    if "method" in run.config:
+    if "settings" in run.config:
         place.mkdir(parents=True, exist_ok=True)
-        settings = {name: value for name, value in run.config.items() if not _is_about(name)}
-        write_json(place / RUN_FILE, settings)
+        write_json(place / RUN_FILE, run.config["settings"])
         log = _log(run.history(samples=_ROWS, pandas=False))
         last = max((entry["step"] for entry in log), default=0)
-        state = {"max_steps": run.config.get("steps", last), "global_step": last}
+        state = {"max_steps": last, "global_step": last}
         state["total_flos"] = max((entry.get("total_flos", 0) for entry in log), default=0)
         write_json(place / STATE_FILE, {**state, "log_history": log})
         places.append(place)
@@ -73,13 +72,11 @@ def _lay_out(run: Any, files: Sequence[Any], place: Path) -> list[Path]:
     return places
 
 
-def _is_about(name: str) -> bool:
-    # Those of checkpoints are called evaluation_checkpoint-500.
-    return name in ABOUT or name.startswith(("_wandb", EVALUATION_FOLDER))
-
-
 def _log(history: Sequence[JsonObject]) -> list[JsonObject]:
     """Turn rows into entries of a log; what is no number, as tables, has no entry."""
+    # It imports transformers, which a comparison of directories does not need.
+    from vocagnolm.run.wandb import STEP, log_name
+
     log: list[JsonObject] = []
     for row in history:
         entry = {

@@ -1,12 +1,11 @@
-"""From the corpus of a job to the blocks that it trains and evaluates on."""
+"""The documents of a job: corpora are read, aligned and packed."""
 
 import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,25 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.chat.columns import is_conversations
-from vocagnolm.chat.reading import TRAIN_ON
-from vocagnolm.cli import corpora_of
-from vocagnolm.corpus import joined, load_corpus, load_sample
+from vocagnolm.chat.reading import TRAIN_ON, TrainOn
+from vocagnolm.cli import corpora_of, listed
+from vocagnolm.collator import PackedCollator
+from vocagnolm.corpus import joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
-from vocagnolm.dist import cores, first_of_machine_first
-from vocagnolm.host.options import refuse_idle
+from vocagnolm.dist import cores, machine_first
 from vocagnolm.packing import Blocks
-from vocagnolm.readers import Guide
-from vocagnolm.run.job import Job
+from vocagnolm.readers import Guide, Teachers, student_reader, teacher_reader
+from vocagnolm.run.job import Job, Models
 from vocagnolm.run.options import DataOptions
-from vocagnolm.run.pair import Pair
 from vocagnolm.run.resume import mixed_counts
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
 # Below this, processes take longer to start than they save on 32 cores (docs/running.md).
 _MANY_DOCUMENTS = 10_000
-_OF_CONVERSATIONS = ("train_on", "student_chat_template", "teacher_chat_template")
 
 
 @dataclass(frozen=True)
@@ -51,75 +49,30 @@ class Corpus:
     # To evaluate on, if a share is held out.
     held_out: Segments | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """False if only the first documents of the dataset were read."""
-        return self.total == len(self.texts)
-
-    @property
-    def scale(self) -> float:
-        """How many times as large the dataset is as what was read of it, 1 if nobody knows."""
-        return (self.total or len(self.texts)) / len(self.texts)
-
 
 @dataclass(frozen=True)
 class Documents:
-    """Documents of a job, read, aligned and packed, one corpus behind the other."""
+    """Documents of a job, read, aligned and packed, one corpus behind the other.
 
-    corpora: Sequence[Corpus]
-    # Packed corpus by corpus.
+    Attributes:
+        texts: all documents, as the segments number them.
+        held_out: segments to evaluate on, if there are some.
+        settings: what the corpus adds to those of the run: progress is counted in packed sequences.
+    """
+
+    corpora: list[Corpus]
+    texts: datasets.Dataset
+    segments: Segments
     blocks: Blocks
-    # To evaluate on, if there is something.
-    held_out: Segments | None = None
-    eval_blocks: Blocks | None = None
-
-    @cached_property
-    def corpus(self) -> datasets.Dataset:
-        """All documents, as the segments number them."""
-        return joined([each.texts for each in self.corpora], [each.name for each in self.corpora])
-
-    @cached_property
-    def segments(self) -> Segments:
-        """Segments of all corpora to train on."""
-        return _in_a_row(self.corpora, [each.segments for each in self.corpora])
+    collator: PackedCollator
+    held_out: Segments | None
+    eval_blocks: Blocks | None
+    settings: dict[str, Any]
 
     @property
     def is_whole(self) -> bool:
         """False if only the first documents of a dataset were read."""
-        return all(each.is_whole for each in self.corpora)
-
-    @property
-    def total(self) -> int | None:
-        """Documents of all datasets; None if the hub does not say."""
-        totals = [each.total for each in self.corpora]
-        return None if None in totals else sum(filter(None, totals))
-
-    @property
-    def scale(self) -> float:
-        """How many times as many tokens the datasets have as what was read of them."""
-        tokens = [each.segments.total("student_tokens") for each in self.corpora]
-        return float(np.average([each.scale for each in self.corpora], weights=tokens))
-
-    def steps(self, per_step: int) -> int:
-        """Return the steps of an epoch, extrapolated from a sample."""
-        if self.blocks.weights is not None:
-            parts = zip(self.blocks.parts.values(), self.corpora, strict=True)
-            sizes = [count * corpus.scale for count, corpus in parts]
-            return int(mixed_counts(sizes, self.blocks.weights).sum()) // per_step
-        return int(len(self.blocks) * self.scale) // per_step
-
-    def settings(self, pair: Pair) -> dict[str, object]:
-        """Return what the corpus adds to the settings of a run: progress is counted in blocks."""
-        digests = [each.segments.digest() for each in self.corpora]
-        digest = digests[0] if len(digests) == 1 else digests
-        read: dict[str, object] = {"corpus_digest": digest, "blocks": len(self.blocks)}
-        if any(is_conversations(each.texts) for each in self.corpora):
-            readers = [pair.student_reader, *(pair.guide.readers if pair.guide else ())]
-            shown = repr([reader.template for reader in readers])
-            read["chat_templates_sha256"] = hashlib.sha256(shown.encode()).hexdigest()
-        if pair.is_stored and pair.guide:
-            return read | {"teacher_losses_sha256": pair.guide.fingerprint()}
-        return read
+        return all(each.total == len(each.texts) for each in self.corpora)
 
     def write_skipped(self, output_dir: str | Path) -> None:
         """List the documents that were left out, with the reasons; a file for each corpus."""
@@ -133,82 +86,159 @@ class Documents:
 def write_reasons(reasons: Sequence[tuple[int, str]], path: Path) -> None:
     """Write why documents were left out as JSON lines; no file where none was."""
     if reasons:
-        rows = (json.dumps({"document": number, "reason": why}) + "\n" for number, why in reasons)
+        rows = (json.dumps({"document": index, "reason": why}) + "\n" for index, why in reasons)
         path.write_text("".join(rows), encoding="utf-8")
 
 
-def load_documents(job: Job, pair: Pair, *, sample: bool = False) -> Documents:
-    """Align and pack the corpora; the first process of a machine works, the others read its cache.
+def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documents:
+    """Read, align and pack the corpora; one process of a machine works, the others read its cache.
 
     A `sample` is of the first documents, unless a corpus is small, or may be too small.
 
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
-    data, length, rows = job.data, job.pack.max_length, pair.teacher_rows
-    corpora, evaluated = _align(job, pair, sample=sample)
+    data, pack, guide = job.data, job.pack, models.guide
+    held_out: Segments | None = None
+    with machine_first():
+        # All of them first: a wrong name is reported before any is aligned.
+        evaluated = _read_evaluated(data)
+        read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
+        _check_conversations(job, [texts for _, texts, _ in read])
+        corpora = []
+        for name, texts, total in read:
+            corpora.append(Corpus(name, texts, _align(job, models, texts, guide), total))
+            _check_usable(corpora[-1], data)
+        if evaluated is not None:
+            # A store knows other documents only, and evaluation needs no teacher.
+            online = None if job.model.teacher_losses else guide
+            held_out = _align(job, models, evaluated, online)
+            if not len(held_out.rows):
+                raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
+    rows, eval_blocks = models.teacher_rows, None
     if data.eval_fraction:
         corpora = [_hold_out(job, corpus) for corpus in corpora]
-    blocks = _pack(corpora, [each.segments for each in corpora], length, rows)
-    held_out, eval_blocks = evaluated, None
-    if evaluated:
-        eval_blocks = Blocks(evaluated.rows, length, rows)
-    elif parts := [each.held_out for each in corpora if each.held_out]:
-        held_out, eval_blocks = _in_a_row(corpora, parts), _pack(corpora, parts, length, rows)
+        parts = [each.held_out for each in corpora if each.held_out]
+        held_out = _concatenated(corpora, parts)
+        eval_blocks = Blocks(held_out.rows, pack.max_length, rows, _named(corpora, parts))
+    elif held_out:
+        eval_blocks = Blocks(held_out.rows, pack.max_length, rows)
+    parts = [each.segments for each in corpora]
+    segments = _concatenated(corpora, parts)
+    blocks = Blocks(segments.rows, pack.max_length, rows, _named(corpora, parts))
     blocks.weights = data.dataset_weights
-    found = Documents(corpora, blocks, held_out, eval_blocks)
-    # A smaller corpus would make no optimizer step at all.
-    per_step = job.run.global_batch_tokens // length
-    steps = found.steps(per_step)
+    found = Documents(
+        corpora=corpora,
+        texts=joined([each.texts for each in corpora], [each.name for each in corpora]),
+        segments=segments,
+        blocks=blocks,
+        collator=PackedCollator(
+            pack.max_length,
+            attend_across_documents=pack.attend_across_documents,
+            teacher_max_length=rows,
+            chunks=job.method.chunks if job.method.method == "chunk" else None,
+            shares=job.method.aggregation == "share",
+        ),
+        held_out=held_out,
+        eval_blocks=eval_blocks,
+        settings=_settings_of_corpora(models, corpora, blocks),
+    )
+    steps = epoch_steps(job, found)
     if found.is_whole and not steps:
-        raise ValueError(_too_small(job, found, per_step))
-    if sample and found.total and not found.is_whole and steps < 2:
-        return load_documents(job, pair)
+        needed = job.run.global_batch_tokens // pack.max_length
+        raise ValueError(
+            f"--dataset {' '.join(data.dataset)} makes {len(blocks):,} sequences of "
+            f"{pack.max_length} tokens, and one optimizer step needs {needed:,}: lower "
+            f"--global_batch_tokens to at most {len(blocks) * pack.max_length}"
+        )
+    # The corpus may be too small, and only all of it can tell.
+    if not found.is_whole and steps is not None and steps < 2:
+        return load_documents(job, models)
     return found
 
 
-def _too_small(job: Job, documents: Documents, per_step: int) -> str:
-    """Say why there is no optimizer step."""
-    blocks, length = documents.blocks, job.pack.max_length
-    return (
-        f"--dataset {' '.join(job.data.dataset)} makes {len(blocks):,} blocks of {length} tokens, "
-        f"one optimizer step needs {per_step:,}: lower --global_batch_tokens to at most "
-        f"{len(blocks) * length}"
+def epoch_steps(job: Job, documents: Documents) -> int | None:
+    """Return the optimizer steps of an epoch, extrapolated from a sample; None if nobody knows."""
+    blocks, corpora = documents.blocks, documents.corpora
+    per_step = job.run.global_batch_tokens // job.pack.max_length
+    scales = []
+    for each in corpora:
+        if each.total is None:
+            return None
+        scales.append(each.total / len(each.texts))
+    if blocks.weights is not None:
+        sizes = np.array([*blocks.parts.values()]) * scales
+        return int(mixed_counts(sizes.tolist(), blocks.weights).sum()) // per_step
+    tokens = [each.segments.total("student_tokens") for each in corpora]
+    return int(len(blocks) * np.average(scales, weights=tokens)) // per_step
+
+
+def _settings_of_corpora(
+    models: Models, corpora: Sequence[Corpus], blocks: Blocks
+) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "corpus_digest": [each.segments.digest() for each in corpora],
+        "blocks": len(blocks),
+    }
+    if any(is_conversations(each.texts) for each in corpora):
+        readers = [models.reader, *(models.guide.readers if models.guide else ())]
+        shown = repr([reader.template for reader in readers])
+        found["chat_templates_sha256"] = hashlib.sha256(shown.encode()).hexdigest()
+    if models.options.teacher_losses and models.guide:
+        found["teacher_losses_sha256"] = models.guide.fingerprint()
+    return found
+
+
+def _read(
+    job: Job, name: str, given: dict[str, Any], sample: bool
+) -> tuple[datasets.Dataset, int | None]:
+    """Read a corpus or its first documents, with the number of all."""
+    if sample and job.run.dry_run:
+        # Of a corpus of the hub, without the rest.
+        texts, total = load_sample(name, _SAMPLE_DOCUMENTS, **given)
+        if total is None or total > _SMALL_DOCUMENTS:
+            return texts, total
+    texts = load_corpus(name, **given)
+    total = len(texts)
+    if sample and total > _SMALL_DOCUMENTS:
+        texts = texts.select(range(_SAMPLE_DOCUMENTS))
+    return texts, total
+
+
+def _read_evaluated(data: DataOptions) -> datasets.Dataset | None:
+    if not data.eval_dataset:
+        return None
+    column = data.text_column[0] if data.text_column else None
+    return load_corpus(data.eval_dataset, text_column=column, option="--eval_dataset")
+
+
+def _check_conversations(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
+    """Reject what needs a teacher's loss, or a label, of every token."""
+    if not any(map(is_conversations, corpora)):
+        return
+    if job.method.method == "chunk":
+        raise ValueError(
+            "--method chunk cuts a sequence into equal chunks, but of conversations some tokens "
+            "have no labels: use --method vocagnolm"
+        )
+    if job.model.save_store:
+        raise ValueError(
+            "--save_store: of conversations, training computes the teacher's losses of the answers "
+            "alone: leave it out, and score them with vocagnolm score"
+        )
+
+
+def _align(job: Job, models: Models, texts: datasets.Dataset, guide: Guide | None) -> Segments:
+    workers = job.pack.num_proc or cores()
+    return align_corpus(
+        *(texts, models.reader, guide),
+        num_proc=workers if workers > 1 and len(texts) >= _MANY_DOCUMENTS else None,
+        train_on=job.pack.train_on or TRAIN_ON[0],
     )
 
 
-def _align(job: Job, pair: Pair, *, sample: bool) -> tuple[list[Corpus], Segments | None]:
-    """Read and align every corpus, or its first documents, and the one to evaluate on, if any."""
-    data, sources = job.data, corpora_of(job.data)
-
-    def align(texts: datasets.Dataset, guide: Guide | None) -> Segments:
-        processes, labelled = processes_of(job, len(texts)), job.pack.train_on or TRAIN_ON[0]
-        reader = pair.student_reader
-        return align_corpus(texts, reader, guide, num_proc=processes, train_on=labelled)
-
-    with first_of_machine_first():
-        # All of them first: a wrong name is told before any is aligned.
-        evaluated = _read_evaluated(data)
-        read = [_read(job, *source, sample=sample) for source in sources]
-        check_turns(job, [texts for texts, _ in read])
-        corpora = [
-            Corpus(name, texts, align(texts, pair.guide), total)
-            for (name, _), (texts, total) in zip(sources, read, strict=True)
-        ]
-    for corpus in corpora:
-        _check_usable(corpus, data)
-    if evaluated is None:
-        return corpora, None
-    with first_of_machine_first():
-        # A store knows other documents only, and evaluation needs no teacher.
-        held_out = align(evaluated, None if pair.is_stored else pair.guide)
-    if not len(held_out.rows):
-        raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
-    return corpora, held_out
-
-
 def _check_usable(corpus: Corpus, data: DataOptions) -> None:
-    """Reject a corpus of which nothing is left, or a store does not know enough."""
+    """Reject a corpus of which nothing is left, or that a store lacks documents of."""
     name, read, skipped = corpus.name, len(corpus.texts), corpus.segments.skipped
     missing = sum(reason == MISSING for _, reason in skipped)
     if missing and data.missing_losses == "error":
@@ -223,56 +253,14 @@ def _check_usable(corpus: Corpus, data: DataOptions) -> None:
         )
 
 
-def _read(
-    job: Job, name: str, options: Mapping[str, Any], *, sample: bool
-) -> tuple[datasets.Dataset, int | None]:
-    """Read a corpus or its first documents, with the number of all."""
-    if sample and job.run.dry_run:
-        # Of a corpus of the hub, without the rest.
-        corpus, total = load_sample(name, _SAMPLE_DOCUMENTS, **options)
-        if total is None or total > _SMALL_DOCUMENTS:
-            return corpus, total
-    corpus = load_corpus(name, **options)
-    total = len(corpus)
-    if sample and total > _SMALL_DOCUMENTS:
-        corpus = corpus.select(range(_SAMPLE_DOCUMENTS))
-    return corpus, total
-
-
-def processes_of(job: Job, documents: int) -> int | None:
-    """Return the number of processes that share the work on a corpus; None: this one alone."""
-    count = job.pack.num_proc or cores()
-    return count if documents >= _MANY_DOCUMENTS and count > 1 else None
-
-
-def check_turns(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
-    """Reject options that have no effect on conversations, or on documents where there are none."""
-    if not any(map(is_conversations, corpora)):
-        given = vars(job.pack)
-        names = {name for name in _OF_CONVERSATIONS if given[name]}
-        refuse_idle(names, _OF_CONVERSATIONS, "where --dataset holds documents")
-        return
-    if job.method.method == "chunk":
-        raise ValueError(
-            "--method chunk cuts a block into equal chunks, but of conversations some tokens have "
-            "no labels: use --method vocagnolm"
-        )
-    if job.model.save_store:
-        raise ValueError(
-            "--save_store: of conversations, training computes the teacher's losses of the answers "
-            "alone: leave it out, and score them with vocagnolm score"
-        )
-
-
-def _read_evaluated(data: DataOptions) -> datasets.Dataset | None:
-    if not data.eval_dataset:
-        return None
-    column = data.text_column[0] if data.text_column else None
-    return load_corpus(data.eval_dataset, text_column=column, option="--eval_dataset")
+def skip_reasons(segments: Segments) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts."""
+    reasons = Counter(reason for _, reason in segments.skipped)
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
 
 
 def _hold_out(job: Job, corpus: Corpus) -> Corpus:
-    """Hold a share of the documents out."""
+    """Hold out a share of the documents."""
     fraction, run = job.data.eval_fraction, job.run
     # The seed of the data, as Trainer reads it.
     seed = run.seed if run.data_seed is None else run.data_seed
@@ -285,18 +273,8 @@ def _hold_out(job: Job, corpus: Corpus) -> Corpus:
     return replace(corpus, segments=rest, held_out=held_out)
 
 
-def _pack(
-    corpora: Sequence[Corpus], parts: Sequence[Segments], length: int, teacher_rows: list[int]
-) -> Blocks:
-    """Pack the segments of every corpus by themselves; blocks of several are known by names."""
-    rows = [len(part.rows) for part in parts]
-    names = _short_names([corpus.name for corpus in corpora])
-    named = dict(zip(names, rows, strict=True)) if len(rows) > 1 else None
-    return Blocks(_in_a_row(corpora, parts).rows, length, teacher_rows, named)
-
-
-def _in_a_row(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> Segments:
-    """Join segments of the corpora; documents are numbered on, from corpus to corpus."""
+def _concatenated(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> Segments:
+    """Concatenate segments of the corpora; documents are numbered from corpus to corpus."""
     if len(parts) == 1:
         return parts[0]
     rows, skipped, first = [], [], 0
@@ -311,6 +289,14 @@ def _in_a_row(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> Segments:
     return Segments(datasets.concatenate_datasets(rows), skipped)
 
 
+def _named(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> dict[str, int] | None:
+    """Return the segments of each of several corpora, by a short name; None of one corpus."""
+    if len(corpora) == 1:
+        return None
+    names = _short_names([corpus.name for corpus in corpora])
+    return {name: len(part.rows) for name, part in zip(names, parts, strict=True)}
+
+
 def _short_names(names: Sequence[str]) -> list[str]:
     """Name corpora in logs, where two may not be alike.
 
@@ -318,13 +304,46 @@ def _short_names(names: Sequence[str]) -> list[str]:
     ['web', 'finemath_4plus', 'web_3']
     """
     short: list[str] = []
-    for number, name in enumerate(names, 1):
+    for index, name in enumerate(names, 1):
         stem = re.sub(r"\W+", "_", Path(name).name.split(".")[0]) or "corpus"
-        short.append(f"{stem}_{number}" if stem in short else stem)
+        short.append(f"{stem}_{index}" if stem in short else stem)
     return short
 
 
-def skip_reasons(segments: Segments) -> str:
-    """Return the three most frequent reasons for leaving a document out, with counts."""
-    reasons = Counter(reason for _, reason in segments.skipped)
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
+def prepare_dataset(
+    dataset: datasets.Dataset,
+    student_tokenizer: PreTrainedTokenizerBase,
+    teacher_tokenizer: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
+    *,
+    max_length: int = 2048,
+    teacher_context: int = 4096,
+    text_column: str | None = None,
+    train_on: TrainOn | None = None,
+    num_proc: int | None = None,
+) -> Blocks:
+    """Align and pack documents: the `train_dataset` or `eval_dataset` of a `VocAgnoTrainer`.
+
+    Columns `messages`, or `prompt` and `completion`, hold conversations, of which the answers are
+    trained on, or all (`train_on="all"`), in the chat template of each tokenizer.
+
+    A packed sequence has up to `max_length` tokens of the student and `teacher_context` of the, or
+    each, teacher, within the contexts of their models. Without a teacher it is for training on all
+    tokens. Aligned documents are cached as `datasets.map` caches.
+
+    Raises:
+        ValueError: the column is not there, or no document of it can be used.
+    """
+    corpus = only_text(dataset, text_column, "the dataset")
+    readers = [teacher_reader(each, teacher_context) for each in listed(teacher_tokenizer or [])]
+    aligned = align_corpus(
+        corpus,
+        student_reader(student_tokenizer, max_length),
+        Teachers(tuple(readers)) if readers else None,
+        num_proc=num_proc,
+        train_on=train_on or TRAIN_ON[0],
+    )
+    if not len(aligned.rows):
+        raise ValueError(
+            f"no usable document among {len(corpus):,}: {aligned.skipped[:1] or 'there is none'}"
+        )
+    return Blocks(aligned.rows, max_length, [teacher_context] * max(len(readers), 1))

@@ -1,7 +1,7 @@
 """Memory of a device at its fullest, in the student's backward pass: bytes by part, from sizes.
 
 Within 5 % of real runs. Left out are tiles of logits, buffers of libraries, and a teacher's
-activations, which are gone by then but for a pass that overlaps with the student's.
+activations, which are gone by then.
 """
 
 from contextlib import suppress
@@ -165,12 +165,6 @@ def teacher_memory(
     if devices > 1:
         parts["teacher's gathered weights"] = width * _gathered(teacher)
     return parts
-
-
-def forward_memory(model: Sizes, width: int, tokens: float) -> float:
-    """Estimate the bytes of a forward pass without a gradient, in parameters of this width."""
-    # At its fullest within an MLP: residuals and norms; both projections and their product.
-    return width * tokens * (4 * model.hidden + 3 * model.inner)
 
 
 def _gathered(model: Sizes) -> int:

@@ -1,200 +1,164 @@
-"""The plan of a run: what it reads, makes and takes. Printed first; alone with `--dry_run`."""
+"""The plan of a run, a line for each thing that it reads, makes and takes."""
 
-import shutil
-import sys
-import textwrap
-from functools import partial
+import math
+from pathlib import Path
 
 import numpy as np
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.data import Segments
 from vocagnolm.models.sharding import devices_of_a_machine
-from vocagnolm.run import memory
-from vocagnolm.run.documents import Corpus, Documents, skip_reasons
-from vocagnolm.run.estimates import describe_time, disk_uses, steps_of
-from vocagnolm.run.job import Job
-from vocagnolm.run.pair import Pair
+from vocagnolm.run.checkpoints import step_of
+from vocagnolm.run.documents import Corpus, Documents, epoch_steps, skip_reasons
+from vocagnolm.run.job import Job, Models
+from vocagnolm.run.memory import student_layout, student_memory, teacher_memory
 from vocagnolm.spans import encode
 from vocagnolm.texts.column import TEXT
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
-# Tokens of the example of a dry run.
-_SHOWN = 16
-# Columns before the content of a line.
-_INDENT = 11
+_EXAMPLE_TOKENS = 6
 _GIB = 2**30
 
 
-def fitted(text: str) -> str:
-    """Break lines that are wider than the terminal, below their second word; else leave them."""
-    if not sys.stdout.isatty():
-        return text
-    width, below = shutil.get_terminal_size().columns, " " * _INDENT
-    wrap = partial(textwrap.fill, width=width, subsequent_indent=below, break_on_hyphens=False)
-    return "\n".join(map(wrap, text.splitlines()))
-
-
-def describe_run(job: Job, pair: Pair, documents: Documents, done: int = 0) -> str:
-    """Describe a run in lines that begin with a word each; shapes are counted, nothing loaded.
-
-    Of its steps, so many are done.
-    """
-    student, run = pair.student_sizes, job.run
+def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None = None) -> str:
+    """Describe a run in lines that begin with a word each; nothing is loaded for it."""
+    student, run = models.student.sizes, job.run
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
         lines[0] += f", {student.trained:,} of them trained"
-    for teacher, sizes in zip(pair.teachers, pair.teacher_sizes, strict=True):
-        lines.append(f"teacher    {teacher.source.name}: {sizes.parameters:,} parameters, frozen")
-    if pair.teachers and (run.dry_run or devices_of_a_machine() > 1):
-        lines.append(_describe_shardings(pair))
-    if pair.guide:
-        lines += [f"teacher    {stored}" for stored in pair.guide.describe()]
+    for teacher in models.teachers:
+        size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
+        lines += [f"teacher    {teacher.source.name}: {size}"]
+    if models.guide:
+        lines += [f"teacher    {stored}" for stored in models.guide.describe()]
     settings = ", ".join(f"{name} {value}" for name, value in job.method.in_effect().items())
-    lines.append(f"guidance   {settings}")
-    lines += describe_documents(documents, pair)
+    lines.append(f"method     {settings.removeprefix('method ')}")
+    lines += describe_documents(documents, models)
+    lines += _mixture(job, documents)
     lines += [
         f"batch      {run.batch_arithmetic(job.pack.max_length)}",
-        f"steps      {_steps(job, documents)}, learning rate {run.learning_rate:g}",
-        *describe_mixture(job, documents),
-        describe_memory(device_memory(job, pair)),
+        f"steps      {_steps(job, documents, checkpoint)}",
+        f"memory     {describe_memory(device_memory(job, models))}",
         f"output     {run.output_dir}",
-        *(f"disk       about {use}" for use in disk_uses(job, pair, documents)),
-        *describe_time(job, pair, documents, done),
     ]
     return "\n".join(lines)
 
 
-def describe_documents(documents: Documents, pair: Pair) -> list[str]:
+def describe_documents(documents: Documents, models: Models) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
     segments, blocks = documents.segments, documents.blocks
-    student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
-    lines = [_describe_corpus(each, named=len(blocks.parts) > 1) for each in documents.corpora]
-    each_of = ", ".join(f"{count:,} of {name}" for name, count in blocks.parts.items() if name)
-    lines.append(
-        f"blocks     {len(blocks):,} of {blocks.max_length} tokens, {blocks.fill_fraction:.1%} full"
-    )
-    if each_of:
-        lines[-1] += f": {each_of}"
-    if pair.guide is not None:
+    lines = [_corpus(each) for each in documents.corpora]
+    lines += _left_out(segments, "skipped")
+    if models.guide is not None:
+        student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
         lines.append(
-            f"alignment  {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
+            f"aligned    {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
-    lines += _describe_turns(segments)
-    lines += _describe_skipped(segments, "skipped")
-    return lines + (_describe_skipped(documents.held_out, "held out") if documents.held_out else [])
+        lines += _example(documents, models)
+    lines.append(
+        f"packed     {len(blocks):,} sequences of {blocks.max_length} tokens, "
+        f"{blocks.fill_fraction:.1%} full"
+    )
+    if documents.eval_blocks is not None:
+        lines.append(f"evaluated  {len(documents.eval_blocks):,} sequences")
+    return lines
 
 
-def _describe_corpus(corpus: Corpus, *, named: bool) -> str:
+def _corpus(corpus: Corpus) -> str:
     segments = corpus.segments
     count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
-    name = f"{corpus.name}: " if named else ""
-    first_of = "" if corpus.is_whole else "of the first ones, "
+    sample = "" if corpus.total == len(corpus.texts) else "of the first ones, "
     return (
-        f"corpus     {name}{first_of}{count:,} documents, {len(segments.rows):,} segments, "
-        f"{segments.total('student_tokens'):,} student tokens"
+        f"corpus     {Path(corpus.name).name}: {sample}{count:,} documents, "
+        f"{len(segments.rows):,} segments, {segments.total('student_tokens'):,} student tokens"
     )
 
 
-def describe_mixture(job: Job, documents: Documents) -> list[str]:
-    """Tell how often each of several corpora is going to be read, and in which shares."""
-    steps, parts = steps_of(job, documents), documents.blocks.parts
-    if len(parts) == 1:
-        return []
-    seen = (steps or 0) * (job.run.global_batch_tokens // job.pack.max_length)
-    scales = [each.scale for each in documents.corpora]
-    sizes = [count * scale for count, scale in zip(parts.values(), scales, strict=True)]
-    weights = documents.blocks.weights or sizes
-    shares = [weight / sum(weights) for weight in weights]
-    told = []
-    for name, share, size in zip(parts, shares, sizes, strict=True):
-        times = f", read {seen * share / size:.3g} times" if steps else ""
-        told.append(f"{name} {share:.1%}{times}")
-    return [f"mixture    {'; '.join(told)}"]
-
-
-def _describe_skipped(segments: Segments, label: str) -> list[str]:
-    if not segments.skipped:
-        return []
-    return [f"{label:10} {len(segments.skipped):,} documents ({skip_reasons(segments)})"]
-
-
-def _describe_turns(segments: Segments) -> list[str]:
-    """Count what templates and contexts leave out of conversations."""
+def _left_out(segments: Segments, label: str) -> list[str]:
+    """Count what contexts and templates leave out."""
     lines = []
-    if left_out := segments.total("left_out_messages"):
-        short = np.count_nonzero(segments.rows.with_format("numpy")["left_out_messages"][:])
-        lines.append(f"shortened  {short:,} conversations, by their last {left_out:,} messages")
+    if segments.skipped:
+        lines.append(f"{label:10} {len(segments.skipped):,} documents ({skip_reasons(segments)})")
+    if messages := segments.total("left_out_messages"):
+        lines.append(f"shortened  conversations, by their last {messages:,} messages in all")
     if trimmed := segments.total("trimmed_characters"):
         lines.append(f"trimmed    {trimmed:,} characters of white space, by chat templates")
     return lines
 
 
-def _steps(job: Job, documents: Documents) -> str:
+def _example(documents: Documents, models: Models) -> list[str]:
+    """Show the first tokens of the first segment, aligned, if a teacher has a tokenizer."""
+    if not (models.guide and models.guide.readers):
+        return []
+    row = documents.segments.rows[0]
+    text = documents.texts[row["document"]][TEXT][row["start"] : row["end"]]
+    tokenizers = models.reader.tokenizer, models.guide.readers[0].tokenizer
+    ours, theirs = (encode(tokenizer, text).spans for tokenizer in tokenizers)
+    shown = []
+    for (start, end), (first, last) in zip(ours, align_spans(ours, theirs), strict=True):
+        # An unmapped token has the range (-1, -1), of which nothing is left.
+        pieces = " ".join(repr(text[a:b]) for a, b in theirs[max(first, 0) : max(last, 0)])
+        shown.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
+    return [f"example    {' | '.join(shown[:_EXAMPLE_TOKENS])}"]
+
+
+def _mixture(job: Job, documents: Documents) -> list[str]:
+    """Describe in which shares several corpora are read, and how often each is."""
+    parts, corpora = documents.blocks.parts, documents.corpora
+    if len(parts) == 1:
+        return []
+    sizes = [
+        count * (each.total or len(each.texts)) / len(each.texts)
+        for count, each in zip(parts.values(), corpora, strict=True)
+    ]
+    weights = documents.blocks.weights or sizes
+    steps = steps_of(job, documents) or 0
+    read = steps * (job.run.global_batch_tokens // job.pack.max_length)
+    shown = []
+    for name, size, weight in zip(parts, sizes, weights, strict=True):
+        share = weight / sum(weights)
+        shown.append(f"{name} {share:.1%} (read {read * share / size:.3g} times)")
+    return [f"mixture    {', '.join(shown)}"]
+
+
+def steps_of(job: Job, documents: Documents) -> int | None:
+    """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
+    if job.run.max_steps > 0:
+        return job.run.max_steps
+    of_epoch = epoch_steps(job, documents)
+    return None if of_epoch is None else math.ceil(job.run.num_train_epochs * of_epoch)
+
+
+def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     steps = steps_of(job, documents)
     if steps is None:
         return "known when the whole corpus is read"
-    if documents.is_whole or job.run.max_steps > 0:
-        return f"{steps:,}"
-    read, total = sum(len(each.texts) for each in documents.corpora), documents.total
-    return f"about {steps:,} (extrapolated from {read:,} of {total:,} documents)"
+    shown = f"{steps:,}, {steps * job.run.global_batch_tokens:,} tokens"
+    if not documents.is_whole and job.run.max_steps <= 0:
+        read = sum(len(each.texts) for each in documents.corpora)
+        total = sum(each.total or 0 for each in documents.corpora)
+        shown = f"about {shown} (from {read:,} of {total:,} documents)"
+    return f"{shown}; {step_of(checkpoint):,} done, from {checkpoint}" if checkpoint else shown
 
 
 def describe_memory(parts: dict[str, float]) -> str:
-    """Describe bytes by part as a line in GiB."""
+    """Describe bytes by part in GiB."""
     shown = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items())
-    return f"memory     about {sum(parts.values()) / _GIB:.2f} GiB per device: {shown}"
+    return f"about {sum(parts.values()) / _GIB:.2f} GiB a device: {shown}"
 
 
-def device_memory(job: Job, pair: Pair) -> dict[str, float]:
+def device_memory(job: Job, models: Models) -> dict[str, float]:
     """Estimate the bytes of a device by part, at its fullest."""
     tokens = (job.run.per_device_train_batch_size or 1) * job.pack.max_length
-    parts = memory.student_memory(pair.student_sizes, memory.student_layout(job.run), tokens)
-    is_sharded = job.load.teacher_sharding == "node"
-    return parts | _teachers_memory(pair, _devices_per_machine() if is_sharded else 1)
-
-
-def _teachers_memory(pair: Pair, devices: int) -> dict[str, float]:
-    """Estimate the bytes of a device by part, with the teachers spread over so many devices."""
-    width, total = _width(pair), dict[str, float]()
-    for sizes in pair.teacher_sizes:
-        parts = memory.teacher_memory(sizes, width, pair.load.teacher_quantization, devices)
-        total = {name: total.get(name, 0.0) + size for name, size in parts.items()}
-    return total
-
-
-def _width(pair: Pair) -> int:
-    return 4 if pair.teacher_dtype == "float32" else 2
-
-
-def _devices_per_machine() -> int:
-    """Return the processes of this machine; one alone plans for machines as they usually are."""
-    return devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
-
-
-def _describe_shardings(pair: Pair) -> str:
-    several = _devices_per_machine()
-    whole, shard = (sum(_teachers_memory(pair, n).values()) / _GIB for n in (1, several))
-    return (
-        f"sharding   --teacher_sharding {pair.load.teacher_sharding}; the teacher takes per "
-        f"device {whole:.2f} GiB with none, {shard:.2f} GiB with node ({several} devices a machine)"
-    )
-
-
-def show_example(pair: Pair, documents: Documents) -> str:
-    """Show the first segment's first tokens, aligned; nothing without a co-resident teacher."""
-    if not (pair.guide and pair.guide.readers):
-        return ""
-    corpus = documents.corpora[0]
-    row = corpus.segments.rows[0]
-    text = corpus.texts[row["document"]][TEXT][row["start"] : row["end"]]
-    readers = pair.student_reader, pair.guide.readers[0]
-    ours, theirs = (encode(reader.tokenizer, text).spans for reader in readers)
-    lines = [f"{'student token':24} teacher tokens"]
-    for (start, end), (first, last) in zip(ours[:_SHOWN], align_spans(ours, theirs), strict=False):
-        # An unmapped token has the range (-1, -1), of which nothing is left.
-        pieces = " ".join(repr(text[a:b]) for a, b in theirs[max(first, 0) : max(last, 0)])
-        lines.append(f"{text[start:end]!r:24} {pieces or '(unmapped)'}")
-    return "\n".join(lines)
+    parts = student_memory(models.student.sizes, student_layout(job.run), tokens)
+    width = 4 if models.teacher_dtype == "float32" else 2
+    devices = 1
+    if job.load.teacher_sharding == "node":
+        devices = devices_of_a_machine() if devices_of_a_machine() > 1 else _USUAL_MACHINE
+    for teacher in models.teachers:
+        quantization = job.load.teacher_quantization
+        for name, size in teacher_memory(teacher.sizes, width, quantization, devices).items():
+            parts[name] = parts.get(name, 0.0) + size
+    return parts

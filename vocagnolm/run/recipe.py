@@ -155,8 +155,7 @@ def parse(argv: Sequence[str]) -> Job:
 
     # Only now, as importing them takes four seconds.
     from vocagnolm.run.config import RunArguments
-    from vocagnolm.run.job import Job
-    from vocagnolm.run.parse import check_together
+    from vocagnolm.run.job import Job, check_together
 
     parser = Parser((*OPTIONS[:-1], RunArguments))
     values = vars(parser.parse_args([*flags, *argv]))

@@ -31,7 +31,6 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.dist import rank0
-from vocagnolm.host.trackers import Tracking
 from vocagnolm.io import MANIFEST_FILE, json_or_empty, sizes
 from vocagnolm.run.callbacks import GuidanceMetrics, Recorder, StepGuard
 from vocagnolm.run.checkpoints import (
@@ -42,7 +41,6 @@ from vocagnolm.run.checkpoints import (
     rotate,
 )
 from vocagnolm.run.config import check_arguments
-from vocagnolm.run.reporting import replace_reporters
 
 logger = logging.getLogger(__name__)
 
@@ -212,10 +210,6 @@ class ResumableTrainer(Trainer):
         self.preemption, self.guard = Preemption(), StepGuard(self, recorder, max_bad_steps)
         for callback in filter(None, (self.preemption, recorder, self.guard)):
             self.add_callback(callback)
-        self.tracking = Tracking()
-        self.reporters = replace_reporters(
-            self, lambda: self.tracking, lambda: self.metrics.excess_sample
-        )
         # Under mixed precision Accelerate's FSDP2 casts the outputs of the forward, as losses that
         # are to be ranked, and reduces gradients in 16 bits.
         plugin = self.accelerator.state.fsdp_plugin if self.accelerator.is_fsdp2 else None
@@ -367,15 +361,3 @@ class ResumableTrainer(Trainer):
         elif "train_loss" in logs:
             logs["train_loss"] = self.metrics.mean_loss(self.state.log_history)
         super().log(logs, start_time)
-
-    def report_table(
-        self, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int
-    ) -> None:
-        """Show a table in all trackers of `--report_to`."""
-        for reporter in self.reporters:
-            reporter.send_table(name, columns, rows, step)
-
-    def finish_reports(self) -> None:
-        """End the run in all trackers, as nothing more will be logged."""
-        for reporter in self.reporters:
-            reporter.finish()

@@ -1,16 +1,21 @@
-"""`train.py` and `vocagnolm train`: a page of help at once, or the job."""
+"""`train.py` and `vocagnolm train`: read the command line, then import what takes seconds."""
 
 import sys
 from collections.abc import Sequence
 
+from vocagnolm.cli import shell
 from vocagnolm.run.recipe import parse
 
+_OUT_OF_MEMORY = (
+    "try, in order of what it costs, --per_device_train_batch_size (the global batch stays the "
+    "same), --activation_checkpointing, --teacher_losses (a store instead of a teacher in memory)"
+)
 
+
+@shell("train.py", out_of_memory=_OUT_OF_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> int:
-    """Show a page of help, or run the job, and return the exit status."""
-    argv = sys.argv[1:] if argv is None else argv
-    if {"-h", "--help", "--help_all"} & set(argv):
-        parse(argv)
-    from vocagnolm.run.main import main as run
+    """Show a page of help, or run the job; return the exit status."""
+    job = parse(sys.argv[1:] if argv is None else argv)
+    from vocagnolm.run.train import train
 
-    return run(argv)
+    return train(job)

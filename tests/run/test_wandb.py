@@ -1,0 +1,247 @@
+"""One set of names in every tracker, and the place of a run among others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from wandb_files import stored
+
+from vocagnolm.cli import Exit
+from vocagnolm.models.source import revision_of
+from vocagnolm.run import start, wandb
+from vocagnolm.run.job import read_models
+from vocagnolm.run.recipe import parse
+from vocagnolm.trainer import VocAgnoTrainer
+
+SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
+
+
+@pytest.fixture(scope="module")
+def options(
+    tokenizer_dirs: dict[str, Path],
+    tiny_llama: Callable[..., Any],
+    training_texts: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> list[str]:
+    """Options of a run of two steps, with a teacher."""
+    root = tmp_path_factory.mktemp("tracked")
+    for seed, (name, family) in enumerate((("student", "metaspace"), ("teacher", "byte_level"))):
+        shutil.copytree(tokenizer_dirs[family], root / name)
+        tiny_llama(700, seed=seed).save_pretrained(root / name)
+    lines = (json.dumps({"text": text}) + "\n" for text in training_texts[:20])
+    (root / "pages.jsonl").write_text("".join(lines))
+    return [
+        *(f"--student={root / 'student'}", f"--teacher={root / 'teacher'}", "--use_cpu"),
+        *(f"--dataset={root / 'pages.jsonl'}", "--eval_fraction=0.2", "--logging_steps=1"),
+        *("--max_length=64", "--global_batch_tokens=128", "--max_steps=2"),
+    ]
+
+
+@pytest.mark.slow
+def test_trackers_hold_all_that_was_logged(
+    options: list[str], offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "events"))
+    recipe, out = tmp_path / "recipes" / "table1" / "a.yaml", tmp_path / "run"
+    recipe.parent.mkdir(parents=True)
+    recipe.write_text("project: lab/p\nguidance_table_steps: 1\n")
+    argv = [*options, f"--config={recipe}", f"--output_dir={out}"]
+    assert start.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
+    (run,) = offline.glob("offline-run-*")
+    found = stored(run)
+    about, config = found["run"], found["config"]
+    assert (about["entity"], about["project"]) == ("lab", "p")
+    assert (about["run_group"], about["display_name"]) == ("table1", "table1/a")
+    assert about["tags"] == ["vocagnolm", "student", "teacher"]
+    settings = json.loads((out / "run.json").read_text())
+    assert config["settings"] == settings
+    student = settings["student"]
+    assert config["models"]["student"]["revision"] == revision_of(student, None)
+    assert config["corpus"]["student_tokens"] > config["corpus"]["blocks"] > 0
+    assert config["lr_scheduler_type"] == "cosine_with_min_lr"
+    assert json.loads((out / "wandb_run.json").read_text())["id"] == run.name.rpartition("-")[2]
+
+    history = json.loads((out / "trainer_state.json").read_text())["log_history"]
+    logged = [entry for entry in history if "student_loss_nats" in entry]
+    rows = [row for row in found["history"] if "train/student_loss_nats" in row]
+    for row, entry in zip(rows, logged, strict=True):
+        step = entry.pop("step")
+        assert row.items() >= {**wandb.tracked(entry), wandb.STEP: step}.items()
+    names = {name.partition("._")[0] for row in found["history"] for name in row}
+    assert {"eval/loss", "guidance/tokens", "guidance/excess_loss_nats"} <= names
+    assert all(name.startswith((*SECTIONS, "_")) for name in names)
+    entries = {name for entry in history for name in entry if not name.startswith("eval_")}
+    assert entries <= wandb.NAMES.keys() | {"step"}
+
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    tags = events.Tags()
+    entries = {name for entry in history for name in entry} - {"step"}
+    assert set(tags["scalars"]) == set(wandb.tracked(dict.fromkeys(entries)))
+    assert tags["histograms"] == ["guidance/excess_loss_nats"]
+    assert {"config/text_summary", "guidance/tokens/text_summary"} <= set(tags["tensors"])
+
+
+@pytest.mark.slow
+def test_resumed_run_is_one_with_what_was_cut_off(
+    options: list[str], offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = [*options, "--report_to=wandb", f"--output_dir={tmp_path / 'run'}"]
+    own = VocAgnoTrainer.training_step
+
+    def stopped(*args: Any, **kwargs: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+        return own(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VocAgnoTrainer, "training_step", stopped)
+        assert start.main(argv) == Exit.STOPPED
+    time.sleep(1.1)  # directories of offline runs are named by the second
+    assert start.main(argv) == 0
+    ids = {path.name.rpartition("-")[2] for path in offline.glob("offline-run-*")}
+    assert len(ids) == 1
+    assert len([*offline.glob("offline-run-*")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "environment", "expected"),
+    [
+        ("", [], {}, {"project": "vocagnolm", "group": None, "name": "out"}),
+        ("recipes/a/b/c.yaml", [], {}, {"group": "a/b", "name": "a/b/c"}),
+        ("mine/a.yaml", [], {}, {"group": "mine", "name": "mine/a"}),
+        ("mine/a.yaml", ["--run_name=n"], {"WANDB_NAME": "m"}, {"group": "mine", "name": "n"}),
+        ("", ["--project=e/p"], {"WANDB_PROJECT": "q"}, {"entity": "e", "project": "p"}),
+        ("", [], {"WANDB_PROJECT": "q"}, {"entity": None, "project": "q"}),
+        ("", [], {"WANDB_TAGS": "x," + "y" * 65}, {"tags": ["x", "y" * 64]}),
+        ("mine/a.yaml", [], {"WANDB_RUN_GROUP": "g", "WANDB_NAME": "n"}, {"group": "g"}),
+    ],
+)
+def test_place_follows_options_environment_and_recipe(
+    options: list[str],
+    offline: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    given: list[str],
+    environment: dict[str, str],
+    expected: dict[str, object],
+) -> None:
+    if recipe:
+        path = tmp_path / recipe
+        path.parent.mkdir(parents=True)
+        path.write_text("seed: 1\n")
+        given = [*given, f"--config={path}"]
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    job = parse([*options, *given, f"--output_dir={tmp_path / 'out'}"])
+    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    assert wandb.place(job, models).items() >= expected.items()
+
+
+def test_store_names_the_teacher_that_scored_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "manifest_of", lambda path: {"teacher": path.name.upper()})
+    monkeypatch.setattr(wandb, "revision_of", lambda name, config: "0")
+    sizes = SimpleNamespace(parameters=5, trained=3)
+    student = SimpleNamespace(source=SimpleNamespace(name="S"), config=None, sizes=sizes)
+    stores = SimpleNamespace(teacher_losses=["a", "b"])
+    models: Any = SimpleNamespace(student=student, teachers=[], options=stores)
+    assert wandb._models(models) == {
+        "student": {"name": "S", "revision": "0", "parameters": 5, "trained_parameters": 3},
+        "teacher": {"name": "A", "revision": None, "store": "a"},
+        "teacher_2": {"name": "B", "revision": None, "store": "b"},
+    }
+
+
+@pytest.mark.processes
+def test_commit_is_marked_when_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        run = ("git", "-C", str(tmp_path), *who, *words)
+        return subprocess.run(run, check=True, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(wandb, "__file__", str(tmp_path / "vocagnolm" / "run" / "wandb.py"))
+    assert wandb._commit() is None
+    git("init")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-m", "one")
+    assert wandb._commit() == git("rev-parse", "HEAD")
+    (tmp_path / "a").write_text("2")
+    assert wandb._commit() == git("rev-parse", "HEAD") + "+"
+
+
+# Without a key, without a server
+
+
+class RefusedError(Exception):
+    """Stands for wandb's AuthenticationError."""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Any:
+    """A `wandb` whose login answers so; asked where it must not be, it fails."""
+
+    def login(*, prompt: bool) -> bool:
+        assert answer is not None
+        if isinstance(answer, Exception):
+            raise answer
+        return bool(answer)
+
+    errors = SimpleNamespace(AuthenticationError=RefusedError)
+    fake = SimpleNamespace(init=None, login=login, errors=errors, Error=RefusedError)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("mode", "answer", "expected"),
+    [
+        ("online", True, ""),
+        ("shared", False, "there is no key (`wandb login` asks for it)"),
+        ("online", RefusedError("Failed to execute API request"), "its server does not answer"),
+        ("offline", None, ""),
+    ],
+)
+def test_reason_to_begin_offline(
+    monkeypatch: pytest.MonkeyPatch, offline: Path, mode: str, answer: Any, expected: str
+) -> None:
+    stand_in(monkeypatch, answer)
+    monkeypatch.setenv("WANDB_MODE", mode)
+    assert wandb.offline_reason() == expected
+
+
+def test_refused_key_is_an_error(monkeypatch: pytest.MonkeyPatch, offline: Path) -> None:
+    stand_in(monkeypatch, RefusedError("user is not\nlogged in"))
+    with pytest.raises(ValueError, match="user is not logged in: `wandb login --relogin`"):
+        wandb.offline_reason()
+
+
+def test_refused_project_begins_offline(
+    monkeypatch: pytest.MonkeyPatch, offline: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Hours of alignment lie behind it, and no training is lost for a wrong project."""
+    settings = SimpleNamespace(sync_dir="wandb/offline-run-x")
+
+    def init(mode: str | None, project: str) -> Any:
+        if mode != "offline":
+            raise RefusedError(f"entity of {project} not\nfound")
+        return SimpleNamespace(disabled=False, offline=True, settings=settings)
+
+    stand_in(monkeypatch, answer=True).init = init
+    wandb.begin_run({"project": "p"})
+    assert capfd.readouterr().err == (
+        "wandb      offline (entity of p not found); `wandb sync wandb/offline-run-x` sends it\n"
+    )

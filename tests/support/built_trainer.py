@@ -1,0 +1,18 @@
+"""The trainer of a command line, as `train.py` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from vocagnolm.run.documents import load_documents
+from vocagnolm.run.job import read_models
+from vocagnolm.run.recipe import parse
+from vocagnolm.run.train import make_trainer
+from vocagnolm.trainer import VocAgnoTrainer
+
+
+def build(argv: Sequence[str]) -> VocAgnoTrainer:
+    """Load all that a run needs, without a directory for it."""
+    job = parse(argv)
+    models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
+    return make_trainer(job, models, load_documents(job, models))

@@ -1,0 +1,247 @@
+"""One training job: load, plan, trainer, train, save."""
+
+import math
+from pathlib import Path
+
+from vocagnolm.cli import Exit, is_main, say
+from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.dist import rank0
+from vocagnolm.io import check_writable, versions, write_text
+from vocagnolm.models.layers import leave_teachers_alone
+from vocagnolm.models.probes import check_longest, check_packing
+from vocagnolm.models.source import model_files, revision_of
+from vocagnolm.report.callback import GuidanceTable
+from vocagnolm.report.view import ViewSettings, sample_blocks
+from vocagnolm.run import wandb
+from vocagnolm.run.card import check_login, model_card, push
+from vocagnolm.run.checkpoints import (
+    check_settings,
+    claim,
+    finish_run,
+    is_finished,
+    newest_checkpoint,
+    release,
+    resolve,
+)
+from vocagnolm.run.documents import Documents, load_documents
+from vocagnolm.run.job import Job, Models, load_weights, read_models, settings_of
+from vocagnolm.run.plan import plan
+from vocagnolm.store.format import SHARDS, LossDtype, begin_store, read_manifest
+from vocagnolm.store.record import LossRecorder
+from vocagnolm.store.scoring import PACKAGES, check_plan
+from vocagnolm.texts.tokenizers import tokenizer_sha256
+from vocagnolm.trainer import VocAgnoTrainer
+
+# Of the losses that --save_store keeps.
+_STORED_DTYPE: LossDtype = "float16"
+
+
+def train(job: Job) -> int:
+    """Run one training job to its end, or to a signal; return the exit status."""
+    args, output_dir = job.run, str(job.run.output_dir)
+
+    # Load: configurations and tokenizers, which are cheap. What is wrong ends here, before hours of
+    # alignment.
+    models = read_models(job.model, job.load, job.pack, job.method, args.device)
+    settings = settings_of(job)
+    rank0(lambda: check_settings(output_dir, settings))
+    if rank0(lambda: is_finished(output_dir)):
+        say(f"{output_dir} holds the finished run: nothing to do")
+        return Exit.DONE
+    checkpoint = rank0(lambda: resolve(args.resume_from_checkpoint, output_dir, settings))
+    check_places(job, models)
+
+    # Plan: the first documents of a large corpus are enough.
+    documents = load_documents(job, models, sample=True)
+    if is_main():
+        say(plan(job, models, documents, checkpoint))
+    if args.dry_run:
+        return Exit.DONE
+    if not documents.is_whole:
+        documents = load_documents(job, models)
+    # Known only now: a checkpoint's place in the corpus is the index of a packed sequence.
+    settings |= documents.settings
+    rank0(lambda: check_settings(output_dir, settings, checkpoint))
+
+    # Trainer.
+    trainer = make_trainer(job, models, documents)
+    trainer.settings = settings
+    check_attention(trainer, job, documents)
+    # Last, so that a wrong command leaves no trace in the directory.
+    rank0(lambda: claim(output_dir, settings))
+    rank0(lambda: documents.write_skipped(output_dir))
+    add_trackers(trainer, job, models, documents, is_resumed=checkpoint is not None)
+
+    # Train.
+    trained = trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.preemption.is_agreed:
+        step, steps = trainer.state.global_step, trainer.state.max_steps
+        say(f"stopped after step {step} of {steps}; the same command resumes")
+        return Exit.STOPPED
+    # The mean over the steps that made an update.
+    if math.isnan(trained.training_loss):
+        raise NonFiniteLoss(
+            f"none of {trained.global_step} steps made an update (--max_bad_steps "
+            f"{args.max_bad_steps}): no model is saved"
+        )
+
+    # Save, then evaluate: an evaluation may leave the model in another precision.
+    save_model(trainer)
+    if trainer.eval_dataset is not None and not is_evaluated(trainer):
+        trainer.evaluate()
+    trainer.save_state()
+    rank0(lambda: finish(trainer))
+    wandb.finish()
+    say(f"saved {output_dir}")
+    return Exit.DONE
+
+
+def check_places(job: Job, models: Models) -> None:
+    """Check what would fail after hours: weights, places to write to, keys.
+
+    Raises:
+        ValueError: one of them is missing or damaged.
+    """
+    run, student = job.run, models.student
+    if isinstance(run.liger_kernel_config, dict):
+        configs = [teacher.config for teacher in models.teachers]
+        kernels = leave_teachers_alone(run.liger_kernel_config, student.config, configs)
+        run.liger_kernel_config = kernels
+
+    def check_once() -> None:
+        for model in (student, *models.teachers):
+            model.source.check_weights()
+        if job.model.save_store:
+            check_writable(Path(job.model.save_store), "--save_store")
+        if run.push_to_hub:
+            check_login(run.hub_token)
+        if run.report_to:
+            wandb.check_trackers(run.report_to)
+
+    rank0(check_once)
+
+
+def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrainer:
+    """Load the weights of all models, and make the trainer."""
+    recorder = load_recorder(job, models, documents) if job.model.save_store else None
+    student, teacher = load_weights(models, seed=job.run.seed)
+    return VocAgnoTrainer(
+        model=student,
+        teacher=teacher,
+        args=job.run,
+        method=job.method,
+        train_dataset=documents.blocks,
+        eval_dataset=documents.eval_blocks,
+        data_collator=documents.collator,
+        processing_class=models.reader.tokenizer,
+        recorder=recorder,
+        max_bad_steps=job.run.max_bad_steps,
+        device_peak_tflops=job.run.device_peak_tflops,
+    )
+
+
+def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorder | None:
+    """Make the recorder of `--save_store`; None for a run that has finished its store already.
+
+    Raises:
+        ValueError: the directory holds another store.
+    """
+    assert models.guide
+    ((reader,), (teacher,)) = models.guide.readers, models.teachers
+    directory, student, length = Path(str(job.model.save_store)), job.model.student, job.pack
+    # The same keys as `vocagnolm score` writes, so that both kinds of stores are read alike.
+    about = {
+        "teacher": teacher.source.name,
+        "teacher_revision": revision_of(teacher.source.name, teacher.config),
+        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
+        "special_tokens": {"before": reader.start, "behind": None},
+        "segmentation": f"segments of a run of {student} with {length.max_length} tokens",
+        "context": reader.limit,
+        "engine": "training",
+        "dtype": models.teacher_dtype,
+        "quantization": models.teacher_quantization,
+        "loss_dtype": _STORED_DTYPE,
+        "dataset": job.data.dataset,
+        "dataset_documents": sum(len(each.texts) for each in documents.corpora),
+    }
+    check_plan(directory, about)
+    if SHARDS in read_manifest(directory):
+        if newest_checkpoint(str(job.run.output_dir)) is None:
+            raise ValueError(f"--save_store {directory} holds a finished store: give another")
+        return None
+    # Each process writes what it has read; the plan is written once.
+    if is_main():
+        begin_store(directory, about, replace=True)
+    read = documents.texts, documents.segments.rows, documents.blocks
+    return LossRecorder(directory, *read, _STORED_DTYPE, about | {"versions": versions(PACKAGES)})
+
+
+def check_attention(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:
+    """Check that packed documents do not see each other, and that attention can hold the longest.
+
+    Raises:
+        ValueError: a model's attention cannot do that.
+    """
+    crosses, device = job.pack.attend_across_documents, job.run.device
+    ours, *theirs = documents.blocks.longest_segments(crosses)
+    if documents.eval_blocks is not None:
+        ours = max(ours, documents.eval_blocks.longest_segments(crosses)[0])
+    # A teacher that shares the student's tokens reads the student's rows.
+    lengths = [ours, *(theirs or [ours] * len(trainer.resident))]
+    for model, longest in zip((trainer.model, *trainer.resident), lengths, strict=False):
+        check_longest(model, device, longest=longest)
+        if not crosses:
+            check_packing(model, device)
+
+
+def add_trackers(
+    trainer: VocAgnoTrainer, job: Job, models: Models, documents: Documents, *, is_resumed: bool
+) -> None:
+    """Begin the run in the trackers of `--report_to`; add the callback of guidance tables."""
+    args, show = trainer.args, None
+    if job.run.report_to and is_main():
+        about = wandb.about(job, models, documents, trainer.settings)
+        show = wandb.begin(trainer, job, models, about, is_resumed=is_resumed).table
+    every = job.run.guidance_table_steps
+    if not every or job.method.choice != "guided":
+        return
+    texts = documents.segments.rows, documents.texts, models.reader
+    sample = sample_blocks(documents.blocks, [0], documents.collator, *texts)
+    teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())
+    scopes = {"sequence": "each block", "batch": "the blocks shown"}
+    scope = f"the mapped tokens of {scopes[job.method.selection_scope]}"
+    settings = ViewSettings(job.model.student, teacher, job.method, scope)
+    shown = sample, every, str(args.output_dir), settings, show
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, *shown))
+
+
+def is_evaluated(trainer: VocAgnoTrainer) -> bool:
+    """Return True if the log has the evaluation of the model that is saved."""
+    if trainer.args.load_best_model_at_end:
+        return False
+    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    return trainer.state.global_step in evaluated
+
+
+def save_model(trainer: VocAgnoTrainer) -> None:
+    """Save the whole student, which `from_pretrained` loads."""
+    # Training turned the cache off; generation needs it.
+    trainer.model.config.use_cache = True
+    # Checkpoints are sharded, the final model is whole.
+    if trainer.is_fsdp_enabled:
+        trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
+    # Pushed by `finish`, with its card.
+    trainer.save_model(str(trainer.args.output_dir), _internal_call=True)
+
+
+def finish(trainer: VocAgnoTrainer) -> None:
+    """Declare the run finished, on rank 0: the card comes last and marks its end."""
+    args, directory = trainer.args, Path(str(trainer.args.output_dir))
+    names = [*model_files(directory), *(path.name for path in directory.glob("chat_template*"))]
+    finish_run(directory, names)
+    repository = str(trainer.hub_model_id) if args.push_to_hub else None
+    card = model_card(directory, trainer.settings, repository)
+    if repository:
+        push(directory, names, card, repository, revision=args.hub_revision, token=args.hub_token)
+    write_text(directory / "README.md", card)
+    release(directory)

@@ -1,0 +1,367 @@
+"""A run in Weights & Biases, TensorBoard and trackio: docs/wandb.md.
+
+transformers' callbacks send the logs. Here every entry of a log gets a section, a run of Weights &
+Biases begins with its place among others, and all trackers learn what a run is made of.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psutil  # type: ignore[import-untyped]  # accelerate needs it too
+import torch
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import integration_utils
+
+from vocagnolm.cli import note
+from vocagnolm.dist import cores
+from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json
+from vocagnolm.models.sharding import devices_of_a_machine
+from vocagnolm.models.source import revision_of
+from vocagnolm.run.options import RunOptions
+from vocagnolm.store.format import manifest_of
+
+if TYPE_CHECKING:
+    from vocagnolm.run.documents import Documents
+    from vocagnolm.run.job import Job, Models
+
+# In the directory of a run: its place in Weights & Biases.
+PLACE_FILE = "wandb_run.json"
+STEP = "train/global_step"
+EXCESS_HISTOGRAM, GUIDANCE_TABLE = "guidance/excess_loss_nats", "guidance/tokens"
+_SECTIONS = {
+    "train": (
+        "student_loss_nats selected_loss_nats skipped_steps num_input_tokens_seen loss grad_norm "
+        "learning_rate epoch"
+    ),
+    "guidance": (
+        "selected_fraction unmapped_fraction excess_loss_p10_nats excess_loss_p50_nats "
+        "excess_loss_p90_nats"
+    ),
+    "teacher": "teacher_loss_nats teacher_tokens_per_student_token",
+    "speed": (
+        "tokens_per_s student_tokens_per_s_per_device teacher_tokens_per_s_per_device student_mfu "
+        "teacher_mfu teacher_time_fraction"
+    ),
+    "memory": "memory_allocated_gib memory_reserved_gib memory_resident_gib",
+}
+# A section's own name in front of an entry's is left out: teacher_loss_nats is teacher/loss_nats.
+NAMES = {
+    entry: f"{section}/{entry.removeprefix(f'{section}_')}"
+    for section, entries in _SECTIONS.items()
+    for entry in entries.split()
+} | {
+    "distance_from_teacher": "teacher/distance",
+    "eval_runtime": "speed/eval_s",
+    "eval_samples_per_second": "speed/eval_blocks_per_s",
+    "eval_steps_per_second": "speed/eval_batches_per_s",
+    "eval_model_preparation_time": "speed/eval_preparation_s",
+    "total_flos": "speed/total_flop",
+    "train_loss": "train/mean_loss",
+    "train_runtime": "speed/train_s",
+    "train_samples_per_second": "speed/train_blocks_per_s",
+    "train_steps_per_second": "speed/train_steps_per_s",
+}
+_ENTRIES = {name: entry for entry, name in NAMES.items()}
+_CODE = "vocagnolm python torch transformers accelerate datasets tokenizers wandb"
+_GIB = 2**30
+_Rows = Sequence[Sequence[object]]
+_rewrite_logs = integration_utils.rewrite_logs
+
+
+def tracked(logs: Mapping[str, object]) -> JsonObject:
+    """Return a log under the names that trackers get: ours, else those of transformers.
+
+    >>> tracked({"teacher_loss_nats": 1.5, "eval_math_loss": 2.0, "new": 3})
+    {'teacher/loss_nats': 1.5, 'eval/math_loss': 2.0, 'train/new': 3}
+    """
+    return {
+        NAMES.get(entry) or next(iter(_rewrite_logs({entry: value}))): value
+        for entry, value in logs.items()
+    }
+
+
+def log_name(name: str) -> str:
+    """Return the entry of a log that trackers get under a name; of others, their last part.
+
+    >>> log_name("teacher/loss_nats"), log_name("eval/math_loss"), log_name("train/new")
+    ('teacher_loss_nats', 'eval_math_loss', 'new')
+    """
+    section, _, rest = name.partition("/")
+    return _ENTRIES.get(name) or (f"eval_{rest}" if section == "eval" else rest or section)
+
+
+# -- Places ------------------------------------------------------------------------------------
+
+
+def place(job: Job, models: Models) -> JsonObject:
+    """Return the arguments of `wandb.init` that place a run among others.
+
+    Options win over the environment, and that over the recipe, whose folder is the experiment.
+    """
+    run, environment, recipe = job.run, os.environ.get, _recipe_parts(job.recipe)
+    project = run.project
+    if project == RunOptions.project:
+        project = environment("WANDB_PROJECT", project)
+    entity, _, project = project.rpartition("/")
+    names = [Path(str(each["name"])).name for each in _models(models).values()]
+    tags = environment("WANDB_TAGS", ",".join([job.method.method, *names])).split(",")
+    name = run.run_name or environment("WANDB_NAME") or "/".join(recipe)
+    return {
+        "entity": entity or None,
+        "project": project,
+        "group": environment("WANDB_RUN_GROUP") or "/".join(recipe[:-1]) or None,
+        "name": name or Path(str(run.output_dir)).resolve().name,
+        # Longer ones are invalid.
+        "tags": [tag[-64:] for tag in tags if tag],
+    }
+
+
+def _recipe_parts(recipe: str | None) -> tuple[str, ...]:
+    """Return the path of a recipe below the last `recipes`, or its folder and name."""
+    if not recipe:
+        return ()
+    parts = Path(recipe).resolve().with_suffix("").parts
+    below = parts[::-1].index("recipes") if "recipes" in parts else 2
+    return parts[-below:]
+
+
+def read_place(directory: Path) -> JsonObject:
+    """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
+    found = json_or_empty(directory / PLACE_FILE)
+    found.pop("url", None)
+    return {**found, "resume": "allow"} if "id" in found else {}
+
+
+def check_trackers(report_to: Sequence[str]) -> None:
+    """Check that trackers can be used, before hours of work.
+
+    Raises:
+        ValueError: a package is missing, or Weights & Biases rejects the key.
+    """
+    try:
+        for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
+            make()
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f"--report_to {' '.join(report_to)}: {error}") from error
+    if "wandb" in report_to:
+        offline_reason()
+
+
+@cache
+def offline_reason() -> str:
+    """Ask the server of Weights & Biases once why a run has to begin offline; "" if it need not.
+
+    Raises:
+        ValueError: the package is missing, or the server rejects the key.
+    """
+    wandb = import_module("wandb")
+    # A directory that wandb has made for its files imports, too.
+    if not hasattr(wandb, "init"):
+        raise ValueError("--report_to wandb needs its package: pip install 'vocagnolm[wandb]'")
+    if os.environ.get("WANDB_MODE", "online") not in ("online", "shared"):
+        return ""
+    try:
+        return "" if wandb.login(prompt=False) else "there is no key (`wandb login` asks for it)"
+    except wandb.errors.AuthenticationError as error:
+        reason = " ".join(str(error).split())
+        # Its words for a server that cannot be reached.
+        if "Failed to execute API request" in reason:
+            return "its server does not answer"
+        raise ValueError(
+            f"--report_to wandb: {reason}: `wandb login --relogin`, or set WANDB_MODE=offline"
+        ) from error
+
+
+def begin_run(arguments: Mapping[str, Any]) -> Any:
+    """Begin a run of Weights & Biases, offline where it has to be; print where it is."""
+    wandb, reason = import_module("wandb"), offline_reason()
+    try:
+        run = wandb.init(**arguments, mode="offline" if reason else None)
+    except wandb.Error as error:
+        # An entity or project that is refused is known only now: the work is not lost for it.
+        reason = " ".join(str(error).split())
+        run = wandb.init(**arguments, mode="offline")
+    if run.offline and not run.disabled:
+        why = f" ({reason})" if reason else ""
+        note(f"wandb      offline{why}; `wandb sync {run.settings.sync_dir}` sends it")
+    elif not run.disabled:
+        note(f"wandb      {run.url}")
+    return run
+
+
+# -- A run of training -------------------------------------------------------------------------
+
+
+def begin(
+    trainer: Trainer, job: Job, models: Models, about: Mapping[str, Any], *, is_resumed: bool
+) -> Extras:
+    """Begin a run in all trackers, before it trains; on rank 0.
+
+    A run that was cut off and resumed is one run, in Weights & Biases too.
+    """
+    # transformers' callbacks look it up whenever they log.
+    integration_utils.rewrite_logs = tracked
+    args, where = trainer.args, place(job, models)
+    args.project, args.run_name = where["project"], where["name"]
+    extras = Extras(trainer, about)
+    trainer.add_callback(extras)
+    if "wandb" in args.report_to:
+        directory = Path(str(args.output_dir))
+        known = read_place(directory) if is_resumed else {}
+        arguments = {**where, **known, "config": dict(about)}
+        run = begin_run(arguments)
+        url = None if run.offline else run.url
+        found = {"id": run.id, "project": run.project, "entity": run.entity or None, "url": url}
+        write_json(directory / PLACE_FILE, {**arguments, **found})
+    return extras
+
+
+class Extras(TrainerCallback):
+    """Shows what transformers' callbacks do not: what a run is made of, histograms and tables."""
+
+    def __init__(self, trainer: Any, about: Mapping[str, Any]):
+        self._trainer, self._about = trainer, about
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Show what the run is made of, which wandb knows already."""
+        shown = json.dumps(self._about, indent=2, default=str)
+        for board in self._boards():
+            board.add_text("config", f"```json\n{shown}\n```")
+        if "trackio" in args.report_to:
+            import_module("trackio").config.update(json.loads(shown), allow_val_change=True)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, object] | None = None,
+        **_: object,
+    ) -> None:
+        """Send the sample of excess losses whose quantiles the log has."""
+        sample = self._trainer.metrics.excess_sample
+        if sample is None or "excess_loss_p50_nats" not in (logs or {}):
+            return
+        for board in self._boards():
+            board.add_histogram(EXCESS_HISTOGRAM, sample, state.global_step)
+        self._log(EXCESS_HISTOGRAM, "Histogram", (sample.tolist(),), state.global_step)
+
+    def table(self, columns: Sequence[str], rows: _Rows, step: int) -> None:
+        """Send the table of the guidance of a sample's tokens."""
+        shown = [[str(cell) for cell in row] for row in (columns, *rows)]
+        for board in self._boards():
+            board.add_text(GUIDANCE_TABLE, markdown_table(shown), step)
+        self._log(GUIDANCE_TABLE, "Table", (list(columns), [list(row) for row in rows]), step)
+
+    def _boards(self) -> list[Any]:
+        """Return the writers of TensorBoard."""
+        callbacks = self._trainer.callback_handler.callbacks
+        found = (getattr(callback, "tb_writer", None) for callback in callbacks)
+        return [board for board in found if board is not None]
+
+    def _log(self, name: str, kind: str, made_of: tuple[Any, ...], step: int) -> None:
+        for tracker in {"wandb", "trackio"} & {*self._trainer.args.report_to}:
+            module = import_module(tracker)
+            module.log({name: getattr(module, kind)(*made_of), STEP: step})
+
+
+def finish() -> None:
+    """End the run of Weights & Biases, which Trainer leaves to those who have begun it."""
+    if "wandb" in sys.modules and sys.modules["wandb"].run is not None:
+        sys.modules["wandb"].finish()
+
+
+# -- What a run is made of ---------------------------------------------------------------------
+
+
+def about(job: Job, models: Models, documents: Documents, settings: JsonObject) -> JsonObject:
+    """Describe a run by all that runs are filtered, grouped or coloured by: settings and more."""
+    found = {
+        "settings": settings,
+        "recipe": job.recipe,
+        "models": _models(models),
+        "corpus": _corpora(documents),
+        "code": versions(_CODE) | {"commit": _commit()},
+        "hardware": _hardware(job.run),
+    }
+    # As JSON has it: wandb would write the names of Enum members, not their values.
+    return json.loads(json.dumps(found, default=str))  # type: ignore[no-any-return]
+
+
+def _models(models: Models) -> dict[str, JsonObject]:
+    """Describe student and teachers by role; a store names the teacher that scored it."""
+    roles = chain(("student", "teacher"), (f"teacher_{index}" for index in count(2)))
+    found: dict[str, JsonObject] = {}
+    for model in (models.student, *models.teachers):
+        found[next(roles)] = {
+            "name": model.source.name,
+            "revision": revision_of(model.source.name, model.config),
+            "parameters": model.sizes.parameters,
+        }
+    found["student"]["trained_parameters"] = models.student.sizes.trained
+    for path in models.options.teacher_losses or ():
+        manifest = manifest_of(Path(path))
+        found[next(roles)] = {
+            "name": manifest["teacher"],
+            "revision": manifest.get("teacher_revision"),
+            "store": path,
+        }
+    return found
+
+
+def _corpora(documents: Documents) -> JsonObject:
+    """Count what is read."""
+    segments, held_out, blocks = documents.segments, documents.held_out, documents.blocks
+    used = np.unique(segments.rows.with_format("numpy")["document"][:])
+    return {
+        "digest": segments.digest(),
+        "documents": len(used),
+        "skipped_documents": len(segments.skipped),
+        "segments": len(segments.rows),
+        "student_tokens": segments.total("student_tokens"),
+        "teacher_tokens": segments.total("teacher_tokens"),
+        "blocks": len(blocks),
+        "parts": blocks.parts,
+        "fill_fraction": blocks.fill_fraction,
+        "held_out_segments": 0 if held_out is None else len(held_out.rows),
+    }
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, with a "+" where files differ from it; None of a wheel."""
+    directory = Path(__file__).parents[2]
+    if not (directory / ".git").exists():
+        return None
+    words = "describe --always --exclude=* --abbrev=40 --dirty=+".split()
+    with suppress(OSError, subprocess.SubprocessError):
+        git = ["git", "-C", str(directory), *words]
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    return None
+
+
+def _hardware(run: TrainingArguments) -> JsonObject:
+    is_cuda = run.device.type == "cuda"
+    memory = torch.cuda.mem_get_info()[1] if is_cuda else psutil.virtual_memory().total
+    return {
+        "device": torch.cuda.get_device_name() if is_cuda else platform.processor() or "cpu",
+        "device_memory_gib": round(memory / _GIB, 1),
+        "devices": run.world_size,
+        "machines": max(1, run.world_size // devices_of_a_machine()),
+        "cores": cores(),
+        "platform": platform.platform(),
+    }
