@@ -33,8 +33,7 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import documents, resume
-from vocagnolm.run import start as train
+from vocagnolm.run import documents, resume, start, train
 from vocagnolm.trainer import VocAgnoTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +212,7 @@ def run(request: dict[str, Any]) -> None:
     watch(Moment(request))
     sys.argv = ["train.py", *request["argv"]]
     try:
-        run_script(train.main)
+        run_script(start.main)
     except SystemExit as left:
         status = int(left.code or 0)
     sys.stdout.flush()
