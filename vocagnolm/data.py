@@ -151,7 +151,8 @@ def align_corpus(
                 aligner.align_batch,
                 with_indices=True,
                 batched=True,
-                batch_size=256,
+                # A tokenizer holds some 250 times as much as the texts that it reads.
+                batch_size=64,
                 num_proc=num_proc,
                 remove_columns=corpus.column_names,
                 features=features,

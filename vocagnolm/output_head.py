@@ -200,6 +200,5 @@ def output_embeddings(model: nn.Module) -> nn.Linear:
 def _unsupported(model: nn.Module, found: str) -> str:
     return (
         f"token losses cannot be computed for {type(model).__name__}: {found}. Expected a causal "
-        "language model as AutoModelForCausalLM.from_pretrained returns it, with output embeddings "
-        "that are a torch.nn.Linear that is not quantized"
+        "language model of transformers, whose output embeddings are a torch.nn.Linear"
     )

@@ -547,7 +547,7 @@ def test_skipped_documents_are_read_in_columns(
         profile = cProfile.Profile()
         assert profile.runcall(align_corpus, pages, *pair).skipped == expected
         calls.append(sum(entry.callcount for entry in profile.getstats()))
-    assert calls[1] - calls[0] < 100
+    assert calls[1] - calls[0] < 500
 
 
 # Segments

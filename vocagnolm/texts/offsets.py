@@ -46,14 +46,12 @@ def encode_raw(
             found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
             raise ValueError(
                 f"{name} gives offsets that are not in the order of the text ({found} at token"
-                f" {wrong}), so that they cannot be searched: use the tokenizer that the model was"
-                " published with, as a tokenizer.json"
+                f" {wrong}): use the tokenizer that the model was published with"
             )
         if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
-            range_found = f"offsets from {spans[0, 0]} to {spans[-1, 1]}"
             raise ValueError(
-                f"{name} gives {range_found} for a text of {len(text)} characters: use a tokenizer"
-                " whose offsets count the characters of the text itself"
+                f"{name} gives offsets from {spans[0, 0]} to {spans[-1, 1]} for a text of "
+                f"{len(text)} characters"
             )
         encodings.append(Encoding(ids, spans))
     return encodings
@@ -78,8 +76,7 @@ def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
 def no_offsets(name: str) -> ValueError:
     """Make the error for a tokenizer without character offsets."""
     return ValueError(
-        f"{name} gives no character offsets, by which student and teacher tokens are aligned: use a"
-        " fast tokenizer, that is a directory or hub name with a tokenizer.json"
+        f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
     )
 
 
@@ -92,6 +89,5 @@ def utf8_of(text: object, name: str) -> bytes:
     except UnicodeEncodeError as error:
         raise ValueError(
             f"{name} has a lone surrogate (U+{ord(text[error.start]):04X}) at character"
-            f" {error.start}, which is not valid Unicode: drop the text, or decode its source with"
-            " errors='replace'"
+            f" {error.start}, which is not valid Unicode"
         ) from None
