@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
 from packaging.requirements import Requirement
 
 JsonObject = dict[str, Any]
@@ -83,12 +82,6 @@ def read_json(path: Path) -> JsonObject:
     if not isinstance(content, dict):
         found = type(content).__name__
         raise ValueError(f"{path} is damaged: expected an object, found {found}; get it again")
-    return content
-
-
-def read_asset(name: str) -> JsonObject:
-    """Read a table of the package, in YAML."""
-    content: JsonObject = yaml.safe_load((ASSETS / name).read_text(encoding="utf-8"))
     return content
 
 

@@ -33,6 +33,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     ((), "--teacher is required"),
     ((*T, "--method", "cpt"), "--method cpt has no use for a teacher"),
     (("--teacher_losses", "s", "--method", "kld"), "--method kld compares distributions"),
+    ((*T, "--teacher_losses", "s"), "--teacher and --teacher_losses exclude each other"),
     ((*TWO, "--method", "uld"), "--method uld takes one teacher, got 2"),
     ((*TWO, "--teacher_reduction", "weighted"), "takes 2 --teacher_weights, found 0"),
     ((*TWO, "--teacher_tokenizer", "a"), "--teacher_tokenizer needs one value for each of 2"),
