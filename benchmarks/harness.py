@@ -61,11 +61,7 @@ class Claim:
         return f"at least {self.show(self.at_least)}"
 
     def show(self, value: float) -> str:
-        """Format a value in the claim's unit.
-
-        >>> Claim("", "", unit="%").show(0.0512), Claim("", "", unit="bytes").show(3.0)
-        ('5.1 %', '3 bytes')
-        """
+        """Format a value in the claim's unit."""
         if self.unit == "%":
             return f"{100 * value:.1f} %"
         return f"{value:.3g} {self.unit}" if value < 1000 else f"{value:,.0f} {self.unit}"

@@ -46,15 +46,10 @@ TEXTS = 30_000  # an epoch is never finished: no text is read twice
 
 
 def make(output_dir: Path, scratch: Path) -> Quality:
-    """Train the teacher and write both directories.
+    """Train the teacher, and judge it as it is shipped, by the held-out problems.
 
-    Args:
-        output_dir: gets `demo_teacher/` (weights, configuration, tokenizer) and `demo_student/`
-            (tokenizer).
-        scratch: for the lessons and the stages.
-
-    Returns:
-        What the held-out problems say about the teacher as it is shipped.
+    `output_dir` gets `demo_teacher/` (weights, configuration, tokenizer) and `demo_student/`
+    (tokenizer), `scratch` the lessons and the stages.
     """
     student_tokenizer().save_pretrained(output_dir / STUDENT_TOKENIZER)
     tokenizer = teacher_tokenizer()

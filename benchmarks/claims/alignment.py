@@ -89,11 +89,7 @@ def count_wrong(found: Sequence[list[int]], truth: Sequence[list[int]]) -> int:
 
 
 def dynamic_programming(student: Sequence[str], teacher: Sequence[str]) -> list[int | None]:
-    """Map each student token to the teacher token that it stands over, if any.
-
-    >>> dynamic_programming("abcxd", "abyd")
-    [0, 1, None, 2, 3]
-    """
+    """Map each student token to the teacher token that it stands over, if any."""
     numbers = {text: index for index, text in enumerate(sorted({*student, *teacher}))}
     a, b = (np.array([numbers[text] for text in side], np.int32) for side in (student, teacher))
     mapped: list[int | None] = [None] * len(a)

@@ -197,13 +197,7 @@ def collect(world: World, runs: Mapping[str, str]) -> Results:
 
 
 def table(results: Results) -> str:
-    """Mean and standard deviation over the seeds, as a Markdown table.
-
-    >>> print(table({"cpt": {0: {"accuracy": 0.5}, 1: {"accuracy": 0.6}}}))
-    | run | seeds | accuracy | each seed |
-    |---|---|---|---|
-    | cpt | 0 1 | 0.550 +- 0.071 | .500 .600 |
-    """
+    """Mean and standard deviation over the seeds, as a Markdown table."""
     first, *others = next(iter(next(iter(results.values())).values()))
     lines = [f"| run | seeds | {' | '.join([first, 'each seed', *others])} |"]
     lines.append("|---" * (len(others) + 4) + "|")
@@ -217,11 +211,7 @@ def table(results: Results) -> str:
 
 
 def paired(results: Results) -> Results:
-    """Each run less plain pretraining, seed by seed.
-
-    >>> paired({"cpt": {0: {"accuracy": 0.5}}, "vocagnolm": {0: {"accuracy": 0.75}}})
-    {'vocagnolm': {0: {'accuracy': 0.25}}}
-    """
+    """Each run less plain pretraining, seed by seed."""
     base = results.get(BASELINE, {})
     found: Results = {}
     for name, rows in results.items():

@@ -21,14 +21,14 @@ from benchmarks.gpu_first.equality import METHODS
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def first_gpu_run(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
-    """The lines of `benchmarks.gpu_first`, where `datasets` is not installed."""
-    out = tmp_path_factory.mktemp("gpu_first")
+@pytest.mark.slow
+@pytest.mark.processes
+def test_first_gpu_run_passes_on_a_cpu(tmp_path: Path) -> None:
+    # Where `datasets` is not installed.
     without = "import sys, runpy; sys.modules['datasets'] = None; sys.argv[0] = 'gpu_first'; "
     without += "runpy.run_module('benchmarks.gpu_first', run_name='__main__')"
     done = subprocess.run(
-        [sys.executable, "-c", without, "--scale", "tiny", "--output_dir", str(out)],
+        [sys.executable, "-c", without, "--scale", "tiny", "--output_dir", str(tmp_path)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         capture_output=True,
@@ -36,14 +36,9 @@ def first_gpu_run(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, ob
         timeout=600,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line) for line in (out / "gpu_first.jsonl").read_text().splitlines()]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_first_gpu_run_passes_on_a_cpu(first_gpu_run: list[dict[str, object]]) -> None:
-    said = {(line["stage"], line["what"]): line for line in first_gpu_run}
-    assert not [line for line in first_gpu_run if "FAILED" in str(line["what"])]
+    lines = [json.loads(x) for x in (tmp_path / "gpu_first.jsonl").read_text().splitlines()]
+    said = {(line["stage"], line["what"]): line for line in lines}
+    assert not [line for line in lines if "FAILED" in str(line["what"])]
     assert {stage for stage, what in said if what == "done"} == {*STAGES, "fsdp2"}
     for name in METHODS:
         assert said["equality", f"{name}, cpu bf16 to cpu float32"]["gradient"] < 0.5
@@ -61,25 +56,14 @@ def test_first_gpu_run_passes_on_a_cpu(first_gpu_run: list[dict[str, object]]) -
     assert said["scoring", "scoring: tokens per s"]["value"] > 0
 
 
-@pytest.fixture
-def sync_modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Modes of CUDA that are set, on a machine that seems to have it."""
+def test_waits_are_counted_beside_the_known_one(monkeypatch: pytest.MonkeyPatch) -> None:
     modes: list[str] = []
     monkeypatch.setattr(equality, "has_cuda", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    return modes
-
-
-def test_known_wait_of_transformers_is_let_through(sync_modes: list[str]) -> None:
-    asks = masking_utils.find_packed_sequence_indices
     with equality._where_waits_are("error"):
         assert masking_utils.find_packed_sequence_indices(torch.arange(4)[None]) is None
-    assert sync_modes == ["error", "default", "error", "default"]
-    assert masking_utils.find_packed_sequence_indices is asks
+    assert modes == ["error", "default", "error", "default"]
 
-
-@pytest.mark.usefixtures("sync_modes")
-def test_lines_that_wait_are_counted() -> None:
     def run() -> None:
         for _ in range(2):
             warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
@@ -87,8 +71,7 @@ def test_lines_that_wait_are_counted() -> None:
 
     found = equality._waiting_lines(run)
     assert found.total() == 2
-    (line,) = found
-    assert line.startswith("project/test_gpu_first.py:")
+    assert next(iter(found)).startswith("project/test_gpu_first.py:")
 
 
 @pytest.mark.slow
