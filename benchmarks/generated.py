@@ -134,7 +134,7 @@ def tokenizer(name: str) -> Any:
 @cache
 def _trained(name: str) -> str:
     """Train a tokenizer, once for each process and those that it forks."""
-    kind, keep = KINDS[name], _directory()
+    kind, path = KINDS[name], f"{_kept().name}/{name}"
     count = _LEARNED_FROM if kind.learned > 2000 else 100
     learned = _learn(kind, make_texts(count, seed="what tokenizers learn"))
     special = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -143,18 +143,13 @@ def _trained(name: str) -> str:
     made = PreTrainedTokenizerFast(
         tokenizer_object=learned, pad_token=special["eos_token"], **special
     )
-    made.save_pretrained(f"{keep}/{name}")
-    return f"{keep}/{name}"
+    made.save_pretrained(path)
+    return path
 
 
 @cache
-def _directory() -> str:
-    kept = tempfile.TemporaryDirectory(prefix="tokenizers-")
-    _KEPT.append(kept)
-    return kept.name
-
-
-_KEPT: list[Any] = []  # until the process ends
+def _kept() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="tokenizers-")  # until the process ends
 
 
 def _learn(kind: _Kind, texts: Sequence[str]) -> Tokenizer:
