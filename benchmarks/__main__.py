@@ -74,14 +74,14 @@ def resize(size: object, given: Sequence[str]) -> object:
     Raises:
         ValueError: a name that the size does not have, or a value of another type.
     """
-    types = {item.name: type(getattr(size, item.name)) for item in fields(size)}  # type: ignore[arg-type]
+    types = {item.name: type(getattr(size, item.name)) for item in fields(size)}
     changes = {}
     for item in given:
         name, _, value = item.partition("=")
         if name not in types:
             raise ValueError(f"no {name} among {', '.join(types)}")
         changes[name] = types[name](value)
-    return replace(size, **changes)  # type: ignore[type-var]
+    return replace(size, **changes)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def student_tokenizer() -> PreTrainedTokenizerFast:
     # The trainer can only reserve byte tokens as special ones, which a decoder would then drop.
     state = json.loads(tokenizer.to_str())
     state["added_tokens"] = state["added_tokens"][: len(special)]
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(state)),
         unk_token="<unk>",
         bos_token="<s>",
@@ -145,9 +145,7 @@ def teacher_tokenizer() -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_tokenizer_texts(), trainer)
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=tokenizer, eos_token="<|endoftext|>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>")
 
 
 def _tokenizer_texts() -> Iterator[str]:

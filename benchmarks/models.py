@@ -150,7 +150,7 @@ def prepare(trainer: VocAgnoTrainer) -> VocAgnoTrainer:
 def backward(trainer: VocAgnoTrainer, batches: Sequence[Any]) -> Any:
     """Run forward and backward of the micro-batches of a step; return the loss."""
     tokens = sum(map(trainer.objective.divisor_tokens, batches))
-    count = torch.tensor(tokens, device=trainer.args.device)
+    count = torch.full((), tokens, device=trainer.args.device)  # a copy would wait
     return sum(trainer.training_step(trainer.model_wrapped, batch, count) for batch in batches)
 
 

@@ -165,7 +165,7 @@ class Steps:
     def _plan(self) -> tuple[float, float]:
         size = self.size
         precision = "mixed" if size.device == "cuda" else "float32"
-        layout = Layout(precision=precision, accumulates=size.accumulation > 1)  # type: ignore[arg-type]
+        layout = Layout(precision=precision, accumulates=size.accumulation > 1)
         tokens = size.batch_size * size.max_length
         ours = student_memory(sizes_of(self.student), layout, tokens)
         return sum(ours.values()), sum(teacher_memory(sizes_of(self.teacher), 2).values())
@@ -183,7 +183,7 @@ class Steps:
     def forward(self) -> None:
         """Compute the teacher's losses of a step."""
         for batch in self.batches:
-            self.resident.losses(self.trainer._prepare_inputs(batch))  # type: ignore[arg-type]
+            self.resident.losses(self.trainer._prepare_inputs(batch))
 
     def measures(self, name: str) -> dict[str, float]:
         """Return what the turns of a way say: seconds, tokens/s, MFU and memory, where known."""

@@ -129,7 +129,7 @@ def remove_units(string: str) -> str:
 
 def read_answer(text: str) -> Any:
     """Read by the first of three that succeeds."""
-    from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
+    from latex2sympy2_extended import latex2sympy
     from sympy.parsing.latex import parse_latex
     from sympy.parsing.sympy_parser import parse_expr
 

@@ -71,7 +71,7 @@ def measure(size: Size) -> Measured:
 def compare(size: Size) -> Measured:
     """Run everything with one process and with several."""
     one_thread()
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()
     datasets.disable_progress_bars()
     with tempfile.TemporaryDirectory() as directory:
         world = make_world(Path(directory), size)

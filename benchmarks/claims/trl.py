@@ -99,7 +99,7 @@ def measure(size: Size) -> Measured:
     """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
-    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers_logging.set_verbosity_error()
     try:
         # Here, for the processes that are forked from this one.
         importlib.import_module("trl.experimental.gold")

@@ -132,7 +132,7 @@ def judge_answers(
     Returns:
         nats per character, of tokens with digits per digit, and the share of likeliest tokens.
     """
-    model.eval()  # type: ignore[no-untyped-call]
+    model.eval()
     nats = number_nats = 0.0
     right = []
     conversations = [_conversation(talk) for talk in talks]
@@ -143,7 +143,7 @@ def judge_answers(
         part = slice(*read.labelled[0].tolist())
         ids_S = torch.tensor([int(read.first), *read.values.tolist()])
         hidden_ND = model.base_model(ids_S[None]).last_hidden_state[0, part]
-        head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+        head = model.get_output_embeddings()
         logits_NV, ids_N = head(hidden_ND), ids_S[1:][part]
         nats_N = F.cross_entropy(logits_NV, ids_N, reduction="none").double()
         spans = read.spans[part].tolist()

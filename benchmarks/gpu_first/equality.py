@@ -97,7 +97,7 @@ def _step(
     )
     found: Found = {}
     if method.choice == "guided":
-        guidance = [trainer.token_guidance(batch) for batch in batches]  # type: ignore[arg-type]
+        guidance = [trainer.token_guidance(batch) for batch in batches]
         for key in ("student_loss", "teacher_loss", "weight"):
             rows = [getattr(one, f"{key}_BS").float().cpu() for one in guidance]
             found[key] = torch.cat([row.flatten() for row in rows])
