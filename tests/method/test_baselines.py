@@ -12,7 +12,8 @@ import torch
 
 from vocagnolm.alignment import align_positions, align_spans
 from vocagnolm.distillation import HeadStates
-from vocagnolm.objective import Method, Objective
+from vocagnolm.method import Method
+from vocagnolm.objective import Objective
 from vocagnolm.output_head import Head
 from vocagnolm.run.recipe import parse
 from vocagnolm.teacher import ResidentTeacher, TeacherLosses

@@ -25,7 +25,7 @@ from world import make_models, make_trainer
 
 from vocagnolm.alignment import align_segment
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 
 
 @pytest.fixture(scope="module")

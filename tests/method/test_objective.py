@@ -11,7 +11,8 @@ import torch
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
-from vocagnolm.objective import Method, Objective
+from vocagnolm.method import Method
+from vocagnolm.objective import Objective
 from vocagnolm.teacher import ResidentTeacher, TeacherLosses
 
 WRONG: list[dict[str, Any]] = [

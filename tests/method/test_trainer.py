@@ -24,8 +24,7 @@ from world import MAX_LENGTH, make_blocks, make_segments, make_trainer
 
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
-from vocagnolm.guidance import Aggregation
-from vocagnolm.objective import Method
+from vocagnolm.method import Aggregation, Method
 from vocagnolm.output_head import Head
 from vocagnolm.packing import Blocks
 from vocagnolm.teacher import StoredTeacher, TeacherLosses

@@ -19,7 +19,7 @@ from world import make_models
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.report.measure import LoadedPair, view_documents
 from vocagnolm.report.render import render_html, render_text
 from vocagnolm.report.view import GuidanceView, ViewSettings

@@ -12,7 +12,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler, skip_first_batches
 from world import make_trainer, outcome
 
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.run.resume import StepSampler
 

@@ -26,9 +26,9 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.guidance import Aggregation, reduce_teachers
+from vocagnolm.guidance import reduce_teachers
+from vocagnolm.method import Aggregation, Method
 from vocagnolm.models import source as models
-from vocagnolm.objective import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.run import start as train

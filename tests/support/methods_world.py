@@ -13,7 +13,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 from vocagnolm.chat.formats import read_rows
 from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.store.format import Store, finish_store

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 
 PARAMETER_TOLERANCE = 1e-6
 LOSS_TOLERANCE = 1e-5

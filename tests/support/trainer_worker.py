@@ -21,7 +21,7 @@ from methods_world import World
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
 
-from vocagnolm.objective import Method
+from vocagnolm.method import Method
 from vocagnolm.run import start as train
 
 

@@ -11,7 +11,6 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
-from transformers.trainer_pt_utils import AcceleratorConfig
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 
 from vocagnolm.dist import connection_fault, is_on_cpu, launched_processes
@@ -81,7 +80,11 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             self.metric_for_best_model = self.metric_for_best_model or "loss"
         self.report_to = self.report_to or ["none"]
         # Placeholders that the parent class can work with, until `set_batch`.
-        self._given = self.per_device_train_batch_size, self.gradient_accumulation_steps
+        self._given: tuple[int | None, ...] = (
+            self.global_batch_tokens,
+            self.per_device_train_batch_size,
+            self.gradient_accumulation_steps,
+        )
         self._given_eval = self.per_device_eval_batch_size
         self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
         self.per_device_eval_batch_size = 1
@@ -109,10 +112,9 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
 
     def set_batch(self, max_length: int) -> None:
         """Derive batch size and accumulation from the global batch, or this one from them."""
-        self._is_decided_by_parts = self.global_batch_tokens is None and None not in self._given
-        rows, steps = split_global_batch(
-            self.global_batch_tokens, max_length, self.world_size, *self._given
-        )
+        tokens, *parts = self._given
+        self._is_decided_by_parts = tokens is None and None not in parts
+        rows, steps = split_global_batch(tokens, max_length, self.world_size, *parts)
         self.per_device_train_batch_size, self.gradient_accumulation_steps = rows, steps
         self.global_batch_tokens = rows * steps * self.world_size * max_length
         self.per_device_eval_batch_size = self._given_eval or rows
@@ -138,8 +140,7 @@ def check_arguments(args: TrainingArguments) -> None:
         # Another transformers may lack one.
         if (found := vars(args).get(name, value)) != value:
             raise ValueError(f"--{name} {found} {reason}: leave it out")
-    loading = args.accelerator_config
-    if isinstance(loading, AcceleratorConfig) and loading.split_batches:
+    if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
     _check_processes(args)
     kernels = args.liger_kernel_config or {}

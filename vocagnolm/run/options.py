@@ -167,19 +167,19 @@ class RunOptions:
     dry_run: bool = option(False, "Print the plan and exit.", first=True)
     output_dir: str = option("", "By default runs/STUDENT__TEACHER.", first=True)
     # Where None is no kind of the option, `RunArguments.set_batch` derives it.
-    global_batch_tokens: int = option(
-        None,  # type: ignore[arg-type]
+    global_batch_tokens: int = option(  # type: ignore[assignment]
+        None,
         "Tokens of an optimizer step, over all devices; the paper's 2,097,152, unless the batch "
         "size and the accumulation steps are given: together they decide it.",
         first=True,
     )
-    per_device_train_batch_size: int = option(
-        None,  # type: ignore[arg-type]
+    per_device_train_batch_size: int = option(  # type: ignore[assignment]
+        None,
         "Sequences per device; derived from the world size.",
         first=True,
     )
-    gradient_accumulation_steps: int = option(
-        None,  # type: ignore[arg-type]
+    gradient_accumulation_steps: int = option(  # type: ignore[assignment]
+        None,
         "Micro-batches of a step; derived from the world size.",
     )
     num_train_epochs: float = option(1.0, "Passes over the corpus.")

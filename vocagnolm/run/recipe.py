@@ -162,7 +162,8 @@ def parse(argv: Sequence[str]) -> Job:
     del values["config"]
     values["output_dir"] = values["output_dir"] or _default_output_dir(values)
     _set_evaluation(values)
-    job = Job(*parser.parse_dict(values), config)
+    records: Any = parser.parse_dict(values)
+    job = Job(*records, recipe=config)
     check_together(job)
     job.run.set_batch(job.pack.max_length)
     for line in warnings_of(job):
