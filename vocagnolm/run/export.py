@@ -124,7 +124,8 @@ def _with_adapters(
     if is_adapter(checkpoint):
         weights = load_file(checkpoint / "adapter_model.safetensors")
         return merge_adapters(model, read_adapter_config(checkpoint), weights)
-    options = ModelOptions(**{each.name: settings[each.name] for each in fields(ModelOptions)})
+    names = [each.name for each in fields(ModelOptions) if each.name in settings]
+    options = ModelOptions(**{name: settings[name] for name in names})
     return merge_adapters(model, lora_config(model, options), load_file(merged / _MERGED))
 
 
