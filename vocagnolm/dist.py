@@ -114,7 +114,7 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-# -- Until evaluation and store call `rank0` -----------------------------------------------------
+# -- Until evaluation calls `rank0` ---------------------------------------------------------------
 
 
 @contextmanager
@@ -129,7 +129,3 @@ def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
         wait()
     if reasons := list(filter(None, gather_object([why]))):
         raise SharedError(reasons[0])
-
-
-decided_by_one = rank0
-first_of_machine_first = machine_first

@@ -280,5 +280,5 @@ def test_export_rejects_what_it_cannot_write(
 
 @pytest.mark.parametrize("role", ["model", "student"])
 def test_adapters_are_no_model(role: Any, world: World) -> None:
-    with pytest.raises(ValueError, match=f"--{role} .* holds adapters: merge them with their model"):
+    with pytest.raises(ValueError, match=f"--{role} .* holds adapters: merge them"):
         ModelSource(str(world.root / "adapted"), role).config()
