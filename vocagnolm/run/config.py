@@ -68,6 +68,11 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             given = self.liger_kernel_config or {}
             kernels = json.loads(given) if isinstance(given, str) else given
             self.liger_kernel_config = {**dict.fromkeys(_LIGER_LOSSES, False), **kernels}
+        # The name in older versions of transformers.
+        if self.activation_checkpointing and not hasattr(
+            TrainingArguments, "activation_checkpointing"
+        ):
+            self.gradient_checkpointing = True
         # A log file wants no progress bar.
         if self.disable_tqdm is None:
             self.disable_tqdm = not sys.stderr.isatty()

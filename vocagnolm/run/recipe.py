@@ -162,8 +162,9 @@ def parse(argv: Sequence[str]) -> Job:
     del values["config"]
     values["output_dir"] = values["output_dir"] or _default_output_dir(values)
     _set_evaluation(values)
-    records: Any = parser.parse_dict(values)
-    job = Job(*records, recipe=config)
+    made: Any = parser.parse_dict(values)
+    model, load, data, pack, method, run = made
+    job = Job(model, load, data, pack, method, run, recipe=config)
     check_together(job)
     job.run.set_batch(job.pack.max_length)
     for line in warnings_of(job):
