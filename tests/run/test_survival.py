@@ -142,15 +142,8 @@ def test_log_tells_every_loss_when_nothing_happens(whole: Path) -> None:
     assert entries[-1]["train_loss"] == pytest.approx(mean, rel=1e-12)
 
 
-@pytest.mark.stress(
-    "training: SIGKILL at any moment, half of them in a save",
-    "the model and log of an undisturbed run, bit for bit",
-)
 @pytest.mark.slow
-def test_run_ends_alike_when_it_is_killed_anywhere(
-    whole: Path, place: Place, record_property: Callable[[str, object], None]
-) -> None:
-    record_property("times", KILLS)
+def test_run_ends_alike_when_it_is_killed_anywhere(whole: Path, place: Place) -> None:
     moments = random.Random(7)
     times, happened = zip(*timed_events(whole), strict=True)
     saves = [n for n, name in enumerate(happened) if "load" not in name and "loss" not in name]
@@ -189,16 +182,9 @@ def steps_at(happened: list[str]) -> list[int]:
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
-@pytest.mark.stress(
-    "training, two processes: SIGTERM, SIGUSR1 or SIGINT to one",
-    "one whole checkpoint; the model and log of an undisturbed run, bit for bit",
-)
 @pytest.mark.slow
-def test_both_processes_stop_at_one_step(
-    whole_two: Path, place: Place, record_property: Callable[[str, object], None]
-) -> None:
+def test_both_processes_stop_at_one_step(whole_two: Path, place: Place) -> None:
     moments, times = random.Random(11), max(3, KILLS if KILLS > 4 else 0)
-    record_property("times", times)
     happened = [events(whole_two.with_name(f"whole_two-{rank}")) for rank in (0, 1)]
     for number in range(times):
         out, rank = place.root / f"stopped{number}", moments.randrange(2)
