@@ -65,12 +65,8 @@ def write_text(path: Path, text: str) -> None:
 
 def write_json(path: Path, content: Mapping[str, object], *, replace: bool = True) -> None:
     """Write a JSON object completely or not at all."""
-    write_file(path, lambda file: file.write(json_bytes(content)), replace=replace)
-
-
-def json_bytes(content: Mapping[str, object]) -> bytes:
-    """Serialize a JSON object as `write_json` does."""
-    return (json.dumps(content, indent=1) + "\n").encode()
+    text = json.dumps(content, indent=1) + "\n"
+    write_file(path, lambda file: file.write(text.encode()), replace=replace)
 
 
 def read_json(path: Path) -> JsonObject:

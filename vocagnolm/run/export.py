@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from vocagnolm.cli import Parser, say, shell
-from vocagnolm.io import ASIDE, read_json
+from vocagnolm.io import ASIDE, RUN_FILE, read_json
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapter_config
 from vocagnolm.models.source import ModelSource, is_adapter
-from vocagnolm.run.checkpoints import RUN_FILE, checkpoint_fault, is_finished, run_of
+from vocagnolm.run.checkpoints import checkpoint_fault, is_finished, run_of
 from vocagnolm.run.options import ModelOptions
 from vocagnolm.texts.tokenizers import load_tokenizer
 
@@ -75,7 +75,7 @@ def export(
     target = output_dir or checkpoint.with_name(f"export-{checkpoint.name.split('-')[-1]}")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"--output_dir {target} is not empty: give another")
-    trusted = {"trust_remote_code": trust_remote_code}
+    trusted: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     student = ModelSource(settings["student"], "student", settings["student_revision"], **trusted)
     place, revision = settings["student_tokenizer"], None
     if (checkpoint / "tokenizer_config.json").exists():

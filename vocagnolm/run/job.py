@@ -267,7 +267,8 @@ def read_models(
     # All configurations first: a wrong name is reported before any tokenizer is read, which takes
     # longer.
     configs = [source.config() for source in sources]
-    places = [model.student_tokenizer, *(elsewhere or [None] * len(names))]
+    places: list[str | None] = [model.student_tokenizer, *elsewhere]
+    places += [None] * (len(sources) - len(places))
     found = []
     for source, config, place in zip(sources, configs, places, strict=True):
         role = cast(Role, source.role)

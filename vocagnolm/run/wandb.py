@@ -11,7 +11,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -78,7 +78,7 @@ _ENTRIES = {name: entry for entry, name in NAMES.items()}
 _CODE = "vocagnolm python torch transformers accelerate datasets tokenizers wandb"
 _GIB = 2**30
 _Rows = Sequence[Sequence[object]]
-_rewrite_logs = integration_utils.rewrite_logs
+_rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
 
 
 def tracked(logs: Mapping[str, object]) -> JsonObject:
@@ -218,7 +218,7 @@ def begin(
     args.project, args.run_name = where["project"], where["name"]
     extras = Extras(trainer, about)
     trainer.add_callback(extras)
-    if "wandb" in args.report_to:
+    if "wandb" in (args.report_to or ()):
         directory = Path(str(args.output_dir))
         known = read_place(directory) if is_resumed else {}
         arguments = {**where, **known, "config": dict(about)}
@@ -242,7 +242,7 @@ class Extras(TrainerCallback):
         shown = json.dumps(self._about, indent=2, default=str)
         for board in self._boards():
             board.add_text("config", f"```json\n{shown}\n```")
-        if "trackio" in args.report_to:
+        if "trackio" in (args.report_to or ()):
             import_module("trackio").config.update(json.loads(shown), allow_val_change=True)
 
     def on_log(
@@ -289,7 +289,9 @@ def finish() -> None:
 # -- What a run is made of ---------------------------------------------------------------------
 
 
-def about(job: Job, models: Models, documents: Documents, settings: JsonObject) -> JsonObject:
+def about(
+    job: Job, models: Models, documents: Documents, settings: Mapping[str, object]
+) -> JsonObject:
     """Describe a run by all that runs are filtered, grouped or coloured by: settings and more."""
     found = {
         "settings": settings,
