@@ -47,6 +47,10 @@ def test_epoch_reads_all_corpora_in_shares_of_their_weights(corpora: list[tuple[
         first += size
 
 
+def test_shares_are_those_that_were_typed() -> None:
+    assert mixed_counts([700, 100], [0.7, 0.3]).tolist() == [700, 300]
+
+
 def test_order_depends_on_seed_and_epoch_alone() -> None:
     corpora = [400, 100], [0.5, 0.5]
     first, second = epochs(*corpora, 8, 2)

@@ -56,7 +56,8 @@ def mixed_counts(sizes: Sequence[float], weights: Sequence[float]) -> npt.NDArra
     [700, 300]
     """
     shares = np.asarray(weights) / np.sum(weights)
-    total = np.ceil((np.asarray(sizes) / shares).max())
+    # Rounded first, as 700 / 0.7 is a little more than 1000.
+    total = np.ceil((np.asarray(sizes) / shares).max().round(6))
     counts: npt.NDArray[np.int64] = np.round(shares * total).astype(np.int64)
     return counts
 
