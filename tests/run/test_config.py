@@ -67,8 +67,8 @@ def test_output_is_named_after_the_models(argv: tuple[str, ...], expected: str) 
         (("--eval_fraction", ".1"), ("steps", 250)),
         (("--eval_dataset", "e", "--save_steps", "50"), ("steps", 50)),
         (("--eval_fraction", ".1", "--eval_steps", "9"), ("steps", 9)),
-        (("--eval_fraction", ".1", "--eval_strategy", "epoch"), ("epoch", None)),
-        (("--eval_fraction", ".1", "--eval_strategy", "no"), ("no", None)),
+        (("--eval_fraction", ".1", "--eval_strategy", "epoch"), ("epoch", 250)),
+        (("--eval_fraction", ".1", "--eval_strategy", "no"), ("no", 250)),
     ],
 )
 def test_run_evaluates_where_there_is_something_to_evaluate_on(

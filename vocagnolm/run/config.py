@@ -1,11 +1,10 @@
 """`transformers.TrainingArguments` with the paper's training set-up, and what a run cannot have."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from accelerate import PartialState
@@ -47,8 +46,6 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
     weight_decay: float = 0.1
     # By default as in training.
     per_device_eval_batch_size: int = None  # type: ignore[assignment]
-    # By default "steps" if there is something to evaluate on.
-    eval_strategy: IntervalStrategy | str | None = None  # type: ignore[assignment]
     # A push on the way would upload files that are being written.
     hub_strategy: str = "end"
     logging_first_step: bool = True
@@ -58,16 +55,17 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
     ddp_find_unused_parameters: bool | None = False
     liger_kernel_config: dict[str, Any] | str | None = None  # type: ignore[assignment]
 
-    _argument_group_name = "fields of transformers.TrainingArguments"
+    _argument_group_name = "run, with all fields of transformers.TrainingArguments"
+    # The parent class reads them as JSON.
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+        *TrainingArguments._VALID_DICT_FIELDS,
+        "liger_kernel_config",
+    ]
 
     def __post_init__(self) -> None:
         RunOptions.__post_init__(self)
         if self.lr_scheduler_kwargs is None and self.lr_scheduler_type == "cosine_with_min_lr":
             self.lr_scheduler_kwargs = {"min_lr_rate": 0.1}
-        if self.use_liger_kernel:
-            given = self.liger_kernel_config or {}
-            kernels = json.loads(given) if isinstance(given, str) else given
-            self.liger_kernel_config = {**dict.fromkeys(_LIGER_LOSSES, False), **kernels}
         # The name in older versions of transformers.
         if self.activation_checkpointing and not hasattr(
             TrainingArguments, "activation_checkpointing"
@@ -80,19 +78,8 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
             self.bf16 = has_bf16 and not (self.use_cpu or self.fp16)
         self.dataloader_pin_memory = self.dataloader_pin_memory and torch.cuda.is_available()
-        self.eval_strategy = self.eval_strategy or IntervalStrategy.NO
         if self.save_strategy == SaveStrategy.BEST:
             self.metric_for_best_model = self.metric_for_best_model or "loss"
-        self.report_to = self.report_to or ["none"]
-        # Placeholders that the parent class can work with, until `set_batch`.
-        self._given: tuple[int | None, ...] = (
-            self.global_batch_tokens,
-            self.per_device_train_batch_size,
-            self.gradient_accumulation_steps,
-        )
-        self._given_eval = self.per_device_eval_batch_size
-        self.per_device_train_batch_size = self.gradient_accumulation_steps = 1
-        self.per_device_eval_batch_size = 1
         # The parent class takes processes on a CPU for separate runs, and drops their time-out.
         alone = launched_processes() == 1 or self.is_sharded
         self.use_cpu = self.use_cpu or (is_on_cpu() and not alone)
@@ -100,8 +87,12 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
             timeout = timedelta(seconds=self.ddp_timeout)
             PartialState(cpu=True, backend=self.ddp_backend, timeout=timeout)
         TrainingArguments.__post_init__(self)  # type: ignore[no-untyped-call]
-        if isinstance(self.lr_scheduler_kwargs, str):
-            raise ValueError("--lr_scheduler_kwargs must be a JSON object")
+        for name in ("lr_scheduler_kwargs", "liger_kernel_config"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"--{name} must be a JSON object")
+        if self.use_liger_kernel:
+            kernels: Any = self.liger_kernel_config or {}
+            self.liger_kernel_config = dict.fromkeys(_LIGER_LOSSES, False) | kernels
         check_arguments(self)
 
     @property
@@ -117,23 +108,24 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
 
     def set_batch(self, max_length: int) -> None:
         """Derive batch size and accumulation from the global batch, or this one from them."""
-        tokens, *parts = self._given
-        self._is_decided_by_parts = tokens is None and None not in parts
-        rows, steps = split_global_batch(tokens, max_length, self.world_size, *parts)
+        rows, steps = split_global_batch(
+            self.global_batch_tokens,
+            max_length,
+            self.world_size,
+            self.per_device_train_batch_size,
+            self.gradient_accumulation_steps,
+        )
         self.per_device_train_batch_size, self.gradient_accumulation_steps = rows, steps
         self.global_batch_tokens = rows * steps * self.world_size * max_length
-        self.per_device_eval_batch_size = self._given_eval or rows
+        self.per_device_eval_batch_size = self.per_device_eval_batch_size or rows
 
     def batch_arithmetic(self, max_length: int) -> str:
         """Spell out the global batch."""
-        shown = (
+        return (
             f"{self.global_batch_tokens:,} tokens = {self.world_size} processes x "
             f"{self.per_device_train_batch_size} sequences x {self.gradient_accumulation_steps} "
             f"accumulation steps x {max_length} tokens"
         )
-        if self._is_decided_by_parts:
-            shown += ", as --per_device_train_batch_size and --gradient_accumulation_steps decide"
-        return shown
 
 
 def check_arguments(args: TrainingArguments) -> None:
@@ -147,7 +139,16 @@ def check_arguments(args: TrainingArguments) -> None:
             raise ValueError(f"--{name} {found} {reason}: leave it out")
     if getattr(args.accelerator_config, "split_batches", False):
         raise ValueError("--accelerator_config: split_batches makes other batches: leave it out")
-    _check_processes(args)
+    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
+        raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
+    if _fsdp_version(args) not in (None, 2):
+        raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
+    if args.n_gpu > 1:
+        raise ValueError(
+            f"one process sees {args.n_gpu} GPUs: start one for each with accelerate launch"
+        )
+    if fault := connection_fault(args.world_size):
+        raise ValueError(fault)
     kernels = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(kernels.get(name, True) for name in _LIGER_LOSSES):
         raise ValueError(
@@ -157,34 +158,16 @@ def check_arguments(args: TrainingArguments) -> None:
     _check_saving(args)
 
 
-def _check_processes(args: TrainingArguments) -> None:
-    if args.deepspeed or parse_flag_from_env("ACCELERATE_USE_DEEPSPEED"):
-        raise ValueError("DeepSpeed is not supported: shard with FSDP2 (accelerate_configs)")
-    if _fsdp_version(args) not in (None, 2):
-        raise ValueError("FSDP1 is not supported: set fsdp_version: 2, as in accelerate_configs")
-    if args.n_gpu > 1:
-        raise ValueError(
-            f"one process sees {args.n_gpu} GPUs: start one process per GPU with accelerate "
-            "launch, or set CUDA_VISIBLE_DEVICES"
-        )
-    if fault := connection_fault(args.world_size):
-        raise ValueError(fault)
-
-
 def _check_saving(args: TrainingArguments) -> None:
-    if args.metric_for_best_model not in (None, "loss", "eval_loss"):
-        raise ValueError(
-            f"--metric_for_best_model {args.metric_for_best_model} is not measured: use loss"
-        )
+    if (metric := args.metric_for_best_model) not in (None, "loss", "eval_loss"):
+        raise ValueError(f"--metric_for_best_model {metric} is not measured: use loss")
     if args.greater_is_better:
         raise ValueError("--greater_is_better true would keep the largest loss: leave it out")
     if args.save_strategy == SaveStrategy.BEST and args.eval_strategy == IntervalStrategy.NO:
         raise ValueError("--save_strategy best needs an evaluation: set --eval_strategy")
-    if args.push_to_hub and args.hub_strategy != "end":
-        raise ValueError(
-            f"--hub_strategy {HubStrategy(args.hub_strategy).value} uploads checkpoints that are "
-            "being written: use --hub_strategy end"
-        )
+    strategy = HubStrategy(args.hub_strategy)
+    if args.push_to_hub and strategy != HubStrategy.END:
+        raise ValueError(f"--hub_strategy {strategy.value} uploads files that are being written")
 
 
 def _fsdp_version(args: TrainingArguments) -> int | None:
@@ -221,26 +204,19 @@ def split_global_batch(
     if global_batch_tokens is None and batch_size and accumulation:
         return batch_size, accumulation
     global_batch_tokens = global_batch_tokens or _PAPER_TOKENS
-    sequences, rest = divmod(global_batch_tokens, max_length)
-    if rest:
-        raise ValueError(
-            f"--global_batch_tokens {global_batch_tokens} is not a multiple of --max_length "
-            f"{max_length}: {global_batch_tokens} / {max_length} = "
-            f"{global_batch_tokens / max_length:.2f} sequences"
-        )
-    per_device, rest = divmod(sequences, world_size)
-    if batch_size is None and accumulation is None and not rest:
+    per_device = global_batch_tokens // (world_size * max_length)
+    if batch_size is None and accumulation:
+        batch_size = per_device // accumulation
+    elif batch_size is None:
         batch_size = max(n for n in range(1, _MAX_DERIVED_BATCH + 1) if per_device % n == 0)
-    if batch_size is None:
-        batch_size = max(sequences // (world_size * (accumulation or 1)), 1)
-    if accumulation is None:
-        accumulation = max(sequences // (world_size * batch_size), 1)
-    if world_size * batch_size * accumulation != sequences:
+    accumulation = accumulation or per_device // batch_size
+    found = world_size * batch_size * accumulation * max_length
+    if found != global_batch_tokens:
         raise ValueError(
             f"{world_size} processes x {batch_size} sequences x {accumulation} accumulation steps "
-            f"x {max_length} tokens = {world_size * batch_size * accumulation * max_length:,} "
-            f"tokens, not --global_batch_tokens {global_batch_tokens:,} ({sequences} sequences): "
-            "change --global_batch_tokens, --per_device_train_batch_size or the number of processes"
-            ", or give --per_device_train_batch_size with --gradient_accumulation_steps alone"
+            f"x {max_length} tokens = {found:,} tokens, not --global_batch_tokens "
+            f"{global_batch_tokens:,}: change --global_batch_tokens, --per_device_train_batch_size "
+            "or the number of processes, or give --per_device_train_batch_size with "
+            "--gradient_accumulation_steps alone"
         )
     return batch_size, accumulation

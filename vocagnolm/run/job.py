@@ -91,54 +91,14 @@ def _one_name(place: str) -> str:
     return str(Path(place).resolve()) if Path(place).exists() else place
 
 
-def check_together(job: Job) -> None:
-    """Check options that depend on each other.
-
-    Raises:
-        ValueError: some do not go together, or cannot be met here.
-    """
-    model, method = job.model, job.method
-    teachers = model.teacher or model.teacher_losses or []
-    if method.needs_teacher and not teachers:
-        raise ValueError(
-            "--teacher is required: name the causal LM that guides the student, or a store of its "
-            "losses with --teacher_losses"
-        )
-    if model.teacher and model.teacher_losses:
-        raise ValueError("--teacher and --teacher_losses exclude each other: give one")
-    method.check_teacher(len(teachers), is_stored=bool(model.teacher_losses))
-    method.check_chunks(job.pack.max_length)
-    one_for_each("teacher_chat_template", job.pack.teacher_chat_template, len(teachers), "teachers")
-    for name in ("teacher_tokenizer", "teacher_revision"):
-        given = getattr(model, name)
-        if given and len(given) != len(teachers):
-            raise ValueError(
-                f"--{name} needs one value for each of {len(teachers)} teachers, got {len(given)}"
-            )
-    if model.save_store:
-        _check_recording(job)
+def check_launch(job: Job) -> None:
+    """Raise a ValueError for options that these processes and devices cannot meet."""
     _check_loading(job)
-    if model.use_peft:
+    if job.model.use_peft:
         _check_recomputation(job.run)
     if job.run.fsdp and job.run.parallel_mode != ParallelMode.DISTRIBUTED and not job.run.dry_run:
         raise ValueError(
             "--fsdp shards over several processes: start them with accelerate launch or torchrun"
-        )
-
-
-def _check_recording(job: Job) -> None:
-    """Check that training computes the losses that `--save_store` keeps."""
-    teachers = job.model.teacher or []
-    if len(teachers) != 1:
-        raise ValueError(f"--save_store takes one --teacher, got {len(teachers)}")
-    if job.method.distance:
-        raise ValueError(
-            f"--save_store keeps token losses, which --method {job.method.method} does not "
-            "compute: leave it out"
-        )
-    if job.pack.attend_across_documents:
-        raise ValueError(
-            "--save_store keeps losses of documents alone: leave --attend_across_documents out"
         )
 
 

@@ -4,7 +4,8 @@ import importlib.util
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vocagnolm.method import in_range, option
+from vocagnolm.cli import one_for_each
+from vocagnolm.method import Method, in_range, option
 
 # Of an option that may also be None: its bare name means true.
 _SWITCH: dict[str, Any] = {"nargs": "?", "const": True}
@@ -52,8 +53,24 @@ class ModelOptions:
     def __post_init__(self) -> None:
         in_range(self, "[1, inf)", "lora_r", "lora_alpha")
         in_range(self, "[0, 1)", "lora_dropout")
+        if self.teacher and self.teacher_losses:
+            raise ValueError("--teacher and --teacher_losses exclude each other: give one")
+        if self.save_store and len(self.teacher or ()) != 1:
+            raise ValueError("--save_store takes one --teacher")
+        for name in ("teacher_tokenizer", "teacher_revision"):
+            given = vars(self)[name]
+            if given and len(given) != self.teachers:
+                raise ValueError(
+                    f"--{name} needs one value for each of {self.teachers} teachers, "
+                    f"got {len(given)}"
+                )
         if self.use_peft and importlib.util.find_spec("peft") is None:
             raise ValueError("--use_peft needs the package peft: pip install 'vocagnolm[peft]'")
+
+    @property
+    def teachers(self) -> int:
+        """Number of teachers, in memory or as stores."""
+        return len(self.teacher or self.teacher_losses or ())
 
 
 @dataclass
@@ -116,16 +133,9 @@ class DataOptions:
             raise ValueError("--dataset names one twice: name it once, and give --dataset_weights")
         weights = self.dataset_weights
         if weights and (count == 1 or len(weights) != count):
-            raise ValueError(
-                f"--dataset_weights needs one for each of several corpora, got {len(weights)} for "
-                f"{count}"
-            )
+            raise ValueError("--dataset_weights needs one for each of several corpora")
         for name in ("dataset_config", "dataset_split", "text_column"):
-            given = len(vars(self)[name] or [""])
-            if given not in (1, count):
-                raise ValueError(
-                    f"--{name} needs one value, or one for each of {count} corpora, got {given}"
-                )
+            one_for_each(name, vars(self)[name], count, "corpora")
         if self.eval_dataset and len(self.text_column or ()) > 1:
             raise ValueError(
                 "--eval_dataset needs one --text_column: hold out an --eval_fraction instead"
@@ -211,8 +221,8 @@ class RunOptions:
         None, "Steps between two evaluations; by default as often as checkpoints."
     )
     logging_steps: float = option(10, "Steps between two logs.")
-    report_to: list[str] | None = option(
-        None, "Trackers: wandb, tensorboard, trackio, ...; by default none.", first=True
+    report_to: list[str] = option(
+        ["none"], "Trackers: wandb, tensorboard, trackio, ...", first=True
     )
     run_name: str | None = option(
         None, "Name of the run in trackers; by default the path of --config."
@@ -245,3 +255,23 @@ class RunOptions:
         in_range(self, "[0, 4294967295]", "seed")
         if self.max_steps == 0:
             raise ValueError("--max_steps 0 makes no update: use --dry_run to see the plan")
+
+
+def check_together(model: ModelOptions, pack: PackOptions, method: Method) -> None:
+    """Raise a ValueError for options of a teacher and a method that do not go together."""
+    if method.needs_teacher and not model.teachers:
+        raise ValueError(
+            "--teacher is required: name the causal LM that guides the student, or a store of its "
+            "losses with --teacher_losses"
+        )
+    method.check_teacher(model.teachers, is_stored=bool(model.teacher_losses))
+    method.check_chunks(pack.max_length)
+    one_for_each("teacher_chat_template", pack.teacher_chat_template, model.teachers, "teachers")
+    if model.save_store and method.distance:
+        raise ValueError(
+            f"--save_store keeps token losses, which --method {method.method} does not compute"
+        )
+    if model.save_store and pack.attend_across_documents:
+        raise ValueError(
+            "--save_store keeps losses of documents alone: leave --attend_across_documents out"
+        )

@@ -6,13 +6,11 @@ A wrong name, choice or range is told before torch is imported, which takes seco
 from __future__ import annotations
 
 import argparse
-import ast
 import copy
 import importlib.util
 import json
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -23,24 +21,27 @@ import yaml
 
 from vocagnolm.cli import OneLineErrors, near, note
 from vocagnolm.method import Method
-from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions, RunOptions
+from vocagnolm.run.options import (
+    DataOptions,
+    LoadOptions,
+    ModelOptions,
+    PackOptions,
+    RunOptions,
+    check_together,
+)
 
 if TYPE_CHECKING:
     from transformers import HfArgumentParser
 
     from vocagnolm.run.job import Job
 
-
-def _of_transformers(name: str) -> Path:
-    package = importlib.util.find_spec("transformers")
-    assert package
-    assert package.origin
-    return Path(package.origin).with_name(name)
-
-
+_SPEC = importlib.util.find_spec("transformers")
+assert _SPEC
+assert _SPEC.origin
+_TRANSFORMERS = Path(_SPEC.origin).parent
 if not TYPE_CHECKING:
     # By its path: importing the package before it takes a second.
-    HfArgumentParser = run_path(str(_of_transformers("hf_argparser.py")))["HfArgumentParser"]
+    HfArgumentParser = run_path(str(_TRANSFORMERS / "hf_argparser.py"))["HfArgumentParser"]
 
 OPTIONS = (ModelOptions, LoadOptions, DataOptions, PackOptions, Method, RunOptions)
 _ABOUT = """\
@@ -69,9 +70,9 @@ _OF_TRL = {
 
 
 class Parser(OneLineErrors, HfArgumentParser):
-    """Parser of dataclasses of options, without the fields of some names."""
+    """Parser of dataclasses of options; those that are `first` come on top of the help."""
 
-    def __init__(self, types: Sequence[Any], without: Sequence[str] = ()) -> None:
+    def __init__(self, types: Sequence[Any]) -> None:
         super().__init__(
             prog="train.py",
             usage="train.py [--config RECIPE.yaml] --teacher TEACHER [OPTION ...]",
@@ -81,7 +82,6 @@ class Parser(OneLineErrors, HfArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
-        self._without = without
         self._first = self.add_argument_group("most used")
         self._first.add_argument(
             "--config", type=str, help="YAML file of options and of a base; flags override it."
@@ -95,12 +95,9 @@ class Parser(OneLineErrors, HfArgumentParser):
         super().error(re.sub(r"/--\S+(?=:)", "", message))
 
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
-        if field.name in self._without:
-            return
         field = copy.copy(field)
-        is_first = field.metadata.get("first", False)
+        group = self._first if field.metadata.get("first") else parser
         field.metadata = {key: value for key, value in field.metadata.items() if key != "first"}
-        group = self._first if is_first else parser
         HfArgumentParser._parse_dataclass_field(group, field)  # type: ignore[arg-type]
 
 
@@ -112,9 +109,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
             super().add_argument(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        name = action.option_strings[0]
         if action.const is True:
-            return action.option_strings[0]
-        return f"{action.option_strings[0]} {self._format_args(action, _kind(action))}"
+            return name
+        kind = "N" if action.type is int else "X" if action.type is float else "NAME"
+        return f"{name} {self._format_args(action, kind)}"
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -124,10 +123,6 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} [{shown}]".strip()
 
 
-def _kind(action: argparse.Action) -> str:
-    return "N" if action.type is int else "X" if action.type is float else "NAME"
-
-
 def parse(argv: Sequence[str]) -> Job:
     """Read the command line; `--config FILE.yaml` gives values that flags override.
 
@@ -135,41 +130,47 @@ def parse(argv: Sequence[str]) -> Job:
         ValueError: an argument is wrong, in one line.
     """
     quick = Parser(OPTIONS)
-    if {"-h", "--help", "--help_all"} & set(argv):
-        quick.print_help()
-        if "--help_all" in argv:
-            _print_others()
+    if {"-h", "--help", "--help_all"} & {*argv}:
+        (_full_parser() if "--help_all" in argv else quick).print_help()
         raise SystemExit(0)
-    config = quick.parse_known_args(argv)[0].config
-    options = recipe_options(config) if config else {}
-    flags = as_flags(options)
+    recipe = quick.parse_known_args(argv)[0].config
+    flags = as_flags(recipe_options(recipe)) if recipe else []
     try:
         _check_names(quick, flags)
     except ValueError as error:
-        raise ValueError(f"--config {config}: {error}") from error
+        raise ValueError(f"--config {recipe}: {error}") from error
     _check_names(quick, argv)
+    flags += argv
     # All checks that need no torch, on what recipe and flags say together.
-    values = vars(quick.parse_known_args([*flags, *argv])[0])
-    for each in OPTIONS:
-        each(**{field.name: values[field.name] for field in fields(each)})
+    *options, _, _ = quick.parse_args_into_dataclasses(
+        flags, return_remaining_strings=True, look_for_args_file=False
+    )
+    model, _, data, pack, method, run = options
+    check_together(model, pack, method)
 
-    # Only now, as importing them takes four seconds.
-    from vocagnolm.run.config import RunArguments
-    from vocagnolm.run.job import Job, check_together
+    # Only now, as importing torch takes seconds.
+    from vocagnolm.run.job import Job, check_launch
 
-    parser = Parser((*OPTIONS[:-1], RunArguments))
-    values = vars(parser.parse_args([*flags, *argv]))
-    del values["config"]
-    values["output_dir"] = values["output_dir"] or _default_output_dir(values)
-    _set_evaluation(values)
-    made: Any = parser.parse_dict(values)
-    model, load, data, pack, method, run = made
-    job = Job(model, load, data, pack, method, run, recipe=config)
-    check_together(job)
+    evaluates = data.eval_fraction or data.eval_dataset
+    if evaluates:
+        flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
+    *made, _ = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
+    job = Job(*made, recipe=recipe)
+    if job.run.eval_strategy != "no" and not evaluates:
+        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
+    job.run.output_dir = job.run.output_dir or _default_output_dir(model, method)
     job.run.set_batch(job.pack.max_length)
-    for line in warnings_of(job):
+    check_launch(job)
+    for line in _warnings(options):
         note(f"warning: {line}")
     return job
+
+
+def _full_parser() -> Parser:
+    """Return the parser that knows the other fields of `transformers.TrainingArguments`, too."""
+    from vocagnolm.run.config import RunArguments
+
+    return Parser((*OPTIONS[:-1], RunArguments))
 
 
 def recipe_options(path: str | Path) -> dict[str, Any]:
@@ -202,23 +203,12 @@ def as_flags(options: Mapping[str, Any]) -> list[str]:
     return flags
 
 
-def trainer_fields() -> list[str]:
-    """Read the fields of `transformers.TrainingArguments` from its source."""
-    source = _of_transformers("training_args.py").read_text(encoding="utf-8")
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments":
-            return [
-                each.target.id
-                for each in node.body
-                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
-            ]
-    raise ImportError("this transformers has no TrainingArguments: install transformers<6")
-
-
 def _check_names(parser: Parser, words: Sequence[str]) -> None:
     """Raise a ValueError for an option that neither a parser nor Trainer knows; skip values."""
     known = [*parser._option_string_actions]
-    for name in trainer_fields():
+    # Its fields, from its source: importing it takes seconds.
+    source = (_TRANSFORMERS / "training_args.py").read_text(encoding="utf-8")
+    for name in re.findall(r"^    (\w+): ", source, flags=re.MULTILINE):
         known += [f"--{name}", f"--no_{name}"]
     for word in parser.parse_known_args(words)[1]:
         option = "--" + word.partition("=")[0][2:].replace("-", "_")
@@ -227,52 +217,31 @@ def _check_names(parser: Parser, words: Sequence[str]) -> None:
             raise ValueError(f"unknown option {option}{advice}")
 
 
-def _print_others() -> None:
-    from vocagnolm.run.config import RunArguments
-
-    others = Parser([RunArguments], without=[each.name for each in fields(RunOptions)])
-    others.usage, others.description, others.epilog = argparse.SUPPRESS, None, None
-    sys.stdout.write(others.format_help().partition("\n\n")[2])
-
-
-def warnings_of(job: Job) -> Iterator[str]:
+def _warnings(options: Sequence[Any]) -> Iterator[str]:
     """Yield a line for each option that was given and has no effect."""
-    model, method = job.model, job.method
+    model, _, data, _, method, run = options
     given = set()
-    for options in (model, job.load, job.data, job.pack, method, job.run):
-        given |= {each.name for each in fields(options) if vars(options)[each.name] != each.default}
-    teachers = model.teacher or model.teacher_losses or []
-    evaluates = job.data.eval_fraction or job.data.eval_dataset
-    unread = {each.name for each in fields(Method)} - {*method.reads()}
+    for each in options:
+        given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
+    evaluates = data.eval_fraction or data.eval_dataset
+    unread = {field.name for field in fields(Method)} - {*method.reads()}
     for has_effect, names, condition in (
         (False, unread, f"with {method.as_typed}"),
         (method.choice == "guided", {"guidance_table_steps"}, f"with {method.as_typed}"),
-        (len(teachers) > 1, {"teacher_reduction"} - unread, "with one teacher"),
+        (model.teachers > 1, {"teacher_reduction"} - unread, "with one teacher"),
         (model.teacher, _OF_TEACHERS, "without --teacher"),
         (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
         (model.use_peft, _OF_ADAPTERS, "without --use_peft"),
         (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
-        (job.run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
+        (run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
     ):
         if not has_effect:
             for name in sorted(given & names):
                 yield f"--{name} has no effect {condition}"
 
 
-def _default_output_dir(values: Mapping[str, Any]) -> str:
-    names = [values["student"], *(values["teacher"] or values["teacher_losses"] or ())]
-    if values["method"] != "vocagnolm" or len(names) == 1:
-        names.append(values["method"])
+def _default_output_dir(model: ModelOptions, method: Method) -> str:
+    names = [model.student, *(model.teacher or model.teacher_losses or ())]
+    if method.method != "vocagnolm" or len(names) == 1:
+        names.append(method.method)
     return os.path.join("runs", "__".join(Path(name).name for name in names))
-
-
-def _set_evaluation(values: dict[str, Any]) -> None:
-    """Evaluate where there is something to evaluate on, as often as checkpoints are saved."""
-    evaluates = bool(values["eval_fraction"] or values["eval_dataset"])
-    strategy = values["eval_strategy"]
-    if strategy not in (None, "no") and not evaluates:
-        raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    if strategy is None and evaluates:
-        values["eval_strategy"] = strategy = "steps"
-    if strategy == "steps":
-        values["eval_steps"] = values["eval_steps"] or values["save_steps"]
