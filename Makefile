@@ -40,6 +40,7 @@ test-all: $(VENV)/installed-dev
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo >/dev/null || $(BIN)/lint-imports
 
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
