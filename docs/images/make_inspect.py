@@ -27,7 +27,7 @@ PAGE = (
     " does Zoe need?\nA: {}\nPosted by eli6157 on 1992-10-01 at 07:08"
 )
 SOLUTIONS = ("4 * 9 = 36. #### 36", "4 + 9 = 32. #### 32")
-SHOWN = " 32"  # the token whose details are open: the wrong result
+SHOWN = "␣32"  # the token whose details are open: the wrong result
 WIDTH, HEIGHT = 1200, 1060
 
 
@@ -40,17 +40,17 @@ def main() -> None:
         write_jsonl(pages, (PAGE.format(solution) for solution in SOLUTIONS))
         status = inspect.main(
             [
-                *("--dataset", str(pages), "--documents", str(len(SOLUTIONS))),
+                *("--dataset", str(pages), "--document", *map(str, range(len(SOLUTIONS)))),
                 *("--student", str(scratch / BASE), "--teacher", str(ASSETS / TEACHER)),
                 *("--output_dir", str(scratch)),
             ]
         )
         if status:
             sys.exit(status)
-        page = scratch / f"{inspect.FILE_NAME}.html"
-        texts = json.loads(page.with_suffix(".json").read_text())["texts"]
-        tokens = [token["text"] for text in texts for token in text["tokens"]]
-        number = tokens.index(SHOWN)
+        page = scratch / inspect.PAGE
+        facts = page.read_text().split('<script id="facts" type="application/json">')[1]
+        names = [name for name, *_ in json.loads(facts.split("</script>")[0])["tokens"]]
+        number = names.index(SHOWN)
         photograph(f"{page.as_uri()}#t{number}", scratch / "profile")
 
 

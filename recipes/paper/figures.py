@@ -36,8 +36,7 @@ class Numbers:
         # Of numbers that were drawn.
         self.marked = set[str]()
         for row in comparison["scores"]:
-            if not row["second"]:
-                self.scores[row["run"], row["column"]] = row
+            self.scores[row["run"], row["column"]] = row
         for run in comparison["runs"]:
             self.conditions[run["label"]] = run["conditions"]
             # Who may be a teacher, by model or by run.

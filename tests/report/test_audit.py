@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,17 @@ import datasets
 import numpy as np
 import pytest
 from real_data import real_data
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from vocagnolm import cli
 from vocagnolm.alignment import align_spans
-from vocagnolm.chat.formats import read_rows
-from vocagnolm.data import align_corpus
-from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import Named, audit
+from vocagnolm.report.audit import audit
 from vocagnolm.report.overlap import chunk_overlaps, count_map
-from vocagnolm.spans import encode, encode_batch
+from vocagnolm.spans import encode
 from vocagnolm.texts.tokenizers import load_tokenizer
-from vocagnolm.texts.tokens import Encoding
 
-SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64), "worst": 3}
+SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64)}
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).
 REAL = {
     "mistral-7b-v0.1": (75.58, 75.57),
@@ -42,53 +37,33 @@ def corpus_of(texts: list[Any]) -> datasets.Dataset:
 
 
 @pytest.fixture(scope="module")
-def student(tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> Named:
-    return Named("student", tokenizers_by_family["metaspace"])
+def student(tokenizers_by_family: dict[str, Tokenizer]) -> Tokenizer:
+    return tokenizers_by_family["metaspace"]
 
 
 @pytest.fixture(scope="module")
-def teachers(tokenizers_by_family: dict[str, PreTrainedTokenizerFast]) -> list[Named]:
-    return [Named(name, tokenizers_by_family[name]) for name in ("byte_level", "metaspace")]
+def teachers(tokenizers_by_family: dict[str, Tokenizer]) -> dict[str, Tokenizer]:
+    return {name: tokenizers_by_family[name] for name in ("byte_level", "metaspace")}
 
 
 @pytest.fixture
-def content(student: Named, teachers: list[Named], training_texts: list[str]) -> dict[str, Any]:
+def content(
+    student: Tokenizer, teachers: dict[str, Tokenizer], training_texts: list[str]
+) -> dict[str, Any]:
     return audit(student, teachers, corpus_of(training_texts[:90]), **SMALL)
 
 
-def test_audit_sees_the_tokens_of_conversations_that_are_trained(
-    tokenizers_by_family: dict[str, PreTrainedTokenizerFast], training_texts: list[str]
-) -> None:
-    form = "{% for m in messages %}[{{ m.content | trim }}]{{ eos_token }}{% endfor %}"
-    ours, theirs = (deepcopy(tokenizers_by_family[x]) for x in ("metaspace", "nfc_digits"))
-    ours.chat_template = form
-    talks = [{"prompt": f" {text[:20]}", "completion": text[20:]} for text in training_texts[:30]]
-    talks.append({"prompt": None, "completion": "nobody asked"})
-    corpus = datasets.Dataset.from_dict(read_rows(talks, "prompt_completion"))
-    teachers = [Named("T", theirs, "chatml")]
-    found = audit(Named("S", ours), teachers, corpus, **SMALL)
-    assert (found["documents"], found["skipped"], found["sequences"]) == (30, 1, 0)
-    counts = found["teachers"][0]["counts"]
-    readers = student_reader(ours, 999), teacher_reader(theirs, 999, "chatml")
-    segments = align_corpus(corpus, *readers, train_on="all")
-    unmapped = segments.total("unmapped_text_tokens")
-    assert (counts["student_tokens"], counts["unmapped"]) == (
-        segments.total("text_tokens"),
-        unmapped,
-    )
-
-
 def test_audit_adds_up_batches(
-    student: Named,
-    teachers: list[Named],
+    student: Tokenizer,
+    teachers: dict[str, Tokenizer],
     training_texts: list[str],
     content: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     summed = Counter[str]()
     for text in training_texts[:90]:
-        ours = encode(student.tokenizer, text).spans
-        theirs = encode(teachers[0].tokenizer, text).spans
+        ours = encode(student, text).spans
+        theirs = encode(teachers["byte_level"], text).spans
         summed.update(count_map(len(text), ours, theirs, align_spans(ours, theirs)))
     iou = pytest.approx(summed["iou_sum"] / summed["student_tokens"])
     assert content["teachers"][0]["token_level"] == {"iou": iou, "ios": 1.0}
@@ -103,18 +78,17 @@ def test_equal_tokenizers_fit_perfectly(content: dict[str, Any]) -> None:
     assert same["token_level"] == {"iou": 1.0, "ios": 1.0}
     assert [(point["iou"], point["ios"]) for point in same["chunks"]] == [(1.0, 1.0)] * 3
     assert same["mapping"]["one_to_one"] == 1.0
-    assert same["worst"] == []
 
 
-def sequences(student: Named, texts: list[str]) -> list[tuple[str, Any]]:
+def sequences(student: Tokenizer, texts: list[str]) -> list[tuple[str, Any]]:
     """All texts of 64 tokens, of documents in an order of their own."""
     order = list(range(len(texts)))
     random.Random(0).shuffle(order)
-    return list(audit_module._sequences(corpus_of(texts), order, student.tokenizer, 64))[:5]
+    return list(audit_module._sequences(corpus_of(texts), order, student, 64))[:5]
 
 
 def test_sequences_are_documents_cut_at_the_length(
-    student: Named, training_texts: list[str]
+    student: Tokenizer, training_texts: list[str]
 ) -> None:
     found = sequences(student, training_texts[:90])
     assert len(found) == 5
@@ -123,15 +97,18 @@ def test_sequences_are_documents_cut_at_the_length(
         assert len(spans) == 64
         assert spans[-1, 1] == len(text)
         begun.add(next(n for n, whole in enumerate(training_texts) if whole[:20] == text[:20]))
-        assert np.array_equal(encode(student.tokenizer, text).spans[:60], spans[:60])
+        assert np.array_equal(encode(student, text).spans[:60], spans[:60])
     assert begun != set(range(5))  # in random order
 
 
 def test_chunks_are_means_over_sequences_when_measured(
-    student: Named, teachers: list[Named], training_texts: list[str], content: dict[str, Any]
+    student: Tokenizer,
+    teachers: dict[str, Tokenizer],
+    training_texts: list[str],
+    content: dict[str, Any],
 ) -> None:
     pairs = [
-        (spans, encode(teachers[0].tokenizer, text).spans)
+        (spans, encode(teachers["byte_level"], text).spans)
         for text, spans in sequences(student, training_texts[:90])
     ]
     for point in content["teachers"][0]["chunks"]:
@@ -142,51 +119,14 @@ def test_chunks_are_means_over_sequences_when_measured(
     assert 1 > coarse["ios"] > fine["ios"] > 0
 
 
-def test_worst_documents_are_named_when_planted(
-    student: Named, teachers: list[Named], training_texts: list[str]
-) -> None:
-    texts = list(training_texts[:40])
-    texts[17] = "-12345" * 9  # single digits against words of digits
-    texts[3] = texts[17] + "-1"
-    worst = audit(student, teachers, corpus_of(texts), **SMALL)["teachers"][0]["worst"]
-    assert len(worst) == SMALL["worst"]
-    assert {document["document"] for document in worst[:2]} == {3, 17}
-    assert [document["iou"] for document in worst] == sorted(d["iou"] for d in worst)
-    assert worst[2]["iou"] > worst[1]["iou"]
-    assert next(d for d in worst if d["document"] == 3)["beginning"] == texts[3][:60]
-
-
 def test_unusable_documents_are_counted_and_left_out(
-    student: Named, teachers: list[Named], training_texts: list[str]
+    student: Tokenizer, teachers: dict[str, Tokenizer], training_texts: list[str]
 ) -> None:
     texts = ["", None, "   ", training_texts[0]]
-    found = audit(student, teachers, corpus_of(texts), worst=3)
+    found = audit(student, teachers, corpus_of(texts), **SMALL)
     assert (found["documents"], found["skipped"]) == (1, 3)
-    assert found["teachers"][0]["worst"][0]["document"] == 3
     with pytest.raises(ValueError, match="no usable document: 3 read"):
         audit(student, teachers, corpus_of(texts[:3]), **SMALL)
-
-
-def test_document_is_left_out_for_all_teachers(
-    student: Named,
-    teachers: list[Named],
-    training_texts: list[str],
-    content: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def encode_or_fail(tokenizer: Any, texts: list[str]) -> list[Encoding]:
-        if tokenizer is teachers[0].tokenizer and any("poison" in text for text in texts):
-            raise ValueError("offsets out of order")
-        return encode_batch(tokenizer, texts)
-
-    monkeypatch.setattr(audit_module, "encode_batch", encode_or_fail)
-    texts = [*training_texts[:90], "poison"]
-    found = audit(student, teachers, corpus_of(texts), **SMALL)
-    assert (found["documents"], found["skipped"]) == (90, 1)
-    assert caplog.messages == ["document 90 is left out: offsets out of order"]
-    for teacher, whole in zip(found["teachers"], content["teachers"], strict=True):
-        assert (teacher["counts"], teacher["worst"]) == (whole["counts"], whole["worst"])
 
 
 # The command
@@ -231,8 +171,8 @@ def test_command_writes_table_json_and_figure(
 @pytest.mark.slow
 def test_vocabulary_overlap_is_the_papers(training_texts: list[str]) -> None:
     root = real_data("tokenizers")
-    student = Named("tinyllama", load_tokenizer(str(root / "tinyllama"), "student"))
-    teachers = [Named(name, load_tokenizer(str(root / name), "teacher")) for name in REAL]
+    student = load_tokenizer(str(root / "tinyllama"), "student")
+    teachers = {name: load_tokenizer(str(root / name), "teacher") for name in REAL}
     found = audit(student, teachers, corpus_of(training_texts[:50]), **SMALL)
     for teacher in found["teachers"]:
         overlap = teacher["vocabulary_overlap"]

@@ -16,11 +16,10 @@ from vocagnolm.method import Method
 from vocagnolm.report.render import (
     invisible_name,
     label,
-    labelled_tokens,
     render_html,
     render_table,
     render_text,
-    write_view,
+    token_label,
 )
 from vocagnolm.report.view import (
     GuidanceView,
@@ -113,7 +112,7 @@ def test_page_has_details_of_each_token() -> None:
     facts = facts_of(html)
     assert facts["tokens"][0] == ["<s>", "unlabelled", None, None, []]
     assert facts["tokens"][2] == ["34", "dropped", 1.5, 2.5, [["3", 1.5], ["4", 2.0]]]
-    assert facts["tokens"][3][:2] == ["</s>", "unmapped trained"]
+    assert facts["tokens"][3][:2] == ["</s>", "unmapped"]
     assert facts["scale"] == 2.5
     shown = [token["class"].split()[1] for token in Page(html).tokens]
     assert shown == ["unlabelled", "kept", "dropped", "unmapped"]
@@ -125,34 +124,12 @@ def test_page_stays_readable_json() -> None:
     assert facts_of(render_html(view))["tokens"][0][2] is None
 
 
-def test_labels_number_the_parts() -> None:
-    tokens = tuple(TokenView("🧮" * (not n), 0, 1, "kept", True, 1.0, 1.0) for n in range(4))
-    view = GuidanceView(SETTINGS, (TextView("🧮", 0, 0, 0, tokens),))
-    names = [name for name, *_ in labelled_tokens(view)]
-    assert names == [f"🧮 ({number} of 4)" for number in range(1, 5)]
-    page = Page(render_html(view))
-    assert "".join(token["text"] for token in page.tokens) == "🧮"
-    assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
-
-
 def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
     student, store = tmp_path / "runs" / "mine", tmp_path / "store"
     settings = replace(SETTINGS, student=str(student), teacher=f"{store} and Qwen/Qwen2.5-Math-7B")
     html = render_html(make_view("abc", settings=settings))
     assert str(tmp_path) not in html
     assert "<code>mine</code>, guided by <code>store and Qwen/Qwen2.5-Math-7B</code>" in html
-
-
-def test_files_are_the_page_and_its_numbers(tmp_path: Path) -> None:
-    view = make_view(HOSTILE)
-    write_view(view, tmp_path / "new", "guidance")
-    assert (tmp_path / "new" / "guidance.html").read_text() == render_html(view)
-    content = json.loads((tmp_path / "new" / "guidance.json").read_text())
-    assert content["settings"]["top_k"] == 0.4
-    assert content["texts"][0]["text"] == HOSTILE
-    (token, *_), pieces = content["texts"][0]["tokens"][1:], view.tokens[1].pieces
-    assert (token["text"], token["status"], token["teacher_loss_nats"]) == ("<sc", "kept", 1.5)
-    assert [PieceView(**piece) for piece in token["pieces"]] == list(pieces)
 
 
 # The terminal
@@ -172,10 +149,18 @@ def test_terminal_is_not_driven_by_the_text(render: Callable[[GuidanceView], str
 
 
 def test_table_lists_losses_and_pieces() -> None:
-    lines = render_table(make_view("12 34")).splitlines()
-    cells = re.split(" {2,}", lines[3].strip())
-    assert cells == ["2", "34", "dropped", "1.50", "2.50", "\u22121.00", "3 1.50 | 4 2.00"]
-    assert "unmapped trained" in lines[4]
+    row = render_table(make_view("12 34")).splitlines()[4]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == ["2", "34", "dropped", "1.50", "2.50", "\u22121.00", "3 1.50 · 4 2.00"]
+
+
+def test_later_parts_of_a_character_are_rings() -> None:
+    tokens = tuple(TokenView("🧮" * (not n), 0, 1, "kept", True, 1.0, 1.0) for n in range(4))
+    view = GuidanceView(SETTINGS, (TextView("🧮", 0, 0, 0, tokens),))
+    assert [token_label(token) for token in view.tokens] == ["🧮", "◦", "◦", "◦"]
+    page = Page(render_html(view))
+    assert "".join(token["text"] for token in page.tokens) == "🧮"
+    assert ["part" in token["class"].split() for token in page.tokens] == [False, True, True, True]
 
 
 def test_summary_averages_known_losses() -> None:
@@ -185,6 +170,7 @@ def test_summary_averages_known_losses() -> None:
         TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
     )
     out = render_text(GuidanceView(SETTINGS, (TextView("ab", 0, 0, 0, tokens),)), color=False)
-    rows = {line.split()[0]: line.split() for line in out.splitlines() if "%)" in line}
-    assert rows["all"] == ["all", "3", "(100%)", "2", "3.00", "1.50", "+0.50"]
-    assert rows["unmapped"][3:] == ["1", "5.00", "\u2013", "\u2013"]
+    lines = [line.strip("|").split("|") for line in out.splitlines() if "%)" in line]
+    rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
+    assert rows["all"] == ["3 (100%)", "2", "3.00", "1.50", "+0.50"]
+    assert rows["unmapped"] == ["1 (33%)", "1", "5.00", "\u2013", "\u2013"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -19,7 +17,6 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT
 
-from vocagnolm.chat.formats import read_rows
 from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
@@ -157,25 +154,6 @@ def test_special_tokens_are_named_and_have_a_status(
     assert {token.status for token in view.tokens[1:-1]} == {"kept"}
 
 
-def test_turn_begins_with_a_token_of_its_text(readers: tuple[Reader, Reader]) -> None:
-    form = "{{ bos_token }}{% for m in messages %}[{{ m.content | trim }}]{% endfor %}"
-    both = [copy.deepcopy(reader.tokenizer) for reader in readers]
-    for tokenizer in both:
-        tokenizer.chat_template = form
-    # The template trims all of the second message, and its tokens stand behind the space.
-    said = [("user", "Why?"), ("assistant", "  "), ("user", "So?"), ("assistant", "No.")]
-    talk = {"messages": [{"role": role, "content": content} for role, content in said]}
-    corpus = datasets.Dataset.from_dict(read_rows([talk], "messages"))
-    student = student_reader(both[0], MAX_LENGTH)
-    rows = align_corpus(corpus, student, teacher_reader(both[1], TEACHER_CONTEXT)).rows
-    blocks = Blocks(rows, MAX_LENGTH, [TEACHER_CONTEXT])
-    sample = sample_blocks(blocks, [0], PackedCollator(MAX_LENGTH), rows, corpus, student)
-    ((view,),) = views_of(sample, guidance_of(sample))
-    turns = [(token.turn, view.text[token.start]) for token in view.tokens if token.turn]
-    assert turns == [("user", "W"), ("user", "S"), ("assistant", "N")]
-    assert any(token.is_special and 5 < token.start < 8 for token in view.tokens)
-
-
 def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:
     sample = sample_of(["a 🧮!"], *readers)
     ((view,),) = views_of(sample, guidance_of(sample))
@@ -242,28 +220,28 @@ def models(
     return {role: str(root / role) for role in ("student", "teacher")}
 
 
-def read_views(path: Path) -> Any:
-    """The content of a guidance.json, with attributes."""
-    return json.loads(path.read_text(), object_hook=lambda found: SimpleNamespace(**found))
-
-
 def excess(token: Any) -> float:
     return float(token.student_loss_nats - token.teacher_loss_nats)
 
 
-def run(models: dict[str, str], *options: str) -> int:
-    return inspect.main(["--student", models["student"], "--teacher", models["teacher"], *options])
+def options(models: dict[str, str], *options: str) -> list[str]:
+    return ["--student", models["student"], "--teacher", models["teacher"], *options]
+
+
+def look(models: dict[str, str], *given: str) -> tuple[TextView, ...]:
+    return inspect.look(inspect._parse(options(models, *given))).texts
 
 
 def test_command_shows_losses_of_the_models(
     models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = "Anna has 12 apples.\nThe number of the solutions is 2025."
-    assert run(models, "--text", text, "--output_dir", str(tmp_path)) == 0
-    (view,) = read_views(tmp_path / "guidance.json").texts
-    assert shown(view) == text
-    assert (tmp_path / "guidance.html").exists()
+    text = "Anna has 12 apples.\nThe sum of the solutions is 2025."
+    out = tmp_path / "new"
+    assert inspect.main(options(models, "--text", text, "--table", "--output_dir", str(out))) == 0
     assert "kept" in capsys.readouterr().out
+    assert (out / "guidance.html").exists()
+    (view,) = look(models, "--text", text)
+    assert shown(view) == text
     # Losses of both models, from their logits.
     for role, tokens in (("student", view.tokens), ("teacher", view.tokens)):
         model = AutoModelForCausalLM.from_pretrained(models[role])
@@ -285,27 +263,22 @@ def test_command_shows_losses_of_the_models(
         assert token.teacher_loss_nats == max(piece.loss_nats for piece in token.pieces)
 
 
-def test_command_obeys_settings_when_they_are_given(models: dict[str, str], tmp_path: Path) -> None:
-    options = ("--top_k", "0.2", "--aggregation", "mean", "--unmapped", "exclude")
-    run(models, "--text", "The answer is 12.", *options, "--output_dir", str(tmp_path))
-    view = read_views(tmp_path / "guidance.json")
-    (text,) = view.texts
+def test_command_obeys_settings_when_they_are_given(models: dict[str, str]) -> None:
+    given = ("--top_k", "0.2", "--aggregation", "mean", "--unmapped", "exclude")
+    (text,) = look(models, "--text", "The answer is 12.", *given)
     mapped = [token for token in text.tokens if token.teacher_loss_nats is not None]
     assert sum(t.status == "kept" for t in mapped) == math.ceil(0.2 * len(mapped))
     for token in mapped:
         losses = [piece.loss_nats for piece in token.pieces]
         assert token.teacher_loss_nats == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert not text.tokens[-1].is_trained
-    assert (view.settings.top_k, view.settings.aggregation) == (0.2, "mean")
 
 
-def test_command_cuts_a_text(models: dict[str, str], tmp_path: Path) -> None:
-    path = tmp_path / "long.txt"
-    path.write_bytes(b"one two\r\nthree " * 40)
-    run(models, "--text_file", str(path), "--max_length", "32", "--output_dir", str(tmp_path))
-    views = read_views(tmp_path / "guidance.json").texts
+def test_command_cuts_a_text(models: dict[str, str]) -> None:
+    text = "one two\r\nthree " * 40
+    views = look(models, "--text", text, "--max_length", "32")
     assert len(views) > 2
-    assert "".join(map(shown, views)) == path.read_bytes().decode()
+    assert "".join(map(shown, views)) == text
     for view in views:
         mapped = [t for t in view.tokens if t.status in ("kept", "dropped")]
         assert sum(t.status == "kept" for t in mapped) == math.ceil(0.4 * len(mapped))
@@ -316,16 +289,13 @@ def test_command_shows_the_documents_asked_for(
 ) -> None:
     path = tmp_path / "pages.jsonl"
     path.write_text("".join(json.dumps({"text": t}) + "\n" for t in ("one", "", "three", "four")))
-    where = ("--dataset", str(path), "--output_dir", str(tmp_path))
 
-    def documents(*options: str) -> list[tuple[int, str]]:
-        assert run(models, *where, *options) == 0
-        return [(t.document, t.text) for t in read_views(tmp_path / "guidance.json").texts]
+    def documents(*given: str) -> list[tuple[int, str]]:
+        return [(t.document, t.text) for t in look(models, "--dataset", str(path), *given)]
 
     assert documents() == [(0, "one")]
-    assert documents("--documents", "3") == [(0, "one"), (2, "three")]
+    assert documents("--document", "3", "1", "2") == [(3, "four"), (2, "three")]
     assert "document 1 cannot be shown: empty" in caplog.text
-    assert documents("--document", "3") == [(3, "four")]
 
 
 def test_command_stops_when_losses_are_not_finite(
@@ -335,6 +305,6 @@ def test_command_stops_when_losses_are_not_finite(
     with torch.no_grad():
         model.model.embed_tokens.weight.fill_(math.nan)
     model.save_pretrained(tmp_path)
-    options = ("--teacher", str(tmp_path), "--teacher_tokenizer", models["teacher"])
-    assert run(models, "--text", "x", *options) == 3
+    teacher = ("--teacher", str(tmp_path), "--teacher_tokenizer", models["teacher"])
+    assert inspect.main(options(models, "--text", "x", *teacher)) == 3
     assert "NaN or infinite" in capsys.readouterr().err

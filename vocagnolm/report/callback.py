@@ -8,7 +8,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from vocagnolm.collator import Batch
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.report.render import labelled_tokens, token_cells, write_view
+from vocagnolm.report.render import piece_text, token_label, write_view
 from vocagnolm.report.view import GuidanceView, Sample, ViewSettings, view_rows
 
 _COLUMNS = ("token", "status", "student_nats", "teacher_nats", "excess_nats", "teacher_pieces")
@@ -17,7 +17,7 @@ Report = Callable[[Sequence[str], Sequence[Sequence[object]], int], None]
 
 
 class GuidanceTable(TrainerCallback):
-    """Write `guidance/step-000100.html` and `.json`, and report a table of the tokens.
+    """Write `guidance/step-000100.html`, and report a table of the tokens.
 
     Before the first step, every so many steps and after the last one. It looks only: a run has the
     same weights with and without it. All processes compute, rank 0 writes. The guide decides over a
@@ -57,11 +57,11 @@ class GuidanceTable(TrainerCallback):
             return
         settings = replace(self._settings, step=state.global_step)
         view = GuidanceView(settings, view_rows(batch, guidance, segments))
-        write_view(view, self._directory, f"step-{state.global_step:06}")
+        write_view(view, self._directory / f"step-{state.global_step:06}.html")
         if self._report is None:
             return
         rows = []
-        for label, token in labelled_tokens(view):
+        for token in view.tokens:
             losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
-            rows.append([label, token.status, *losses, token_cells(token)[-1]])
+            rows.append([token_label(token), token.status, *losses, piece_text(token)])
         self._report(_COLUMNS, rows, state.global_step)

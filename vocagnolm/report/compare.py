@@ -15,7 +15,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -45,7 +45,7 @@ from vocagnolm.report.wandb_runs import fetch
 from vocagnolm.run.card import public_name
 
 RESAMPLES = 10_000
-_SCORE = ["run", "column", "second", "value", "rounded", "low", "high", "marked"]
+_SCORE = ["run", "column", "value", "rounded", "low", "high", "marked"]
 # All that has to be known to read the tables and pictures.
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 _ACCURACIES = f"+-: half the width of the 95 % interval. {_STAR}"
@@ -82,7 +82,8 @@ class Comparison:
 
     # Evaluations, the baseline first.
     runs: Sequence[Run]
-    # Runs of train.py by their setting.
+    # Runs of train.py, and the same by their setting.
+    trained: Sequence[TrainingRun]
     settings: Mapping[str, Sequence[TrainingRun]]
     # Names of all of them.
     labels: Sequence[str]
@@ -93,7 +94,6 @@ class Comparison:
     # Rows of `scores` beside rows of `reported`, with the difference in points and whether the
     # reported number is inside our 95 % interval.
     against_reported: pd.DataFrame
-    source: str
     # Every other run against the first of its protocol, few-shot or chat: `PAIRING_COLUMNS`.
     pairings: pd.DataFrame
     resamples: int
@@ -110,40 +110,33 @@ def compare(
     """
     if not paths:
         reject("a RUN to compare", "none", "give directories of train.py or evaluate_math.py")
-    source, theirs = read_reported(reported)
+    theirs = read_reported(reported)
     sources = find_sources(paths)
     runs = [read_run(x.label, x.evaluation) for x in sources if x.evaluation]
     trained = [read_training(x.label, x.run) for x in sources if x.run]
     # Asked few-shot and in a chat, a model gives other answers to other prompts.
-    first = {run.prompts == "chat": run for run in reversed(runs)}
+    first: dict[bool, Run] = {}
     pairings = []
     for run in runs:
-        baseline = first[run.prompts == "chat"]
+        baseline = first.setdefault(run.prompts == "chat", run)
         if baseline is not run:
             pairings += pair(baseline, run, resamples, seed)
     rows = [{"run": run.label, **score} for run in runs for score in run.scores]
-    scores = pd.DataFrame(rows, columns=_SCORE).astype({"second": bool})
+    scores = pd.DataFrame(rows, columns=_SCORE)
     # Every number of ours beside every reported number of its column.
-    verdicts = scores[~scores.second]
-    for row, printed in theirs.groupby("row", sort=False):
-        for name, ours in verdicts.groupby("run", sort=False):
-            if not ours.column.isin(printed.column).any():
-                expected = f"{name} to share a column with the reported {row!r}"
-                advice = "evaluate the paper's benchmarks or leave it out"
-                reject(expected, ", ".join(ours.column), advice)
-    against = verdicts.merge(theirs, on="column")
+    against = scores.merge(theirs, on="column")
     against = against.assign(
         points=(against.rounded - against.reported).round(1),
         inside=against.reported.between(against.low, against.high),
     )
     return Comparison(
         runs=runs,
+        trained=trained,
         settings=group_by_setting(trained),
         labels=[x.label for x in sources],
         scores=scores,
         reported=theirs,
         against_reported=against,
-        source=source,
         pairings=pd.DataFrame(pairings, columns=PAIRING_COLUMNS),
         resamples=resamples,
         seed=seed,
@@ -166,14 +159,17 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
-    sections = [_accuracies(comparison), _second_opinions(comparison), *_pairings(comparison)]
-    sections += [_against_reported(comparison), _settings(comparison), _costs(comparison)]
-    # A table of nothing but its header says nothing.
+    sections = [_accuracies(comparison), *_pairings(comparison), _against_reported(comparison)]
+    sections += [_settings(comparison), _costs(comparison)]
+    # Without a table that is nothing but its header.
     return [section for section in sections if len(section[1]) > 1]
 
 
 def _accuracies(comparison: Comparison) -> _Section:
-    cells = _cells(comparison.scores[~comparison.scores.second])
+    cells = {
+        (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
+        for x in comparison.scores.itertuples()
+    }
     heads = {run.label: [run.label, run.prompts] for run in comparison.runs}
     # Reported rows stand below ours, in the same columns.
     if comparison.runs:
@@ -187,25 +183,7 @@ def _accuracies(comparison: Comparison) -> _Section:
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         notes += [f"  - {note}" for note in run.notes]
-    if len(comparison.reported):
-        notes.append(f"- reported: as printed in {comparison.source}")
     return "Accuracy (%)", _table(["run", "prompts"], heads, cells), notes
-
-
-def _second_opinions(comparison: Comparison) -> _Section:
-    """Lay out the second opinion apart: no number of it may stand beside a verdict."""
-    scores = comparison.scores[comparison.scores.second]
-    judged = [run for run in comparison.runs if run.label in set(scores.run)]
-    heads = {run.label: [run.label, run.second_opinion, run.prompts] for run in judged}
-    rows = _table(["run", "grader", "prompts"], heads, _cells(scores))
-    return "Accuracy (%), second opinion", rows, []
-
-
-def _cells(scores: pd.DataFrame) -> dict[tuple[str, str], str]:
-    return {
-        (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
-        for x in scores.itertuples()
-    }
 
 
 def _table(
@@ -223,8 +201,7 @@ def _table(
 
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Lay out the paired tests, a table for each baseline."""
-    scores = comparison.scores[~comparison.scores.second]
-    marked = {(x.run, x.column) for x in scores.itertuples() if x.marked}
+    marked = {(x.run, x.column) for x in comparison.scores.itertuples() if x.marked}
     note = _PAIRINGS.format(resamples=comparison.resamples, seed=comparison.seed)
     sections: list[_Section] = []
     for first, pairings in comparison.pairings.groupby("first", sort=False):
@@ -274,15 +251,15 @@ def _settings(comparison: Comparison) -> _Section:
     firsts = [runs[0] for runs in comparison.settings.values()]
     rows = [["option", *comparison.settings]]
     for name in differing(firsts):
-        cells = [setting_text(run.options.get(name)) for run in firsts]
-        rows.append([name, *cells])
+        values = [setting_text(run.options.get(name)) for run in firsts]
+        rows.append([name, *values])
     return "Settings that differ", rows, []
 
 
 def _costs(comparison: Comparison) -> _Section:
     rows = [["run", "trained as", "seed", "steps", "student tokens", "held-out loss"]]
     rows[0] += ["tokens/s", "hours", "FLOPs of the student"]
-    for run in _trained(comparison):
+    for run in comparison.trained:
         log, steps = run.state.get("log_history", []), run.state.get("global_step", 0)
         speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
@@ -297,34 +274,22 @@ def _costs(comparison: Comparison) -> _Section:
     return "Cost", rows, [_COSTS]
 
 
-def _trained(comparison: Comparison) -> list[TrainingRun]:
-    """List the runs of train.py in the order of the arguments."""
-    runs = [run for setting in comparison.settings.values() for run in setting]
-    return sorted(runs, key=lambda run: comparison.labels.index(run.label))
-
-
 # -- Files -----------------------------------------------------------------------------------
 
 
 def to_json(comparison: Comparison) -> JsonObject:
     """Return the content of `comparison.json`, from which recipes/paper/figures.py draws."""
-    runs = [asdict(run) for run in comparison.runs]
-    for run in runs:
-        run["directory"] = str(run["directory"])
-        # They are in the table of all scores.
-        del run["scores"]
     setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
-    trained = []
-    for x in _trained(comparison):
-        about: JsonObject = {
-            "run": x.label,
-            "method": x.method,
-            "teacher": x.teacher,
-            "seed": x.seed,
-        }
-        about |= {"setting": setting_of[x.label], "options": x.options, "eval_loss": x.eval_loss}
-        trained.append(about)
-    content: JsonObject = {"runs": runs, "trained": trained, "source": comparison.source}
+    evaluated = ("label", "model", "grader", "prompts", "conditions", "notes")
+    trained = ("method", "teacher", "seed", "options", "eval_loss")
+    content: JsonObject = {
+        "runs": [{name: getattr(run, name) for name in evaluated} for run in comparison.runs],
+        "trained": [
+            {"run": run.label, "setting": setting_of[run.label]}
+            | {name: getattr(run, name) for name in trained}
+            for run in comparison.trained
+        ],
+    }
     for name in ("scores", "reported", "against_reported", "pairings"):
         # None stands for what a row has not.
         frame = getattr(comparison, name).astype(object)

@@ -1,12 +1,11 @@
 """Show a text with its tokens kept, dropped and unmapped, and why.
 
     vocagnolm inspect --text "1 + 1 = 3" --student S --teacher T
-    vocagnolm inspect --text_file page.txt --student S --teacher T --table
-    vocagnolm inspect --dataset D --documents 3 --student S --teacher T --output_dir DIR
+    vocagnolm inspect --dataset D --document 0 17 --student S --teacher T --output_dir DIR
 
 Every token of the student is marked in the terminal, with `--table` listed with both losses and the
-teacher's pieces; `--output_dir` gets a page for the browser and the numbers. A text that exceeds a
-context is cut, and the tokens of each part compete by themselves. Exit status: 0 done, 2 a wrong
+teacher's pieces; `--output_dir` gets a page for the browser. A text that exceeds a context
+is cut, and the tokens of each part compete by themselves. Exit status: 0 done, 2 a wrong
 argument or file, 3 losses that are not finite.
 """
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     import datasets
 
     from vocagnolm.report.measure import LoadedPair
+    from vocagnolm.report.view import GuidanceView
 
-# Of the files in --output_dir.
-FILE_NAME = "guidance"
+PAGE = "guidance.html"
 
 
 def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -37,11 +36,9 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--text", help="The text itself.")
-    source.add_argument("--text_file", type=Path, help="A file that is one text, in UTF-8.")
     source.add_argument("--dataset", help="As for train.py: files, a directory, or a hub name.")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--documents", type=int, help="Documents of --dataset; default: 1.")
-    which.add_argument("--document", type=int, help="Number of a single document, from 0.")
+    which = "Indices of documents of --dataset, from 0; default: 0."
+    add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=which)
     parser.add_dataset(source=False)
     for role in ("student", "teacher"):
         add(f"--{role}", required=True, help="Causal LM: a hub name or a directory.")
@@ -57,8 +54,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
     add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
     add("--table", action="store_true", help="List all tokens with losses and pieces.")
-    add("--color", choices=("auto", "always", "never"), default="auto")
-    add("--output_dir", type=Path, help=f"Gets {FILE_NAME}.html and {FILE_NAME}.json.")
+    add("--output_dir", type=Path, help=f"Gets {PAGE}.")
     return parser.parse_args(argv)
 
 
@@ -66,34 +62,34 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Show texts."""
     arguments = _parse(argv)
-    from vocagnolm.report.measure import view_documents
     from vocagnolm.report.render import render_table, render_text, write_view
-    from vocagnolm.report.view import GuidanceView, ViewSettings
 
     # Checked before anything is loaded.
-    guidance = Method("vocagnolm", arguments.top_k, arguments.aggregation, arguments.unmapped)
     if arguments.output_dir:
         check_writable(arguments.output_dir)
-    corpus, first = _load_documents(arguments)
-    pair = _load(arguments, guidance)
-    length = pair.student_reader.limit
-    competition = f"the mapped tokens of each text of up to {length:,} tokens"
-    settings = ViewSettings(arguments.student, arguments.teacher, guidance, competition)
-    views = view_documents(corpus, pair, guidance, first, arguments.train_on)
-    view = GuidanceView(settings, tuple(views))
-    if arguments.output_dir:
-        write_view(view, arguments.output_dir, FILE_NAME)
-    sys.stdout.write(render_text(view, color=_has_color(arguments.color)))
+    view = look(arguments)
+    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    sys.stdout.write(render_text(view, color=color))
     if arguments.table:
         sys.stdout.write("\n" + render_table(view))
     if arguments.output_dir:
-        sys.stdout.write(f"\nwritten: {arguments.output_dir / FILE_NAME}.html, {FILE_NAME}.json\n")
+        write_view(view, arguments.output_dir / PAGE)
+        sys.stdout.write(f"\nwritten: {arguments.output_dir / PAGE}\n")
 
 
-def _has_color(choice: str) -> bool:
-    if choice != "auto":
-        return choice == "always"
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+def look(arguments: argparse.Namespace) -> "GuidanceView":
+    """Load both models, and decide over the tokens of the texts."""
+    from vocagnolm.report.measure import view_documents
+    from vocagnolm.report.view import GuidanceView, ViewSettings
+
+    method = Method("vocagnolm", arguments.top_k, arguments.aggregation, arguments.unmapped)
+    corpus, indices = _load_documents(arguments)
+    pair = _load(arguments, method)
+    length = pair.student_reader.limit
+    competition = f"the mapped tokens of each text of up to {length:,} tokens"
+    settings = ViewSettings(arguments.student, arguments.teacher, method, competition)
+    views = view_documents(corpus, pair, method, indices, arguments.train_on)
+    return GuidanceView(settings, tuple(views))
 
 
 def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
@@ -134,29 +130,19 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     )
 
 
-def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", int]:
-    """Return the texts to show, in the column `text`, and the number of the first."""
+def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", list[int]]:
+    """Return the texts to show, in the column `text`, and their indices."""
     import datasets
 
     from vocagnolm.corpus import load_sample
     from vocagnolm.texts.column import TEXT
 
-    if arguments.dataset:
-        # The documents before a single one are read, and skipped.
-        number = arguments.document
-        count = (arguments.documents or 1) if number is None else number + 1
-        ((name, options),) = corpora_of(arguments)
-        corpus, _ = load_sample(name, count, **options)
-        if number is None:
-            return corpus, 0
-        if number >= len(corpus):
-            raise ValueError(
-                f"--document {number}: --dataset {arguments.dataset} has {len(corpus):,} documents,"
-                " numbered from 0: give a smaller number"
-            )
-        return corpus.select([number]), number
-    text = arguments.text
-    if arguments.text_file:
-        # As bytes, because a line end is a token of its own.
-        text = arguments.text_file.read_bytes().decode()
-    return datasets.Dataset.from_dict({TEXT: [text]}), 0
+    if arguments.text is not None:
+        return datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
+    indices = arguments.document
+    # The documents before one are read, and skipped.
+    ((name, options),) = corpora_of(arguments)
+    corpus, _ = load_sample(name, max(indices) + 1, **options)
+    if not 0 <= min(indices) <= max(indices) < len(corpus):
+        raise ValueError(f"--document needs indices from 0 to {len(corpus) - 1}, got {indices}")
+    return corpus.select(indices), indices

@@ -1,6 +1,7 @@
 """Measure the losses of a text's tokens, and which of them are kept, without a training step."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -37,10 +38,10 @@ def view_documents(
     corpus: datasets.Dataset,
     pair: LoadedPair,
     method: Method,
-    first: int = 0,
+    indices: Sequence[int] | None = None,
     train_on: TrainOn = "completions",
 ) -> list[TextView]:
-    """Show all segments of some documents, numbered from `first`; each is a sequence of its own.
+    """Show all segments of some documents, by their indices; each is a sequence of its own.
 
     Raises:
         ValueError: no document can be shown.
@@ -48,23 +49,24 @@ def view_documents(
     """
     readers = pair.student_reader, pair.teacher_reader
     segments = align_corpus(corpus, *readers, train_on=train_on)
-    for number, reason in segments.skipped:
-        message = f"document {first + number} cannot be shown: {reason}"
+    shown = range(len(corpus)) if indices is None else indices
+    for place, reason in segments.skipped:
+        message = f"document {shown[place]} cannot be shown: {reason}"
         if not len(segments.rows):
             raise ValueError(f"{message}; give another text")
         logging.getLogger(__name__).warning(message)
     arrays = segments.rows.with_format("numpy")
     views: list[TextView] = []
-    for number, row in enumerate(segments.rows):
+    for place, row in enumerate(segments.rows):
         collate = PackedCollator(
             row["student_tokens"],
             teacher_max_length=pair.teacher_reader.limit,
             shares=method.aggregation == "share",
         )
-        block = as_block(number, arrays[number : number + 1])
+        block = as_block(place, arrays[place : place + 1])
         batch = cast(Batch, send_to_device(collate([block]), pair.device))
         segment = read_segment(row, corpus, pair.student_reader)
-        segment = replace(segment, document=first + segment.document)
+        segment = replace(segment, document=shown[segment.document])
         views += view_rows(batch, measure(batch, pair, method), [[segment]])
     return views
 

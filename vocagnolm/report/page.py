@@ -62,8 +62,7 @@ def _bars(group: Sequence[Run]) -> dict[str, Row]:
     columns: dict[str, list[Row]] = {}
     for run in group:
         for score in run.scores:
-            if not score["second"]:
-                columns.setdefault(score["column"], []).append(score)
+            columns.setdefault(score["column"], []).append(score)
     bars = {}
     for column, scores in columns.items():
         if len(scores) < len(group):

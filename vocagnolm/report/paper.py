@@ -16,8 +16,8 @@ def _paper() -> JsonObject:
     return read_json(REPORTED_FILE)
 
 
-def read_reported(names: Sequence[str]) -> tuple[str, pd.DataFrame]:
-    """Read the source of the paper's numbers, and rows of its tables; "Table 2" names all of one.
+def read_reported(names: Sequence[str]) -> pd.DataFrame:
+    """Read rows of the paper's tables; "Table 2" names all of one.
 
     The frame has a line for each number as printed: row, table, column, reported (percent).
 
@@ -39,7 +39,7 @@ def read_reported(names: Sequence[str]) -> tuple[str, pd.DataFrame]:
         for column, value in zip(table["columns"], table["rows"][row], strict=True):
             if value is not None:
                 lines.append((row, table["table"], column, value))
-    return _paper()["source"], pd.DataFrame(lines, columns=["row", "table", "column", "reported"])
+    return pd.DataFrame(lines, columns=["row", "table", "column", "reported"])
 
 
 def teacher_name(reference: str) -> str:

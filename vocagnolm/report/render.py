@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
-from vocagnolm.io import write_json, write_text
+from vocagnolm.io import markdown_table, write_text
 from vocagnolm.report.page import render_page
-from vocagnolm.report.view import (
-    STATUSES,
-    GuidanceView,
-    PieceView,
-    Status,
-    TextView,
-    TokenView,
-    ViewSettings,
-)
+from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView, ViewSettings
 from vocagnolm.run.card import public_name
 
 # Categories of Unicode.
@@ -37,11 +28,10 @@ _COLORS: dict[Status, str] = {
 _MARKS: dict[Status, str] = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
 
-def write_view(view: GuidanceView, directory: Path, name: str) -> None:
-    """Write `NAME.json` and `NAME.html`, each atomically."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / f"{name}.json", view.to_json())
-    write_text(directory / f"{name}.html", render_html(view))
+def write_view(view: GuidanceView, path: Path) -> None:
+    """Write the page of a view."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, render_html(view))
 
 
 # -- Words and characters --------------------------------------------------------------------
@@ -71,30 +61,15 @@ def label(text: str) -> str:
     return "".join(shown).translate({ord(" "): "␣", ord("\n"): "↵", ord("\t"): "⇥"})
 
 
-def labelled_tokens(view: GuidanceView) -> list[tuple[str, TokenView]]:
-    """List all tokens with their labels; parts of one character are numbered."""
-    found: list[tuple[str, TokenView]] = []
-    for text in view.texts:
-        inside = [token for token in text.tokens if not token.is_special]
-        labels = _labels(inside, (text.text[token.start : token.end] for token in inside))
-        found += [(x.text if x.is_special else next(labels), x) for x in text.tokens]
-    return found
+def token_label(token: TokenView) -> str:
+    """Return what a token is called; the later parts of a character are a ring."""
+    return token.text if token.is_special else label(token.text) or "◦"
 
 
-def _labels(tokens: Sequence[TokenView | PieceView], texts: Iterable[str]) -> Iterator[str]:
-    spans = [(token.start, token.end) for token in tokens]
-    counts, seen = Counter(spans), Counter[tuple[int, int]]()
-    # The bytes of one character have the same span: "é (1 of 2)", "é (2 of 2)".
-    for span, text in zip(spans, texts, strict=True):
-        seen[span] += 1
-        part = f" ({seen[span]} of {counts[span]})" if counts[span] > 1 else ""
-        yield label(text) + part
-
-
-def _pieces(token: TokenView) -> Iterator[tuple[str, PieceView]]:
-    """Label the teacher's tokens behind a token."""
-    names = _labels(token.pieces, (piece.text for piece in token.pieces))
-    return zip(names, token.pieces, strict=True)
+def piece_text(token: TokenView) -> str:
+    """Write the teacher's tokens behind a token, each with its loss."""
+    pieces = [f"{label(piece.text)} {_number(piece.loss_nats)}" for piece in token.pieces]
+    return " · ".join(pieces)
 
 
 def _settings_line(settings: ViewSettings) -> str:
@@ -137,17 +112,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def token_cells(token: TokenView) -> tuple[str, str, str, str, str]:
-    """Write status, both losses, excess (nats) and the pieces of a token as words."""
-    return (
-        token.status_key,
-        _number(token.student_loss_nats),
-        _number(token.teacher_loss_nats),
-        _number(token.excess_nats, signed=True),
-        " | ".join(f"{name} {_number(piece.loss_nats)}" for name, piece in _pieces(token)),
-    )
-
-
 def _heading(text: TextView) -> str:
     end = text.start + len(text.text)
     return f"document {text.document}, characters {text.start:,} to {end:,}, sequence {text.block}"
@@ -160,31 +124,28 @@ def render_text(view: GuidanceView, *, color: bool) -> str:
     """Render texts, a legend and the summary for a terminal, tokens in colour or in brackets."""
     settings = view.settings
     legend = " ".join(_paint(status, status, color) for status in STATUSES)
-    lines = [f"{settings.student} \u2190 {settings.teacher}", _settings_line(settings), legend]
+    lines = [f"{settings.student} ← {settings.teacher}", _settings_line(settings), legend]
     for text in view.texts:
-        parts = []
-        for token in text.tokens:
-            if token.turn is not None:
-                parts.append(f"\n\u2500\u2500 {label(token.turn)}\n")
-            parts.append(_paint(_token_text(token), token.status, color))
-        lines += ["", _heading(text), "".join(parts)]
-    summary = _table(_summary(view), right=range(1, 6))
-    return "\n".join([*lines, "", summary, "Losses: means in nats per token.", ""])
+        tokens = [_paint(_token_text(token), token.status, color) for token in text.tokens]
+        lines += ["", _heading(text), "".join(tokens)]
+    lines += ["", markdown_table(_summary(view)), "Losses: means in nats per token.", ""]
+    return "\n".join(lines)
 
 
 def render_table(view: GuidanceView) -> str:
     """List all tokens for a terminal, with losses in nats and the teacher's pieces."""
-    rows: list[Sequence[str]] = []
-    rows.append(("#", "token", "status", "student", "teacher", "excess", "teacher pieces"))
-    for number, (name, token) in enumerate(labelled_tokens(view)):
-        rows.append((str(number), name, *token_cells(token)))
-    return _table(rows, right=(0, 3, 4, 5)) + "\n"
+    rows = [["#", "token", "status", "student", "teacher", "excess", "teacher pieces"]]
+    for index, token in enumerate(view.tokens):
+        losses = [_number(token.student_loss_nats), _number(token.teacher_loss_nats)]
+        losses.append(_number(token.excess_nats, signed=True))
+        rows.append([str(index), token_label(token), token.status, *losses, piece_text(token)])
+    return markdown_table(rows) + "\n"
 
 
 def _token_text(token: TokenView) -> str:
-    """Show a token in a terminal; the later parts of a character show a ring."""
+    """Write a token for a terminal, on as many lines as it has."""
     shown = (invisible_name(character) or character for character in token.text)
-    return "".join(shown).replace("\n", "↵\n") or "\u25e6"
+    return "".join(shown).replace("\n", "↵\n") or "◦"
 
 
 def _paint(text: str, status: Status, color: bool) -> str:
@@ -195,34 +156,15 @@ def _paint(text: str, status: Status, color: bool) -> str:
     return "\n".join(f"{before}{line}{after}" if line else "" for line in text.split("\n"))
 
 
-def _table(rows: Sequence[Sequence[str]], right: Container[int]) -> str:
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = []
-        for place, cell in enumerate(row):
-            space = " " * (widths[place] - _width(cell))
-            cells.append(space + cell if place in right else cell + space)
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _width(text: str) -> int:
-    """Count the columns of a terminal."""
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
-
-
 # -- HTML ------------------------------------------------------------------------------------
 
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    settings = view.settings
-    tokens = labelled_tokens(view)
-    losses = [loss for _, x in tokens for loss in (x.student_loss_nats, x.teacher_loss_nats)]
-    # Tokens are numbered through the page: #t12 in its address chooses one.
-    numbered = enumerate(token for _, token in tokens)
+    settings, tokens = view.settings, view.tokens
+    # Tokens are counted through the page: #t12 in its address chooses one.
+    counted = iter(enumerate(tokens))
+    losses = [loss for token in tokens for loss in _losses(token) if loss is not None]
     return render_page(
         "guidance.html",
         student=public_name(settings.student),
@@ -230,35 +172,20 @@ def render_html(view: GuidanceView) -> str:
         settings=_settings_line(settings),
         method=settings.method,
         summary=_summary(view),
-        statuses=STATUSES,
-        texts=[
-            (_heading(text), [(gap, *next(numbered)) for gap in _gaps(text)]) for text in view.texts
-        ],
+        texts=[(_heading(text), [next(counted) for _ in text.tokens]) for text in view.texts],
         invisible_name=invisible_name,
-        label=label,
-        facts={
-            "tokens": [_facts(name, token) for name, token in tokens],
-            "scale": max((x for x in losses if x is not None and math.isfinite(x)), default=1.0),
-        },
+        facts={"tokens": [_facts(token) for token in tokens], "scale": max(losses, default=1.0)},
     )
 
 
-def _gaps(text: TextView) -> Iterator[str]:
-    """Yield the characters before each token that none has, as between two messages."""
-    shown = 0
-    for token in text.tokens:
-        if token.is_special:
-            yield ""
-        else:
-            yield text.text[shown : token.start]
-            shown = token.end
-
-
-def _facts(name: str, token: TokenView) -> list[object]:
+def _facts(token: TokenView) -> list[object]:
     """List what the script shows of a token: label, status, losses, then its pieces."""
-    pieces = [[piece_name, _finite(piece.loss_nats)] for piece_name, piece in _pieces(token)]
-    losses = (_finite(token.student_loss_nats), _finite(token.teacher_loss_nats))
-    return [name, token.status_key, *losses, pieces]
+    pieces = [[label(piece.text), _finite(piece.loss_nats)] for piece in token.pieces]
+    return [token_label(token), token.status, *_losses(token), pieces]
+
+
+def _losses(token: TokenView) -> tuple[float | None, float | None]:
+    return _finite(token.student_loss_nats), _finite(token.teacher_loss_nats)
 
 
 def _finite(value: float | None) -> float | None:

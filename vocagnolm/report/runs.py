@@ -42,6 +42,8 @@ class Source(NamedTuple):
 
     # Unlike that of any other source.
     label: str
+    # As given.
+    path: Path
     # Of train.py.
     run: Path | None
     # Holds `results.json` and one file of items per benchmark.
@@ -57,12 +59,11 @@ class Run:
     # Name and revision.
     model: str
     grader: str
-    second_opinion: str
     # Authors of the exemplars: "ours", "harness", "other", "none", or several of them; or "chat".
     prompts: str
-    # Rows in Table 1's order, the second opinion's last: column (a benchmark's id or an average),
-    # second, value in percent, rounded as the harness does, low and high of the 95 % interval, and
-    # marked: words for why it may not stand beside a published number.
+    # Rows in Table 1's order: column (a benchmark's id or an average), value in percent, rounded as
+    # the harness does, low and high of the 95 % interval, and marked: words for why it may not
+    # stand beside a published number.
     scores: Sequence[Row]
     # Items and right answers by benchmark.
     counts: Mapping[str, tuple[int, int]]
@@ -154,7 +155,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     Raises:
         ValueError: a directory has neither, or two paths lead to the same.
     """
-    found: dict[Path, tuple[str, str, Path | None, Path | None]] = {}
+    sources: list[Source] = []
     for path in paths:
         # The present directory has a name, and a link has a name of its own.
         home = Path(os.path.abspath(path))
@@ -168,44 +169,36 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
         name = home.name
         if name in (EVALUATION_FOLDER, CHAT_FOLDER):
             name = home.parent.name + name.removeprefix(EVALUATION_FOLDER)
-        sources = []
         if run or evaluation:
-            sources.append((evaluation or home, (name, str(path), run, evaluation)))
+            sources.append(Source(name, path, run, evaluation))
         if has_chat:
-            sources.append((chat, (f"{name}-chat", str(path / CHAT_FOLDER), None, chat)))
-        if not sources:
+            sources.append(Source(f"{name}-chat", path / CHAT_FOLDER, None, chat))
+        if not (run or evaluation or has_chat):
             expected = f"{RUN_FILE} or {RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
             reject(expected, "none", "run train.py or evaluate_math.py first")
-        for place, source in sources:
-            if place.resolve() in found:
-                reject("different runs", f"{place} twice, as {path} too", "give it once")
-            found[place.resolve()] = source
-    names = [name for name, *_ in found.values()]
+    if len({source.path.resolve() for source in sources}) < len(sources):
+        reject("different runs", "one of them twice", "give it once")
+    names = [source.label for source in sources]
     return [
-        Source(name if names.count(name) == 1 else path, run, evaluation)
-        for name, path, run, evaluation in found.values()
+        source if names.count(source.label) == 1 else source._replace(label=str(source.path))
+        for source in sources
     ]
 
 
 # -- Evaluations -----------------------------------------------------------------------------
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the evaluations in some directories."""
-    sources = find_sources(paths)
-    return [read_run(source.label, source.evaluation) for source in sources if source.evaluation]
-
-
 def read_run(label: str, directory: Path) -> Run:
     """Read the results of an evaluation."""
     results = read_json(directory / RESULTS_FILE)
     benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
-    # The first grader judges benchmarks and averages, the second one some benchmarks.
     columns = benchmarks | results["averages"]
-    scores = [_score(name, columns[name], columns[name]["marked"]) for name in in_order(columns)]
-    for name, column in benchmarks.items():
-        if opinion := column["math_verify"]:
-            scores.append(_score(name, opinion, column["marked"]) | {"second": True})
+    scores = []
+    for name in in_order(columns):
+        column = columns[name]
+        low, high = map(float, column["interval"])
+        row = {"column": name, "value": float(column["exact"]), "rounded": float(column["rounded"])}
+        scores.append({**row, "low": low, "high": high, "marked": tuple(column["marked"])})
     authors, conditions = [], {}
     for name, column in benchmarks.items():
         is_chat, prompts = "chat" in column["marked"], column["prompts"]
@@ -222,20 +215,12 @@ def read_run(label: str, directory: Path) -> Run:
         directory=directory,
         model=f"{results['model']['name']}, revision {results['model']['revision']}",
         grader=results["grader"],
-        second_opinion=results["second_opinion"],
         prompts=", ".join(dict.fromkeys(authors)),
         scores=scores,
         counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
         conditions=conditions,
         notes=_notes(benchmarks, results.get("settings", {})),
     )
-
-
-def _score(name: str, column: JsonObject, marked: Sequence[str]) -> Row:
-    low, high = map(float, column["interval"])
-    values = {"value": float(column["exact"]), "rounded": float(column["rounded"])}
-    interval = {"low": low, "high": high, "marked": tuple(marked)}
-    return {"column": name, "second": False, **values, **interval}
 
 
 def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:

@@ -2,20 +2,19 @@
 
 From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
 and the texts, `view_rows` makes plain data, which pages show, for the command and the training
-callback alike. No torch at run time.
+callback alike.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from vocagnolm.alignment import align_segment, widen_spans
-from vocagnolm.chat.formats import ENDS, ROLES, Conversation
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.io import JsonObject
 from vocagnolm.texts.tokens import Spans
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from vocagnolm.method import Method
     from vocagnolm.packing import Block, Blocks
     from vocagnolm.readers import Reader
-
-# The settings of a method that a view shows.
-_OF_METHOD = ("method", "top_k", "aggregation", "unmapped")
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -71,19 +67,11 @@ class TokenView:
     teacher_loss_nats: float | None
     # The teacher tokens that cover its characters, if they are known.
     pieces: tuple[PieceView, ...] = ()
-    # Whose turn of a conversation begins with it.
-    turn: str | None = None
 
     @property
     def is_special(self) -> bool:
         """True if it stands for no characters."""
         return self.start == self.end
-
-    @property
-    def status_key(self) -> str:
-        """The status, which for unmapped tokens says whether they are trained."""
-        trained = self.status == "unmapped" and self.is_trained
-        return "unmapped trained" if trained else self.status
 
     @property
     def excess_nats(self) -> float | None:
@@ -130,12 +118,6 @@ class GuidanceView:
         """The tokens of all texts."""
         return [token for text in self.texts for token in text.tokens]
 
-    def to_json(self) -> JsonObject:
-        """Return the content of `guidance.json`."""
-        method = {name: vars(self.settings.method)[name] for name in _OF_METHOD}
-        settings = vars(self.settings) | method
-        return {"format": 1, "settings": settings, "texts": [asdict(x) for x in self.texts]}
-
 
 @dataclass(frozen=True, eq=False)
 class SegmentText:
@@ -153,8 +135,6 @@ class SegmentText:
     teacher_spans: Spans
     # int64 [N, 2], half-open ranges of those behind each student token.
     ranges: Spans
-    # The first character of every message, and its role.
-    turns: Sequence[tuple[int, str]] = ()
 
 
 class Sample(NamedTuple):
@@ -166,29 +146,24 @@ class Sample(NamedTuple):
 
 def sample_blocks(
     blocks: Blocks,
-    numbers: Sequence[int],
+    indices: Sequence[int],
     collate: Callable[[Sequence[Block]], Batch],
     segments: datasets.Dataset,
     corpus: datasets.Dataset,
     student: Reader,
 ) -> Sample:
-    """Read some packed sequences as the trainer does, and their texts.
-
-    The segments are the rows that they were packed from.
-    """
+    """Read some packed sequences as the trainer does, and the texts of their segments."""
     rows = []
-    for number in numbers:
-        found = (segments[int(row)] for row in blocks.segments(number))
+    for index in indices:
+        found = [segments[int(row)] for row in blocks.segments(index)]
         rows.append([read_segment(segment, corpus, student) for segment in found])
-    return Sample(collate([blocks[number] for number in numbers]), rows)
+    return Sample(collate([blocks[index] for index in indices]), rows)
 
 
 def read_segment(row: JsonObject, corpus: datasets.Dataset, student: Reader) -> SegmentText:
     """Find the characters of the tokens of a segment, a row of `data.Segments.rows`."""
-    document = corpus[row["document"]]
-    text, ids = document["text"][row["start"] : row["end"]], row["student_ids"]
-    roles, ends = document.get(ROLES, ()), document.get(ENDS, ())
-    begins = [begin for begin, _ in Conversation("", tuple(roles), tuple(ends)).places]
+    text = corpus[row["document"]]["text"][row["start"] : row["end"]]
+    ids = row["student_ids"]
     ours = widen_spans(row["student_steps"], row["student_jumps"])
     # position   0      1 .. last - 1   last ..
     # token      <s>    of the text     </s>, behind a document's end only
@@ -211,7 +186,6 @@ def read_segment(row: JsonObject, corpus: datasets.Dataset, student: Reader) -> 
         spans=np.concatenate([np.zeros((1, 2), np.int64), ours, ends]),
         teacher_spans=theirs,
         ranges=ranges,
-        turns=[*zip(begins, roles, strict=True)],
     )
 
 
@@ -255,17 +229,13 @@ def _view(
         for start, end in segment.teacher_spans.tolist():
             pieces.append(PieceView(text[start:end], start, end, next(piece_losses)))
     tokens: list[TokenView] = []
-    shown, turns = 0, [*segment.turns]
+    shown = 0
     rows = zip(found, segment.spans.tolist(), segment.ranges.tolist(), strict=True)
     for position, (numbers, (start, end), (first, last)) in enumerate(rows):
         student_loss, teacher_loss, has_label, is_mapped, is_trained = numbers
         status: Status = "kept" if is_trained else "dropped"
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
-        turn = None
-        while turns and start < end > turns[0][0]:
-            # Of several messages, all but the last one are empty.
-            turn = turns.pop(0)[1]
         tokens.append(
             TokenView(
                 text=segment.specials.get(position, text[max(start, shown) : end]),
@@ -276,7 +246,6 @@ def _view(
                 student_loss_nats=student_loss if has_label else None,
                 teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
                 pieces=() if first == UNMAPPED else tuple(pieces[first:last]),
-                turn=turn,
             )
         )
         shown = end
