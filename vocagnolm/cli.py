@@ -28,13 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 _Work = Callable[[Sequence[str] | None], int | None]
-_Main = Callable[[Sequence[str] | None], int]
-# Arguments of `load_corpus` and the options that they come from.
-_CORPUS_OPTIONS = {
-    "split": "dataset_split",
-    "text_column": "text_column",
-    "config_name": "dataset_config",
-}
+# With or without the words of a command line.
+_Main = Callable[..., int]
 # By then a launcher has ended the other processes, if rank 0 has failed too.
 _RANK_0_FIRST_S = 2
 
@@ -44,14 +39,8 @@ COMMANDS = {
     "compare": ("vocagnolm.report.compare", "Tables and figures over finished runs"),
     "demo": ("vocagnolm.demo.main", "Train and judge students in the embedded world, on a CPU"),
     "evaluate": ("vocagnolm.evaluation.main", "Accuracy on the paper's math benchmarks"),
-    "export": (
-        "vocagnolm.run.export",
-        "The whole student of a checkpoint, for from_pretrained",
-    ),
-    "inspect": (
-        "vocagnolm.report.inspect",
-        "A text with its tokens kept, dropped and unmapped",
-    ),
+    "export": ("vocagnolm.run.export", "The whole student of a checkpoint, for from_pretrained"),
+    "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
     "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
     "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
     "train": ("vocagnolm.run.start", "Continually pretrain a student"),
@@ -111,10 +100,6 @@ class Parser(OneLineErrors):
                 raise ValueError(f"--{name} must not be negative, got {value}")
         return arguments
 
-    def given(self, arguments: argparse.Namespace) -> set[str]:
-        """Return the names of the options that differ from their defaults."""
-        return {name for name, value in vars(arguments).items() if value != self.get_default(name)}
-
     def add_dataset(
         self, *, required: bool = False, source: bool = True, several: bool = False
     ) -> None:
@@ -144,21 +129,16 @@ def corpora_of(options: object) -> list[tuple[str, dict[str, Any]]]:
 
     An option has one value for all corpora, or one for each.
     """
-    found = vars(options)
-    names = listed(found["dataset"])
-    values = {
-        argument: one_for_each(option, found[option], len(names), "corpora")
-        for argument, option in _CORPUS_OPTIONS.items()
-    }
+    given = vars(options)
+    names = listed(given["dataset"])
+    splits, columns, configs = (
+        one_for_each(option, given[option], len(names), "corpora")
+        for option in ("dataset_split", "text_column", "dataset_config")
+    )
     return [
-        (name, {argument: given[index] for argument, given in values.items()})
-        for index, name in enumerate(names)
+        (name, {"split": split, "text_column": column, "config_name": config})
+        for name, split, column, config in zip(names, splits, columns, configs, strict=True)
     ]
-
-
-def one_or_all(values: list[str]) -> str | list[str]:
-    """Return a single value itself, and several as a list."""
-    return values if len(values) > 1 else values[0]
 
 
 def one_for_each(option: str, given: Any, count: int, of: str) -> list[Any]:
@@ -177,13 +157,13 @@ def resolve_dtype(choice: str, device: torch.device) -> str:
     return best if choice == "auto" else choice
 
 
-def json_settings(option: str, text: str, *, empty: bool = False) -> dict[str, object]:
-    """Read an option that is a JSON object of settings, perhaps of none, or raise a ValueError."""
+def json_settings(option: str, text: str) -> dict[str, object]:
+    """Read an option that is a JSON object of settings, or raise a ValueError."""
     try:
         content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{option}: {text} is not JSON: {error}") from error
-    if not isinstance(content, dict) or not (content or empty):
+    if not (content and isinstance(content, dict)):
         raise ValueError(f"{option}: {text} is not a JSON object of settings")
     return content
 
@@ -273,7 +253,7 @@ def _is_connected() -> bool:
     return "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized()
 
 
-def run_script(main: Callable[[], int]) -> NoReturn:
+def run_script(main: _Main) -> NoReturn:
     """Run `main` as a process of its own, and leave without waiting for processes that are gone."""
     try:
         status = main()

@@ -1,21 +1,17 @@
 """Settings of a method. Torch-free: the command line is checked before torch is imported."""
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 MethodName = Literal["vocagnolm", "cpt", "random", "kld", "uld", "rho1", "chunk"]
 Aggregation = Literal["max", "mean", "sum", "share"]
 Unmapped = Literal["include", "exclude", "mean"]
 Scope = Literal["sequence", "batch"]
-Divisor = Literal["all", "selected"]
-Score = Literal["loss", "loss_and_entropy"]
 Reduction = Literal["min", "mean", "max", "weighted"]
 # KL(p_S || p_T), Eq. (5), and KL(p_T || p_S), over the tokens that student and teacher share; L1 of
 # the probabilities sorted by size, the Wasserstein distance of ULD, Eq. (6), of any vocabularies.
 Distance = Literal["reverse_kl", "forward_kl", "sorted_l1"]
-# How the tokens that are trained on are chosen.
-Choice = Literal["all", "random", "guided"]
 
 # top_k is counted in millionths: integers round alike on a host and on any device.
 UNITS = 10**6
@@ -24,7 +20,6 @@ _SELECTION = (
     *("top_k", "top_k_warmup_steps", "unmapped", "unselected_weight"),
     *("selection_scope", "loss_divisor"),
 )
-_OF_CHUNKS = ("chunks", "chunk_guidance", "chunk_selection")
 _OF_SEVERAL = ("teacher_reduction", "teacher_weights")
 _OF_A_TEACHER = ("aggregation", "unmapped", "chunk_selection", *_OF_SEVERAL)
 # Settings that a method reads.
@@ -35,7 +30,10 @@ _READ: dict[MethodName, tuple[str, ...]] = {
     "kld": ("kld_direction",),
     "uld": ("uld_weight", "uld_pairing"),
     "rho1": (*_SELECTION, "rho1_score", *_OF_SEVERAL),
-    "chunk": (*_SELECTION, "aggregation", *_OF_CHUNKS, *_OF_SEVERAL),
+    "chunk": (
+        *(*_SELECTION, "aggregation", *_OF_SEVERAL),
+        *("chunks", "chunk_guidance", "chunk_selection"),
+    ),
 }
 _T = TypeVar("_T")
 
@@ -73,11 +71,6 @@ def in_choices(options: object) -> None:
             raise ValueError(f"--{name} must be one of {', '.join(get_args(kind))}, got {value}")
 
 
-def is_in_millionths(top_k: float) -> bool:
-    """Test that a share is counted as it was typed."""
-    return abs(top_k - round(top_k * UNITS) / UNITS) <= 1e-12
-
-
 @dataclass
 class Method:
     """All settings of a method: one record for parser, trainer, views and stores.
@@ -103,7 +96,9 @@ class Method:
     )
     # The paper does not say; a sequence's share does not depend on the batch (decision 1).
     selection_scope: Scope = option("sequence", "What the share is taken of.")
-    loss_divisor: Divisor = option("all", "Divide by all label tokens (Eq. 3), or all weights.")
+    loss_divisor: Literal["all", "selected"] = option(
+        "all", "Divide by all label tokens (Eq. 3), or all weights."
+    )
     unselected_weight: float = option(0.0, "Of tokens not selected (beyond the paper); 0 is Eq. 4.")
     kld_direction: Literal["reverse", "forward"] = option(
         "reverse", "KL(student || teacher), Eq. 5, or the other way."
@@ -118,7 +113,7 @@ class Method:
         "The teacher token that a student token is compared with: the one of the same number in "
         "its document (Boizard et al. 2025), or the last one that covers it.",
     )
-    rho1_score: Score = option(
+    rho1_score: Literal["loss", "loss_and_entropy"] = option(
         "loss",
         "Take the top_k of excess loss, or those of them that are also in the top_k of lowest "
         "entropy of the reference (Lin et al. 2024, Appendix H).",
@@ -143,7 +138,8 @@ class Method:
         in_range(self, "[0, inf)", "top_k_warmup_steps")
         in_range(self, "(0, inf)", "uld_weight", "teacher_weights")
         in_range(self, "[1, inf)", "chunks")
-        if not is_in_millionths(self.top_k):
+        # Or it would not be counted as it was typed.
+        if abs(self.top_k - round(self.top_k * UNITS) / UNITS) > 1e-12:
             raise ValueError(f"--top_k must have at most six decimals, got {self.top_k}")
         if self.method in ("chunk", "rho1") and self.aggregation == "share":
             raise ValueError(
@@ -152,13 +148,12 @@ class Method:
             )
         if self.with_entropies and self.unmapped == "mean":
             raise ValueError(
-                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy: "
-                "use --unmapped include or exclude"
+                "--rho1_score loss_and_entropy cannot rank unmapped tokens, which have no entropy"
             )
         if self.with_entropies and self.loss_divisor == "selected":
             raise ValueError(
-                "--rho1_score loss_and_entropy selects a number of tokens that is known too late "
-                "for --loss_divisor selected: use --loss_divisor all"
+                "--rho1_score loss_and_entropy counts its tokens too late for --loss_divisor "
+                "selected"
             )
 
     def reads(self) -> tuple[str, ...]:
@@ -168,10 +163,10 @@ class Method:
 
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        defaults = {setting.name: setting.default for setting in fields(self)}
         found = {name: getattr(self, name) for name in self.reads()}
+        default = Method()
         for name in _OF_SEVERAL:
-            if name in found and found[name] == defaults[name]:
+            if name in found and found[name] == getattr(default, name):
                 del found[name]
         return found
 
@@ -192,8 +187,8 @@ class Method:
         return f"--method {self.method}"
 
     @property
-    def choice(self) -> Choice:
-        """Choice of the tokens that get weight 1."""
+    def choice(self) -> Literal["all", "random", "guided"]:
+        """How the tokens that get weight 1 are chosen."""
         if self.method in ("cpt", "kld", "uld"):
             return "all"
         random_chunks = self.method == "chunk" and self.chunk_guidance == "random"
@@ -202,10 +197,8 @@ class Method:
     @property
     def splits_alike(self) -> bool:
         """True where an update is the same for every split of a global batch."""
-        read = self.reads()
-        by_batch = "selection_scope" in read and self.selection_scope == "batch"
-        by_mean = "unmapped" in read and self.unmapped == "mean"
-        return not (by_batch or by_mean)
+        read = self.in_effect()
+        return read.get("selection_scope") != "batch" and read.get("unmapped") != "mean"
 
     @property
     def needs_teacher(self) -> bool:
@@ -218,11 +211,6 @@ class Method:
         if self.method == "kld":
             return "reverse_kl" if self.kld_direction == "reverse" else "forward_kl"
         return "sorted_l1" if self.method == "uld" else None
-
-    @property
-    def distance_weight(self) -> float:
-        """Lambda of Eq. (6); 1 in Eq. (5)."""
-        return self.uld_weight if self.method == "uld" else 1.0
 
     @property
     def with_entropies(self) -> bool:

@@ -147,7 +147,8 @@ class Objective:
         """Pair student tokens with the teacher's: the same, or the last one of their range."""
         assert isinstance(self.teacher, ResidentTeacher)
         assert self.method.distance is not None
-        how = (self.method.distance, self.method.distance_weight)
+        weight = self.method.uld_weight if self.method.method == "uld" else 1.0
+        how = (self.method.distance, weight)
         valid_BS = batch["labels"] != IGNORED_LABEL
         if self.method.method == "kld":  # of one vocabulary: it reads what the student reads
             rows = (batch["input_ids"], batch["position_ids"], student_segments(batch))

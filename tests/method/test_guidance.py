@@ -18,7 +18,6 @@ from vocagnolm.guidance import (
     select_top,
     selected_count,
 )
-from vocagnolm.method import is_in_millionths
 
 AGGREGATE = {"max": max, "sum": sum, "mean": lambda losses: sum(losses) / len(losses)}
 # Few distinct values: many ties.
@@ -347,11 +346,6 @@ def test_unknown_choices_are_refused_by_the_functions_too():
     four = (ones, ones, ones.bool(), ones.bool())
     with pytest.raises(ValueError, match="--unmapped"):
         select_tokens(*four, top_k=1, unmapped="drop", scope="batch")
-
-
-def test_share_is_counted_in_millionths():
-    assert all(map(is_in_millionths, (1e-6, 0.4, 1 / 4 + 1e-6, 1.0)))
-    assert not any(map(is_in_millionths, (1e-7, 0.1234567, 1 / 3)))
 
 
 @pytest.mark.parametrize("reduction", ["min", "max", "mean", "weighted"])

@@ -17,7 +17,7 @@ from vocagnolm.teacher import ResidentTeacher, TeacherLosses
 
 WRONG: list[dict[str, Any]] = [
     {"method": "ppo"},
-    *({"top_k": value} for value in (1.4, 0.0, float("nan"), 0.1234567)),
+    *({"top_k": value} for value in (1.4, 0.0, float("nan"), 1e-7, 0.1234567, 1 / 3)),
     *({"top_k_warmup_steps": value} for value in (-1.0, float("nan"), float("inf"))),
     *({"unselected_weight": value} for value in (1.0, -0.1, float("nan"))),
     *({"uld_weight": value} for value in (0.0, float("nan"))),
@@ -59,10 +59,10 @@ def test_splits_are_alike_without_a_micro_batch(settings: dict[str, Any], expect
 def test_defaults_are_the_papers() -> None:
     method = Method()
     assert method == Method("vocagnolm", 0.4, "max", "include", "sequence", "all")
-    assert (Method("uld").distance, Method("uld").distance_weight) == ("sorted_l1", 0.5)
-    assert (Method("kld").distance, Method("kld").distance_weight) == ("reverse_kl", 1.0)
+    assert (Method("uld").distance, Method("uld").uld_weight) == ("sorted_l1", 0.5)
+    assert Method("kld").distance == "reverse_kl"
     assert Method("kld", kld_direction="forward").distance == "forward_kl"
-    assert Method(top_k=1 / 4 + 1e-6).top_k == 0.250001
+    assert [Method(top_k=share).top_k for share in (1e-6, 1 / 4 + 1e-6)] == [1e-6, 0.250001]
     assert all(option.metadata["help"] for option in fields(Method))
 
 

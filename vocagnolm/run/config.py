@@ -57,7 +57,7 @@ class RunArguments(RunOptions, TrainingArguments):  # type: ignore[misc]
 
     _argument_group_name = "run, with all fields of transformers.TrainingArguments"
     # The parent class reads them as JSON.
-    _VALID_DICT_FIELDS: ClassVar[list[str]] = [
+    _VALID_DICT_FIELDS: ClassVar[list[str]] = [  # type: ignore[misc]
         *TrainingArguments._VALID_DICT_FIELDS,
         "liger_kernel_config",
     ]

@@ -154,12 +154,13 @@ def parse(argv: Sequence[str]) -> Job:
     evaluates = data.eval_fraction or data.eval_dataset
     if evaluates:
         flags = ["--eval_strategy=steps", f"--eval_steps={run.save_steps}", *flags]
-    *made, _ = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
-    job = Job(*made, recipe=recipe)
-    if job.run.eval_strategy != "no" and not evaluates:
+    made: Any = _full_parser().parse_args_into_dataclasses(flags, look_for_args_file=False)
+    model, load, data, pack, method, run, _ = made
+    if run.eval_strategy != "no" and not evaluates:
         raise ValueError("--eval_strategy needs --eval_fraction or --eval_dataset")
-    job.run.output_dir = job.run.output_dir or _default_output_dir(model, method)
-    job.run.set_batch(job.pack.max_length)
+    run.output_dir = run.output_dir or _default_output_dir(model, method)
+    run.set_batch(pack.max_length)
+    job = Job(model, load, data, pack, method, run, recipe)
     check_launch(job)
     for line in _warnings(options):
         note(f"warning: {line}")

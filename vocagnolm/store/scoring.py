@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.render import Template
-from vocagnolm.cli import corpora_of, one_or_all, resolve_dtype, say
+from vocagnolm.cli import corpora_of, resolve_dtype, say
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import joined, load_corpus
 from vocagnolm.dist import connect, rank0
@@ -216,7 +216,7 @@ def _plan(
         "dtype": dtype,
         "quantization": options.quantization,
         "loss_dtype": options.loss_dtype,
-        "dataset": one_or_all(options.dataset),
+        "dataset": options.dataset if len(options.dataset) > 1 else options.dataset[0],
         "dataset_documents": len(job.corpus),
         "shard_documents": options.shard_documents,
     }
