@@ -30,7 +30,7 @@ from benchmarks.models import (
 )
 from vocagnolm import Method
 from vocagnolm.objective import Objective
-from vocagnolm.run.memory import Layout, sizes_of, student_memory, teacher_memory
+from vocagnolm.run.plan import Layout, sizes_of, student_memory, teacher_memory
 from vocagnolm.run.throughput import model_work, peak_tflops
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from wandb_files import stored
 
-from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tracking import Tracker, summary
 
@@ -121,13 +118,3 @@ def test_summary_says_what_is_marked_when_it_is() -> None:
         "eval/marks": "partial: 5 of 1319 items",
         "eval/grader": "the harness",
     }
-
-
-def test_missing_wandb_is_reported_before_anything_is_loaded(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], offline: Path
-) -> None:
-    # What imports where wandb has made a directory for its files.
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace())
-    argv = ["--model", "no/such", "--benchmarks", "demo", "--report_to", "wandb"]
-    assert evaluate_math.main(argv) == 2
-    assert "--report_to wandb needs its package: pip install" in capsys.readouterr().err

@@ -35,7 +35,7 @@ from vocagnolm.models.source import (
     context_length,
     tensor_parallel_size,
 )
-from vocagnolm.run import memory
+from vocagnolm.run.plan import sizes_of
 
 VOCABULARY = 700
 SMALL: dict[str, Any] = {
@@ -143,7 +143,7 @@ def test_errors_of_transformers_name_the_model(name: str) -> None:
 
 
 def parameters_of(source: ModelSource, config: Any) -> int:
-    return memory.sizes_of(source.skeleton(config)).parameters
+    return sizes_of(source.skeleton(config)).parameters
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)

@@ -15,7 +15,7 @@ from adapter_world import World
 from vocagnolm import data
 from vocagnolm.run import prepare
 from vocagnolm.run import start as train
-from vocagnolm.run.documents import epoch_steps
+from vocagnolm.run.plan import epoch_steps
 from vocagnolm.store import score
 
 

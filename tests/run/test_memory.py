@@ -15,14 +15,15 @@ from adapter_world import World, make_world
 from held_memory import STUDENT, held_of, measure_runs
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.run import memory, start, train
-from vocagnolm.run import plan as run_plan
 from vocagnolm.run import recipe as config
+from vocagnolm.run import start, train
 from vocagnolm.run.job import read_models
-from vocagnolm.run.memory import (
+from vocagnolm.run.plan import (
     Layout,
     Precision,
     Sizes,
+    device_memory,
+    sizes_of,
     student_layout,
     student_memory,
     teacher_memory,
@@ -141,9 +142,9 @@ def test_sizes_are_those_of_a_hand_count(tied: bool, tiny_llama: Callable[..., A
     outside = 100 * 32 * (1 if tied else 2) + 32
     total = 2 * (linear + 64) + outside
     expected = Sizes(total, total - 3200, 2 * linear, linear + 64, 2, outside, 32, 64)
-    assert memory.sizes_of(model) == expected
+    assert sizes_of(model) == expected
     model._no_split_modules = None  # what cannot be told apart is all outside
-    assert memory.sizes_of(model).rest == total
+    assert sizes_of(model).rest == total
 
 
 # Runs
@@ -165,7 +166,7 @@ def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[
     job = config.parse(argv)
     models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
     sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
-    return sizes, run_plan.device_memory(job, models)
+    return sizes, device_memory(job, models)
 
 
 def test_plan_counts_what_one_process_holds(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

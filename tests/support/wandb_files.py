@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from vocagnolm.run.wandb import offline_reason
-
 # What a user's environment may say, and a test may not hear.
 _NAMES = "MODE PROJECT API_KEY ENTITY NAME RUN_GROUP TAGS BASE_URL IDENTITY_TOKEN_FILE WATCH"
 
@@ -28,7 +26,6 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("WANDB_CONSOLE", "off")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    offline_reason.cache_clear()
     import wandb
 
     # It remembers the environment that it has met first.

@@ -8,7 +8,7 @@ from pathlib import Path
 from vocagnolm.evaluation.records import Record, to_line
 from vocagnolm.evaluation.report import RESULTS_FILE
 from vocagnolm.io import write_json, write_text
-from vocagnolm.run.wandb import PLACE_FILE, begin_run, offline_reason, read_place
+from vocagnolm.run.wandb import PLACE_FILE, begin_run, check_trackers, read_place
 
 # Of the run's files, as beside a model.
 _FOLDER = "evaluation"
@@ -24,7 +24,7 @@ class Tracker:
     """
 
     def __init__(self, model: str, *, chat: bool = False):
-        offline_reason()
+        check_trackers(["wandb"])
         path = Path(model)
         is_checkpoint = not (path / PLACE_FILE).is_file() and path.is_dir()
         self._place = read_place(path.resolve().parent if is_checkpoint else path)

@@ -3,14 +3,12 @@
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
@@ -26,7 +24,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.readers import Guide, Teachers, student_reader, teacher_reader
 from vocagnolm.run.job import Job, Models
 from vocagnolm.run.options import DataOptions
-from vocagnolm.run.resume import mixed_counts
+from vocagnolm.run.plan import epoch_steps, skip_reasons
 
 # Documents of a corpus that a plan is made from, unless it has few enough to read them all.
 _SAMPLE_DOCUMENTS, _SMALL_DOCUMENTS = 1000, 10_000
@@ -157,22 +155,6 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     return found
 
 
-def epoch_steps(job: Job, documents: Documents) -> int | None:
-    """Return the optimizer steps of an epoch, extrapolated from a sample; None if nobody knows."""
-    blocks, corpora = documents.blocks, documents.corpora
-    per_step = job.run.global_batch_tokens // job.pack.max_length
-    scales = []
-    for each in corpora:
-        if each.total is None:
-            return None
-        scales.append(each.total / len(each.texts))
-    if blocks.weights is not None:
-        sizes = np.array([*blocks.parts.values()]) * scales
-        return int(mixed_counts(sizes.tolist(), blocks.weights).sum()) // per_step
-    tokens = [each.segments.total("student_tokens") for each in corpora]
-    return int(len(blocks) * np.average(scales, weights=tokens)) // per_step
-
-
 def _settings_of_corpora(
     models: Models, corpora: Sequence[Corpus], blocks: Blocks
 ) -> dict[str, Any]:
@@ -251,12 +233,6 @@ def _check_usable(corpus: Corpus, data: DataOptions) -> None:
             f"--dataset {name} has no usable document: {read:,} read, {len(skipped):,} skipped "
             f"({skip_reasons(corpus.segments)})"
         )
-
-
-def skip_reasons(segments: Segments) -> str:
-    """Return the three most frequent reasons for leaving a document out, with counts."""
-    reasons = Counter(reason for _, reason in segments.skipped)
-    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
 
 
 def _hold_out(job: Job, corpus: Corpus) -> Corpus:

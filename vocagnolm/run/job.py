@@ -21,8 +21,8 @@ from vocagnolm.models.source import ModelSource, check_distinct, context_length
 from vocagnolm.readers import Guide, Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.row_segments import needs_segments
 from vocagnolm.run.config import RunArguments
-from vocagnolm.run.memory import Sizes, sizes_of
 from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
+from vocagnolm.run.plan import Sizes, sizes_of
 from vocagnolm.store.format import Store, manifest_of
 from vocagnolm.store.read import StoredReader
 from vocagnolm.teacher import StoredTeacher

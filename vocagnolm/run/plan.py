@@ -1,19 +1,32 @@
-"""The plan of a run, a line for each thing that it reads, makes and takes."""
+"""The plan of a run: a line for each thing that it reads, makes and takes, and its memory."""
+
+from __future__ import annotations
 
 import math
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
+from torch import nn
+from transformers import PreTrainedModel
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.data import Segments
+from vocagnolm.models.layers import decoder_layers
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.run.checkpoints import step_of
-from vocagnolm.run.documents import Corpus, Documents, epoch_steps, skip_reasons
-from vocagnolm.run.job import Job, Models
-from vocagnolm.run.memory import student_layout, student_memory, teacher_memory
+from vocagnolm.run.config import RunArguments
+from vocagnolm.run.resume import mixed_counts
 from vocagnolm.spans import encode
 from vocagnolm.texts.column import TEXT
+
+if TYPE_CHECKING:
+    from vocagnolm.run.documents import Documents
+    from vocagnolm.run.job import Job, Models
 
 # Devices of the machines that a plan made by one process alone is for.
 _USUAL_MACHINE = 8
@@ -23,40 +36,59 @@ _GIB = 2**30
 
 def plan(job: Job, models: Models, documents: Documents, checkpoint: str | None = None) -> str:
     """Describe a run in lines that begin with a word each; nothing is loaded for it."""
-    student, run = models.student.sizes, job.run
+    student, run, memory = models.student.sizes, job.run, device_memory(job, models)
     lines = [f"student    {job.model.student}: {student.parameters:,} parameters"]
     if student.trained < student.parameters:
         lines[0] += f", {student.trained:,} of them trained"
     for teacher in models.teachers:
         size = f"{teacher.sizes.parameters:,} parameters, frozen, {models.teacher_dtype}"
-        lines += [f"teacher    {teacher.source.name}: {size}"]
+        lines.append(f"teacher    {teacher.source.name}: {size}")
     if models.guide:
         lines += [f"teacher    {stored}" for stored in models.guide.describe()]
     settings = ", ".join(f"{name} {value}" for name, value in job.method.in_effect().items())
     lines.append(f"method     {settings.removeprefix('method ')}")
     lines += describe_documents(documents, models)
-    lines += _mixture(job, documents)
+    if len(documents.blocks.parts) > 1:
+        lines.append(f"mixture    {_mixture(job, documents)}")
+    parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in memory.items())
     lines += [
         f"batch      {run.batch_arithmetic(job.pack.max_length)}",
         f"steps      {_steps(job, documents, checkpoint)}",
-        f"memory     {describe_memory(device_memory(job, models))}",
+        f"memory     about {sum(memory.values()) / _GIB:.2f} GiB a device: {parts}",
         f"output     {run.output_dir}",
     ]
     return "\n".join(lines)
 
 
+# -- Documents and steps -----------------------------------------------------------------------
+
+
 def describe_documents(documents: Documents, models: Models) -> list[str]:
     """Count what was aligned and packed, and what was left out and why."""
-    segments, blocks = documents.segments, documents.blocks
-    lines = [_corpus(each) for each in documents.corpora]
-    lines += _left_out(segments, "skipped")
-    if models.guide is not None:
+    blocks, lines = documents.blocks, []
+    for each in documents.corpora:
+        segments = each.segments
+        count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
+        sample = "" if each.total == len(each.texts) else "of the first ones, "
+        lines.append(
+            f"corpus     {Path(each.name).name}: {sample}{count:,} documents, "
+            f"{len(segments.rows):,} segments, {segments.total('student_tokens'):,} student tokens"
+        )
+    segments = documents.segments
+    if segments.skipped:
+        lines.append(f"skipped    {len(segments.skipped):,} documents ({skip_reasons(segments)})")
+    if messages := segments.total("left_out_messages"):
+        lines.append(f"shortened  conversations, by their last {messages:,} messages in all")
+    if trimmed := segments.total("trimmed_characters"):
+        lines.append(f"trimmed    {trimmed:,} characters of white space, by chat templates")
+    if models.guide:
         student, teacher = segments.total("student_tokens"), segments.total("teacher_tokens")
         lines.append(
             f"aligned    {teacher:,} teacher tokens ({teacher / student:.3f} per student token), "
             f"{segments.mapped_text_fraction:.2%} of the text tokens mapped"
         )
-        lines += _example(documents, models)
+        if models.guide.readers:
+            lines.append(f"example    {_example(documents, models)}")
     lines.append(
         f"packed     {len(blocks):,} sequences of {blocks.max_length} tokens, "
         f"{blocks.fill_fraction:.1%} full"
@@ -66,69 +98,37 @@ def describe_documents(documents: Documents, models: Models) -> list[str]:
     return lines
 
 
-def _corpus(corpus: Corpus) -> str:
-    segments = corpus.segments
-    count = len(np.unique(segments.rows.with_format("numpy")["document"][:]))
-    sample = "" if corpus.total == len(corpus.texts) else "of the first ones, "
-    return (
-        f"corpus     {Path(corpus.name).name}: {sample}{count:,} documents, "
-        f"{len(segments.rows):,} segments, {segments.total('student_tokens'):,} student tokens"
-    )
-
-
-def _left_out(segments: Segments, label: str) -> list[str]:
-    """Count what contexts and templates leave out."""
-    lines = []
-    if segments.skipped:
-        lines.append(f"{label:10} {len(segments.skipped):,} documents ({skip_reasons(segments)})")
-    if messages := segments.total("left_out_messages"):
-        lines.append(f"shortened  conversations, by their last {messages:,} messages in all")
-    if trimmed := segments.total("trimmed_characters"):
-        lines.append(f"trimmed    {trimmed:,} characters of white space, by chat templates")
-    return lines
-
-
-def _example(documents: Documents, models: Models) -> list[str]:
-    """Show the first tokens of the first segment, aligned, if a teacher has a tokenizer."""
-    if not (models.guide and models.guide.readers):
-        return []
+def _example(documents: Documents, models: Models) -> str:
+    """Show the first tokens of the first segment and those of the first teacher."""
+    assert models.guide
     row = documents.segments.rows[0]
     text = documents.texts[row["document"]][TEXT][row["start"] : row["end"]]
-    tokenizers = models.reader.tokenizer, models.guide.readers[0].tokenizer
-    ours, theirs = (encode(tokenizer, text).spans for tokenizer in tokenizers)
+    ours = encode(models.reader.tokenizer, text).spans
+    theirs = encode(models.guide.readers[0].tokenizer, text).spans
     shown = []
     for (start, end), (first, last) in zip(ours, align_spans(ours, theirs), strict=True):
         # An unmapped token has the range (-1, -1), of which nothing is left.
         pieces = " ".join(repr(text[a:b]) for a, b in theirs[max(first, 0) : max(last, 0)])
         shown.append(f"{text[start:end]!r} -> {pieces or 'unmapped'}")
-    return [f"example    {' | '.join(shown[:_EXAMPLE_TOKENS])}"]
+    return " | ".join(shown[:_EXAMPLE_TOKENS])
 
 
-def _mixture(job: Job, documents: Documents) -> list[str]:
+def _mixture(job: Job, documents: Documents) -> str:
     """Describe in which shares several corpora are read, and how often each is."""
-    parts, corpora = documents.blocks.parts, documents.corpora
-    if len(parts) == 1:
-        return []
-    sizes = [
-        count * (each.total or len(each.texts)) / len(each.texts)
-        for count, each in zip(parts.values(), corpora, strict=True)
-    ]
+    sizes = _sizes(documents) or [*documents.blocks.parts.values()]
     weights = documents.blocks.weights or sizes
-    steps = steps_of(job, documents) or 0
-    read = steps * (job.run.global_batch_tokens // job.pack.max_length)
+    read = (steps_of(job, documents) or 0) * (job.run.global_batch_tokens // job.pack.max_length)
     shown = []
-    for name, size, weight in zip(parts, sizes, weights, strict=True):
+    for name, size, weight in zip(documents.blocks.parts, sizes, weights, strict=True):
         share = weight / sum(weights)
         shown.append(f"{name} {share:.1%} (read {read * share / size:.3g} times)")
-    return [f"mixture    {', '.join(shown)}"]
+    return ", ".join(shown)
 
 
-def steps_of(job: Job, documents: Documents) -> int | None:
-    """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
-    if job.run.max_steps > 0:
-        return job.run.max_steps
-    of_epoch = epoch_steps(job, documents)
-    return None if of_epoch is None else math.ceil(job.run.num_train_epochs * of_epoch)
+def skip_reasons(segments: Segments) -> str:
+    """Return the three most frequent reasons for leaving a document out, with counts."""
+    reasons = Counter(reason for _, reason in segments.skipped)
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common(3))
 
 
 def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
@@ -143,10 +143,189 @@ def _steps(job: Job, documents: Documents, checkpoint: str | None) -> str:
     return f"{shown}; {step_of(checkpoint):,} done, from {checkpoint}" if checkpoint else shown
 
 
-def describe_memory(parts: dict[str, float]) -> str:
-    """Describe bytes by part in GiB."""
-    shown = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in parts.items())
-    return f"about {sum(parts.values()) / _GIB:.2f} GiB a device: {shown}"
+def steps_of(job: Job, documents: Documents) -> int | None:
+    """Return the optimizer steps of a run; None if nobody knows how large its corpus is."""
+    if job.run.max_steps > 0:
+        return job.run.max_steps
+    of_epoch = epoch_steps(job, documents)
+    return None if of_epoch is None else math.ceil(job.run.num_train_epochs * of_epoch)
+
+
+def epoch_steps(job: Job, documents: Documents) -> int | None:
+    """Return the optimizer steps of an epoch, extrapolated from a sample; None if nobody knows."""
+    sizes, weights = _sizes(documents), documents.blocks.weights
+    if sizes is None:
+        return None
+    read = sum(sizes) if weights is None else mixed_counts(sizes, weights).sum()
+    return int(read) // (job.run.global_batch_tokens // job.pack.max_length)
+
+
+def _sizes(documents: Documents) -> list[float] | None:
+    """Extrapolate the packed sequences of each corpus; None if nobody knows its documents."""
+    sizes = []
+    for count, each in zip(documents.blocks.parts.values(), documents.corpora, strict=True):
+        if each.total is None:
+            return None
+        sizes.append(count * each.total / len(each.texts))
+    return sizes
+
+
+# -- Memory ------------------------------------------------------------------------------------
+
+# Of a device at its fullest, in the student's backward pass, within 5 % of real runs. Left out are
+# tiles of logits, buffers of libraries, and a teacher's activations, which are gone by then.
+
+# "mixed": float32 weights and residuals, products in 16 bits, as under autocast; "16 bits": all of
+# the forward pass, as under FSDP2 with mixed precision.
+Precision = Literal["float32", "mixed", "16 bits"]
+# What a layer's backward pass keeps of a token: bytes per hidden and per inner unit, counted on
+# Llama's layers; and per hidden unit if only the layer's input is kept.
+_KEPT: dict[Precision, tuple[int, int]] = {
+    "float32": (28, 18),
+    "mixed": (28, 9),
+    "16 bits": (18, 9),
+}
+_LAYER_INPUT: dict[Precision, int] = {"float32": 4, "mixed": 4, "16 bits": 2}
+# Bytes of a parameter: float32; AdamW has two moments.
+_WEIGHT, _GRADIENT, _MOMENTS = 4, 4, 8
+# Bytes of a weight by --teacher_quantization; nf4 has a float32 scale for 64 weights.
+_QUANTIZED = {"fp8": 1.0, "int8": 1.0, "nf4": 0.5 + 4 / 64}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Counts that a model's memory follows from."""
+
+    parameters: int
+    # Those with a gradient, and the weights of linear layers other than the output head.
+    trained: int
+    linear: int
+    # Parameters of the largest decoder layer, the number of layers, and parameters outside of them.
+    layer: int
+    layers: int
+    rest: int
+    # Widths of the residuals, and within the MLP.
+    hidden: int
+    inner: int
+
+
+def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
+    """Count a causal language model, with adapters or without; it may be on the meta device."""
+    whole = cast(PreTrainedModel, model)
+    text = whole.config.get_text_config()
+    # Some models have no MLP with a width of its own.
+    inner = getattr(text, "intermediate_size", None)
+    head = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
+    layers: list[int] = []
+    # Some models name no decoder layers.
+    with suppress(ValueError):
+        layers = [_parameters(layer) for layer in decoder_layers(whole)]
+    total = _parameters(model)
+    return Sizes(
+        parameters=total,
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        linear=sum(
+            module.weight.numel()
+            for module in model.modules()
+            if isinstance(module, nn.Linear) and module is not head
+        ),
+        layer=max(layers, default=0),
+        layers=text.num_hidden_layers,
+        rest=total - sum(layers),
+        hidden=text.hidden_size,
+        inner=inner or 4 * text.hidden_size,
+    )
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Distribution and precision of a student in training."""
+
+    devices: int = 1
+    # Devices that FSDP2 spreads its weights over; None under DDP, and on one device.
+    shards: int | None = None
+    precision: Precision = "float32"
+    # Layers keep their inputs only, and are run again.
+    recomputes: bool = False
+    # Several micro-batches make a step.
+    accumulates: bool = False
+    # Gathered weights are dropped between a forward and its backward pass.
+    reshards: bool = False
+
+
+def student_layout(run: RunArguments) -> Layout:
+    """Return how the student is spread and computes, as Trainer and Accelerate read it."""
+    given = vars(run)
+    # Transformers is about to rename the option: one of the two may be absent.
+    recomputes = any(given.get(f"{name}_checkpointing") for name in ("gradient", "activation"))
+    accumulates = (run.gradient_accumulation_steps or 1) > 1
+    if not run.is_sharded:
+        precision: Precision = "mixed" if run.is_mixed else "float32"
+        return Layout(run.world_size, None, precision, recomputes, accumulates)
+    # Both read the environment that `accelerate launch` sets.
+    shards = (given.get("parallelism_config") or ParallelismConfig()).dp_shard_size
+    plugin = FullyShardedDataParallelPlugin(**(given.get("fsdp_plugin_args") or {}))
+    return Layout(
+        devices=run.world_size,
+        shards=shards if shards > 1 else run.world_size,
+        precision="16 bits" if run.is_mixed else "float32",
+        recomputes=recomputes or bool(plugin.activation_checkpointing),
+        accumulates=accumulates,
+        reshards=bool(plugin.reshard_after_forward),
+    )
+
+
+def student_memory(student: Sizes, layout: Layout, tokens: float) -> dict[str, float]:
+    """Estimate the bytes of a device by part, for a micro-batch of so many tokens."""
+    state = _WEIGHT * student.parameters + (_GRADIENT + _MOMENTS) * student.trained
+    parts: dict[str, float] = {"student with AdamW": state / (layout.shards or 1)}
+    if layout.shards is not None:
+        width = 4 if layout.precision == "float32" else 2
+        gathered = _gathered(student) if layout.reshards else student.parameters
+        parts["gathered weights"] = width * gathered
+        # They are reduced with the last micro-batch only.
+        if layout.accumulates:
+            parts["whole gradients"] = _GRADIENT * student.trained
+    else:
+        if layout.devices > 1:
+            parts["gradients to send"] = _GRADIENT * student.trained
+        # Autocast keeps them for the backward pass.
+        if layout.precision == "mixed" and not layout.recomputes:
+            parts["weights in 16 bits"] = 2 * student.linear
+    per_hidden, per_inner = _KEPT[layout.precision]
+    layer = per_hidden * student.hidden + per_inner * student.inner
+    kept = student.layers * layer
+    # The inputs of all layers, and one layer made again.
+    if layout.recomputes:
+        kept = student.layers * _LAYER_INPUT[layout.precision] * student.hidden + layer
+    parts["activations"] = tokens * kept
+    return parts
+
+
+def teacher_memory(
+    teacher: Sizes, width: int, quantization: str | None = None, devices: int = 1
+) -> dict[str, float]:
+    """Estimate the bytes of a device by part, with the weights spread over so many devices.
+
+    The width is that of a parameter that is not quantized; JSON for a quantization tells no bytes.
+    """
+    narrower = width - _QUANTIZED.get(quantization or "", float(width))
+    size = width * teacher.parameters - narrower * teacher.linear
+    is_known = quantization is None or quantization in _QUANTIZED
+    parts = {"teacher" if is_known else "teacher (at full width)": size / devices}
+    # A forward pass gathers some.
+    if devices > 1:
+        parts["teacher's gathered weights"] = width * _gathered(teacher)
+    return parts
+
+
+def _gathered(model: Sizes) -> int:
+    """Count parameters of the layer in use, of the next one, and outside of all layers."""
+    return min(model.rest + 2 * model.layer, model.parameters)
 
 
 def device_memory(job: Job, models: Models) -> dict[str, float]:

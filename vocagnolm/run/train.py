@@ -201,7 +201,7 @@ def add_trackers(
     args, show = trainer.args, None
     if job.run.report_to and is_main():
         about = wandb.about(job, models, documents, trainer.settings)
-        show = wandb.begin(trainer, job, models, about, is_resumed=is_resumed).table
+        show = wandb.begin(trainer, job, about, is_resumed=is_resumed).table
     every = job.run.guidance_table_steps
     if not every or job.method.choice != "guided":
         return

@@ -8,30 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from importlib import import_module
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil  # type: ignore[import-untyped]  # accelerate needs it too
-import torch
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
 
 from vocagnolm.cli import note
-from vocagnolm.dist import cores
 from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json
-from vocagnolm.models.sharding import devices_of_a_machine
-from vocagnolm.models.source import revision_of
 from vocagnolm.run.options import RunOptions
-from vocagnolm.store.format import manifest_of
 
 if TYPE_CHECKING:
     from vocagnolm.run.documents import Documents
@@ -75,9 +65,6 @@ NAMES = {
     "train_steps_per_second": "speed/train_steps_per_s",
 }
 _ENTRIES = {name: entry for entry, name in NAMES.items()}
-_CODE = "vocagnolm python torch transformers accelerate datasets tokenizers wandb"
-_GIB = 2**30
-_Rows = Sequence[Sequence[object]]
 _rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
 
 
@@ -106,7 +93,7 @@ def log_name(name: str) -> str:
 # -- Places ------------------------------------------------------------------------------------
 
 
-def place(job: Job, models: Models) -> JsonObject:
+def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     """Return the arguments of `wandb.init` that place a run among others.
 
     Options win over the environment, and that over the recipe, whose folder is the experiment.
@@ -116,7 +103,8 @@ def place(job: Job, models: Models) -> JsonObject:
     if project == RunOptions.project:
         project = environment("WANDB_PROJECT", project)
     entity, _, project = project.rpartition("/")
-    names = [Path(str(each["name"])).name for each in _models(models).values()]
+    teachers = settings["teacher"] or [s["teacher"] for s in settings["teacher_losses"] or ()]
+    names = [Path(name).name for name in (settings["student"], *teachers)]
     tags = environment("WANDB_TAGS", ",".join([job.method.method, *names])).split(",")
     name = run.run_name or environment("WANDB_NAME") or "/".join(recipe)
     return {
@@ -146,10 +134,10 @@ def read_place(directory: Path) -> JsonObject:
 
 
 def check_trackers(report_to: Sequence[str]) -> None:
-    """Check that trackers can be used, before hours of work.
+    """Check that trackers can be used, before hours of work; Weights & Biases may ask for a key.
 
     Raises:
-        ValueError: a package is missing, or Weights & Biases rejects the key.
+        ValueError: a package is missing.
     """
     try:
         for make in integration_utils.get_reporting_integration_callbacks(report_to):  # type: ignore[no-untyped-call]
@@ -157,64 +145,35 @@ def check_trackers(report_to: Sequence[str]) -> None:
     except (ImportError, RuntimeError) as error:
         raise ValueError(f"--report_to {' '.join(report_to)}: {error}") from error
     if "wandb" in report_to:
-        offline_reason()
-
-
-@cache
-def offline_reason() -> str:
-    """Ask the server of Weights & Biases once why a run has to begin offline; "" if it need not.
-
-    Raises:
-        ValueError: the package is missing, or the server rejects the key.
-    """
-    wandb = import_module("wandb")
-    # A directory that wandb has made for its files imports, too.
-    if not hasattr(wandb, "init"):
-        raise ValueError("--report_to wandb needs its package: pip install 'vocagnolm[wandb]'")
-    if os.environ.get("WANDB_MODE", "online") not in ("online", "shared"):
-        return ""
-    try:
-        return "" if wandb.login(prompt=False) else "there is no key (`wandb login` asks for it)"
-    except wandb.errors.AuthenticationError as error:
-        reason = " ".join(str(error).split())
-        # Its words for a server that cannot be reached.
-        if "Failed to execute API request" in reason:
-            return "its server does not answer"
-        raise ValueError(
-            f"--report_to wandb: {reason}: `wandb login --relogin`, or set WANDB_MODE=offline"
-        ) from error
+        wandb = import_module("wandb")
+        # Without a key the run begins offline.
+        with suppress(wandb.Error):
+            wandb.login()
 
 
 def begin_run(arguments: Mapping[str, Any]) -> Any:
-    """Begin a run of Weights & Biases, offline where it has to be; print where it is."""
-    wandb, reason = import_module("wandb"), offline_reason()
+    """Begin a run of Weights & Biases, offline where the server does not take it."""
+    wandb = import_module("wandb")
     try:
-        run = wandb.init(**arguments, mode="offline" if reason else None)
+        run = wandb.init(**arguments)
     except wandb.Error as error:
-        # An entity or project that is refused is known only now: the work is not lost for it.
-        reason = " ".join(str(error).split())
         run = wandb.init(**arguments, mode="offline")
-    if run.offline and not run.disabled:
-        why = f" ({reason})" if reason else ""
-        note(f"wandb      offline{why}; `wandb sync {run.settings.sync_dir}` sends it")
-    elif not run.disabled:
-        note(f"wandb      {run.url}")
+        reason = " ".join(str(error).split())
+        note(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
     return run
 
 
 # -- A run of training -------------------------------------------------------------------------
 
 
-def begin(
-    trainer: Trainer, job: Job, models: Models, about: Mapping[str, Any], *, is_resumed: bool
-) -> Extras:
+def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: bool) -> Extras:
     """Begin a run in all trackers, before it trains; on rank 0.
 
     A run that was cut off and resumed is one run, in Weights & Biases too.
     """
     # transformers' callbacks look it up whenever they log.
     integration_utils.rewrite_logs = tracked
-    args, where = trainer.args, place(job, models)
+    args, where = trainer.args, place(job, about["settings"])
     args.project, args.run_name = where["project"], where["name"]
     extras = Extras(trainer, about)
     trainer.add_callback(extras)
@@ -238,12 +197,9 @@ class Extras(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Show what the run is made of, which wandb knows already."""
-        shown = json.dumps(self._about, indent=2, default=str)
+        """Show TensorBoard what the run is made of, which wandb knows already."""
         for board in self._boards():
-            board.add_text("config", f"```json\n{shown}\n```")
-        if "trackio" in (args.report_to or ()):
-            import_module("trackio").config.update(json.loads(shown), allow_val_change=True)
+            board.add_text("config", f"```json\n{json.dumps(self._about, indent=2)}\n```")
 
     def on_log(
         self,
@@ -259,14 +215,14 @@ class Extras(TrainerCallback):
             return
         for board in self._boards():
             board.add_histogram(EXCESS_HISTOGRAM, sample, state.global_step)
-        self._log(EXCESS_HISTOGRAM, "Histogram", (sample.tolist(),), state.global_step)
+        self._log(EXCESS_HISTOGRAM, state.global_step, "Histogram", sample.tolist())
 
-    def table(self, columns: Sequence[str], rows: _Rows, step: int) -> None:
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
         """Send the table of the guidance of a sample's tokens."""
         shown = [[str(cell) for cell in row] for row in (columns, *rows)]
         for board in self._boards():
             board.add_text(GUIDANCE_TABLE, markdown_table(shown), step)
-        self._log(GUIDANCE_TABLE, "Table", (list(columns), [list(row) for row in rows]), step)
+        self._log(GUIDANCE_TABLE, step, "Table", list(columns), [list(row) for row in rows])
 
     def _boards(self) -> list[Any]:
         """Return the writers of TensorBoard."""
@@ -274,10 +230,11 @@ class Extras(TrainerCallback):
         found = (getattr(callback, "tb_writer", None) for callback in callbacks)
         return [board for board in found if board is not None]
 
-    def _log(self, name: str, kind: str, made_of: tuple[Any, ...], step: int) -> None:
-        for tracker in {"wandb", "trackio"} & {*self._trainer.args.report_to}:
-            module = import_module(tracker)
-            module.log({name: getattr(module, kind)(*made_of), STEP: step})
+    def _log(self, name: str, step: int, kind: str, *made_of: object) -> None:
+        """Send Weights & Biases one of its own kinds of values."""
+        if "wandb" in self._trainer.args.report_to:
+            wandb = import_module("wandb")
+            wandb.log({name: getattr(wandb, kind)(*made_of), STEP: step})
 
 
 def finish() -> None:
@@ -286,84 +243,25 @@ def finish() -> None:
         sys.modules["wandb"].finish()
 
 
-# -- What a run is made of ---------------------------------------------------------------------
-
-
 def about(
     job: Job, models: Models, documents: Documents, settings: Mapping[str, object]
 ) -> JsonObject:
-    """Describe a run by all that runs are filtered, grouped or coloured by: settings and more."""
+    """Describe a run by what runs are filtered and grouped by."""
+    student, segments, blocks = models.student.sizes, documents.segments, documents.blocks
     found = {
         "settings": settings,
         "recipe": job.recipe,
-        "models": _models(models),
-        "corpus": _corpora(documents),
-        "code": versions(_CODE) | {"commit": _commit()},
-        "hardware": _hardware(job.run),
+        "parameters": student.parameters,
+        "trained_parameters": student.trained,
+        "teacher_parameters": [teacher.sizes.parameters for teacher in models.teachers],
+        "corpus": {
+            "documents": len(np.unique(segments.rows.with_format("numpy")["document"][:])),
+            "student_tokens": segments.total("student_tokens"),
+            "teacher_tokens": segments.total("teacher_tokens"),
+            "blocks": len(blocks),
+            "fill_fraction": blocks.fill_fraction,
+        },
+        "code": versions("vocagnolm torch transformers accelerate datasets"),
     }
     # As JSON has it: wandb would write the names of Enum members, not their values.
     return json.loads(json.dumps(found, default=str))  # type: ignore[no-any-return]
-
-
-def _models(models: Models) -> dict[str, JsonObject]:
-    """Describe student and teachers by role; a store names the teacher that scored it."""
-    roles = chain(("student", "teacher"), (f"teacher_{index}" for index in count(2)))
-    found: dict[str, JsonObject] = {}
-    for model in (models.student, *models.teachers):
-        found[next(roles)] = {
-            "name": model.source.name,
-            "revision": revision_of(model.source.name, model.config),
-            "parameters": model.sizes.parameters,
-        }
-    found["student"]["trained_parameters"] = models.student.sizes.trained
-    for path in models.options.teacher_losses or ():
-        manifest = manifest_of(Path(path))
-        found[next(roles)] = {
-            "name": manifest["teacher"],
-            "revision": manifest.get("teacher_revision"),
-            "store": path,
-        }
-    return found
-
-
-def _corpora(documents: Documents) -> JsonObject:
-    """Count what is read."""
-    segments, held_out, blocks = documents.segments, documents.held_out, documents.blocks
-    used = np.unique(segments.rows.with_format("numpy")["document"][:])
-    return {
-        "digest": segments.digest(),
-        "documents": len(used),
-        "skipped_documents": len(segments.skipped),
-        "segments": len(segments.rows),
-        "student_tokens": segments.total("student_tokens"),
-        "teacher_tokens": segments.total("teacher_tokens"),
-        "blocks": len(blocks),
-        "parts": blocks.parts,
-        "fill_fraction": blocks.fill_fraction,
-        "held_out_segments": 0 if held_out is None else len(held_out.rows),
-    }
-
-
-def _commit() -> str | None:
-    """Return the commit of the code, with a "+" where files differ from it; None of a wheel."""
-    directory = Path(__file__).parents[2]
-    if not (directory / ".git").exists():
-        return None
-    words = "describe --always --exclude=* --abbrev=40 --dirty=+".split()
-    with suppress(OSError, subprocess.SubprocessError):
-        git = ["git", "-C", str(directory), *words]
-        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    return None
-
-
-def _hardware(run: TrainingArguments) -> JsonObject:
-    is_cuda = run.device.type == "cuda"
-    memory = torch.cuda.mem_get_info()[1] if is_cuda else psutil.virtual_memory().total
-    return {
-        "device": torch.cuda.get_device_name() if is_cuda else platform.processor() or "cpu",
-        "device_memory_gib": round(memory / _GIB, 1),
-        "devices": run.world_size,
-        "machines": max(1, run.world_size // devices_of_a_machine()),
-        "cores": cores(),
-        "platform": platform.platform(),
-    }
