@@ -13,8 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from packaging.requirements import Requirement
-
 JsonObject = dict[str, Any]
 # Data of the package: tables, templates, the demo's models.
 ASSETS = Path(__file__).parent / "assets"
@@ -89,12 +87,10 @@ def json_or_empty(path: Path) -> JsonObject:
         return {}
 
 
-def file_sha256(path: Path, *, flush: bool = False) -> str:
-    """Hash a file, after it is flushed to the disk if `flush`."""
+def file_sha256(path: Path) -> str:
+    """Hash a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        if flush:
-            os.fsync(file.fileno())
         # Piece by piece: weights may be larger than the memory.
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
@@ -191,21 +187,6 @@ def versions(packages: str) -> dict[str, str]:
             is_python = package == "python"
             found[package] = platform.python_version() if is_python else metadata.version(package)
     return found
-
-
-def check_extra(extra: str) -> None:
-    """Raise an ImportError where a package of one of our extras is missing, or another version."""
-    for line in metadata.requires("vocagnolm") or ():
-        wanted = Requirement(line)
-        if not wanted.marker or wanted.marker.evaluate({"extra": ""}):
-            continue
-        if wanted.marker.evaluate({"extra": extra}):
-            found = versions(wanted.name).get(wanted.name, "none")
-            if found not in wanted.specifier:
-                remedy = f"pip install 'vocagnolm[{extra}]'"
-                raise ImportError(
-                    f"expected {wanted.name} {wanted.specifier}, found {found}: {remedy}"
-                )
 
 
 def markdown_table(rows: Sequence[Sequence[str]], *, padded: bool = True) -> str:

@@ -156,18 +156,13 @@ class Method:
                 "selected"
             )
 
-    def reads(self) -> tuple[str, ...]:
-        """Return the names of the settings that have an effect."""
-        unread = () if self.choice == "guided" else _OF_A_TEACHER
-        return tuple(name for name in ("method", *_READ[self.method]) if name not in unread)
-
     def in_effect(self) -> dict[str, object]:
         """Return the settings that the method reads; a reduction only where one was asked for."""
-        found = {name: getattr(self, name) for name in self.reads()}
-        default = Method()
-        for name in _OF_SEVERAL:
-            if name in found and found[name] == getattr(default, name):
-                del found[name]
+        found = {name: getattr(self, name) for name in ("method", *_READ[self.method])}
+        for name in _OF_A_TEACHER:
+            is_unset = name in _OF_SEVERAL and getattr(self, name) == getattr(Method, name)
+            if self.choice != "guided" or is_unset:
+                found.pop(name, None)
         return found
 
     def at_step(self, step: int, max_steps: int) -> "Method":

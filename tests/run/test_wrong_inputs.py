@@ -19,7 +19,7 @@ WRONG: list[tuple[tuple[str, ...], str]] = [
     (("--teachr", "t"), "unknown option --teachr (did you mean --teacher?)"),
     ((*T, "--packing", "true"), "unknown option --packing: sequences of --max_length are always"),
     ((*T, "--method", "vocagnlm"), "invalid choice: 'vocagnlm'"),
-    ((*T, "--max_length", "long"), "argument --max_length: invalid int value: 'long'"),
+    ((*T, "--max_length", "long"), "argument --max_length/--max-length: invalid int value: 'long'"),
     (("stray", *T), "not used by the HfArgumentParser: ['stray']"),
     # Ranges.
     ((*T, "--top_k", "1.4"), "--top_k must be in (0, 1], got 1.4"),

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from runpy import run_path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -90,10 +90,6 @@ class Parser(OneLineErrors, HfArgumentParser):
             self._add_dataclass_arguments(each)
         self.dataclass_types = list(types)
 
-    def error(self, message: str) -> NoReturn:
-        """Raise, with one of the two spellings that HfArgumentParser gives an option."""
-        super().error(re.sub(r"/--\S+(?=:)", "", message))
-
     def _parse_dataclass_field(self, parser: Any, field: Any) -> None:  # type: ignore[override]
         field = copy.copy(field)
         group = self._first if field.metadata.get("first") else parser
@@ -103,10 +99,6 @@ class Parser(OneLineErrors, HfArgumentParser):
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """One spelling of each option, the kind of its values, and its default in brackets."""
-
-    def add_argument(self, action: argparse.Action) -> None:
-        if not action.option_strings[0].startswith("--no_"):
-            super().add_argument(action)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         name = action.option_strings[0]
@@ -225,7 +217,7 @@ def _warnings(options: Sequence[Any]) -> Iterator[str]:
     for each in options:
         given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
     evaluates = data.eval_fraction or data.eval_dataset
-    unread = {field.name for field in fields(Method)} - {*method.reads()}
+    unread = {field.name for field in fields(Method)} - {*method.in_effect()}
     for has_effect, names, condition in (
         (False, unread, f"with {method.as_typed}"),
         (method.choice == "guided", {"guidance_table_steps"}, f"with {method.as_typed}"),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from vocagnolm.io import JsonObject, check_extra
+from vocagnolm.io import JsonObject
 from vocagnolm.readers import Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.format import LossArray
@@ -70,7 +70,6 @@ class Client:
     def __init__(self, url: str, concurrency: int):
         if not re.fullmatch(r"https?://[^@?]+", url):
             raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
-        check_extra("served")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._key = os.environ.get(API_KEY, "").strip()
         self._concurrency = concurrency
