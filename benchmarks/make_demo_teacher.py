@@ -31,8 +31,7 @@ from transformers import (
 from benchmarks.generated import llama_decoder
 from vocagnolm.demo import models as demo_models
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.judge import Quality, judge
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, Quality, judge
 from vocagnolm.demo.run import train
 from vocagnolm.io import ASSETS
 

@@ -27,8 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.models import llama
 from vocagnolm.cli import main as vocagnolm
 from vocagnolm.demo import world as demo_world
-from vocagnolm.demo.judge import judge
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, judge
 from vocagnolm.demo.run import (
     BASE,
     BASE_OPTIONS,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+from collections.abc import Iterator
 from importlib import resources
 
 import pytest
@@ -126,7 +128,17 @@ def test_final_number_is_the_word_after_the_mark(text: str, number: str) -> None
     assert extract("marked", text) == number
 
 
+@pytest.fixture
+def environment() -> Iterator[None]:
+    """The demo's settings of its processes end with the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("environment")
 def test_demo_writes_its_results(tmp_path, capsys) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "seed0" / "old").mkdir(parents=True)
@@ -147,6 +159,7 @@ def test_demo_writes_its_results(tmp_path, capsys) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("environment")
 def test_demo_names_the_log_when_a_run_fails(tmp_path, capfd) -> None:
     options = ["--seeds", "0", "--methods", "cpt", "--options", "global_batch_tokens=500"]
     assert main(["--output_dir", str(tmp_path), *options]) == 3

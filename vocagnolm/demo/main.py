@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, shell, stop
-from vocagnolm.demo import METHODS
 
 _NAME = "vocagnolm demo"
+# Names of runs: their labels, and what they add to the recipe.
+METHODS = {
+    "share": ("VocAgnoLM, share", "--method=vocagnolm", "--aggregation=share"),
+    "vocagnolm": ("VocAgnoLM", "--method=vocagnolm"),
+    "cpt": ("CPT", "--method=cpt"),
+    "random": ("random 40 %", "--method=random"),
+}
 
 
 @shell(_NAME)
@@ -31,8 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, runs in (("options", "all runs"), ("guidance", "those with VocAgnoLM")):
         add(f"--{name}", nargs="+", default=(), metavar="NAME=VALUE", help=f"For train.py: {runs}.")
     arguments = parser.parse_args(argv)
-    for name in ("options", "guidance"):
-        setattr(arguments, name, [f"--{option}" for option in vars(arguments)[name]])
     from vocagnolm.demo.run import run_demo
 
     try:

@@ -14,9 +14,8 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,9 +25,9 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from vocagnolm.cli import say
-from vocagnolm.demo import METHODS, world
-from vocagnolm.demo.judge import judge
-from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
+from vocagnolm.demo import world
+from vocagnolm.demo.main import METHODS
+from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, judge, student_config
 from vocagnolm.dist import cores
 from vocagnolm.io import ASSETS, markdown_table
 from vocagnolm.run.start import main as run_training
@@ -46,7 +45,6 @@ BASE_OPTIONS = ("--max_steps=150", "--global_batch_tokens=1024", "--per_device_t
 # Digits shown of each metric.
 _METRICS = {"accuracy": 3, "clean_loss": 3, "answer_loss": 3, "seconds": 1}
 
-Result = dict[str, float]
 # {method: {metric: [one value per seed]}}; losses in nats per token.
 Results = dict[str, dict[str, list[float]]]
 
@@ -64,18 +62,13 @@ def run_demo(arguments: argparse.Namespace) -> Results:
         shutil.rmtree(directory / f"seed{seed}", ignore_errors=True)
     problems = world.held_out_problems()[:CURVE_PROBLEMS]
     world.write_jsonl(directory / CURVE_FILE, ("".join(world.render(item)) for item in problems))
-    say(f"logs of the runs: {directory}/seed*/*.log")
-    before = dict(os.environ)
+    say(f"logs of the runs: {directory}/seed*/train.log")
     # Spawned processes read it as they import; two runs side by side beat one run on two cores.
     os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(directory / "cache")}
-    try:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(cores(), len(arguments.seeds)), spawn) as pool:
-            found = list(pool.map(partial(_run_seed, arguments), arguments.seeds))
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    spawn, workers = multiprocessing.get_context("spawn"), min(cores(), len(arguments.seeds))
+    with ProcessPoolExecutor(workers, spawn) as pool:
+        found = list(pool.map(partial(_run_seed, arguments), arguments.seeds))
     results = {
         method: {metric: [one[method][metric] for one in found] for metric in _METRICS}
         for method in arguments.methods
@@ -86,46 +79,49 @@ def run_demo(arguments: argparse.Namespace) -> Results:
     return results
 
 
-def _run_seed(arguments: argparse.Namespace, seed: int) -> dict[str, Result]:
-    """Make a student, and continue its pretraining by each method, in a process of the pool."""
+def _run_seed(arguments: argparse.Namespace, seed: int) -> dict[str, dict[str, float]]:
+    """Make a student, continue its pretraining by each method, and judge what comes of it."""
     # The same sums on every machine, and faster at this size.
     torch.set_num_threads(1)
     directory = arguments.output_dir / f"seed{seed}"
     directory.mkdir()
-    with _logged(directory / "base.log"):
-        make_base(directory, seed, BASE_OPTIONS)
-    count = _tokens(arguments.options) // PAGE_TOKENS
-    pages = world.corpus(count, seed, arguments.wrong_share, world.held_out_questions())
-    world.write_jsonl(directory / "pages.jsonl", pages)
+    # All that the runs print goes to a file, by descriptor: libraries written in C print too.
+    screen, log = os.fdopen(os.dup(1), "w"), directory / "train.log"
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     results = {}
-    for method in arguments.methods:
-        with _logged(directory / f"{method}.log"):
-            result = _continue_training(arguments, seed, method)
-        say(
-            f"seed {seed}  {method:9}  accuracy {result['accuracy']:.3f}, loss on clean text "
-            f"{result['clean_loss']:.3f}, on answers {result['answer_loss']:.3f} nats"
-        )
-        results[method] = result
-    return results
-
-
-@contextmanager
-def _logged(path: Path) -> Iterator[None]:
-    """Send all that a run prints to a file, by descriptor: libraries written in C print too."""
-    sys.stdout.flush()
-    screen = [os.dup(stream) for stream in (1, 2)]
-    with path.open("w") as log:
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
     try:
-        yield
+        make_base(directory, seed, BASE_OPTIONS)
+        given = [f"--{option}" for option in arguments.options]
+        count = _tokens(given) // PAGE_TOKENS
+        texts = world.corpus(count, seed, arguments.wrong_share, world.held_out_questions())
+        pages, curve = directory / "pages.jsonl", arguments.output_dir / CURVE_FILE
+        world.write_jsonl(pages, texts)
+        for method in arguments.methods:
+            _, *added = METHODS[method]
+            options = [f"--seed={seed}", "--eval_steps=100", f"--eval_dataset={curve}", *given]
+            if "--method=vocagnolm" in added:
+                options.append(f"--teacher={ASSETS / TEACHER}")
+                options += [f"--{option}" for option in arguments.guidance]
+            started = time.perf_counter()
+            train(directory / BASE, pages, directory / method, *options, *added)
+            seconds = time.perf_counter() - started
+            # Judged as it was saved, not as it lies in memory.
+            model = AutoModelForCausalLM.from_pretrained(directory / method, dtype=torch.float32)
+            found = judge(model, AutoTokenizer.from_pretrained(directory / method))
+            say(
+                f"seed {seed}  {method:9}  accuracy {found.accuracy:.3f}, loss on clean text "
+                f"{found.clean_loss:.3f}, on answers {found.answer_loss:.3f} nats",
+                screen,
+            )
+            results[method] = asdict(found) | {"seconds": seconds}
     except Exception as error:
-        raise RuntimeError(f"a run of the demo failed: see {path}") from error
+        raise RuntimeError(f"a run of the demo failed: see {log}") from error
     finally:
         sys.stdout.flush()
-        for stream, kept in zip((1, 2), screen, strict=True):
-            os.dup2(kept, stream)
-            os.close(kept)
+        os.dup2(screen.fileno(), 1)
+    return results
 
 
 def make_base(directory: Path, seed: int, options: Sequence[str]) -> None:
@@ -137,22 +133,6 @@ def make_base(directory: Path, seed: int, options: Sequence[str]) -> None:
     count = _tokens(options) // GENERAL_TOKENS
     world.write_jsonl(texts, world.general_corpus(count, seed, world.held_out_questions()))
     train(untrained, texts, directory / BASE, "--method=cpt", f"--seed={seed}", *options)
-
-
-def _continue_training(arguments: argparse.Namespace, seed: int, method: str) -> Result:
-    """Continually pretrain a student on pages, and judge it."""
-    directory = arguments.output_dir / f"seed{seed}"
-    trained, curve = directory / method, arguments.output_dir / CURVE_FILE
-    options = [f"--seed={seed}", "--eval_steps=100", f"--eval_dataset={curve}", *arguments.options]
-    _, *added = METHODS[method]
-    if "--method=vocagnolm" in added:
-        options += [f"--teacher={ASSETS / TEACHER}", *arguments.guidance]
-    started = time.perf_counter()
-    train(directory / BASE, directory / "pages.jsonl", trained, *options, *added)
-    seconds = time.perf_counter() - started
-    # Judged as it was saved, not as it lies in memory.
-    model = AutoModelForCausalLM.from_pretrained(trained, dtype=torch.float32)
-    return asdict(judge(model, AutoTokenizer.from_pretrained(trained))) | {"seconds": seconds}
 
 
 def train(model: Path, corpus: Path, output_dir: Path, *options: str) -> None:
