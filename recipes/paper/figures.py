@@ -32,11 +32,11 @@ class Numbers:
     def __init__(self, comparison: dict[str, Any], audits: list[dict[str, Any]]):
         self.trained: Runs = comparison["trained"]
         self.audited = [teacher for audit in audits for teacher in audit["teachers"]]
-        self.scores, self.conditions, self.models = {}, {}, {}
+        self.conditions: dict[str, Any] = {}
+        self.models: dict[str, str] = {}
         # Of numbers that were drawn.
         self.marked = set[str]()
-        for row in comparison["scores"]:
-            self.scores[row["run"], row["column"]] = row
+        self.scores = {(row["run"], row["column"]): row for row in comparison["scores"]}
         for run in comparison["runs"]:
             self.conditions[run["label"]] = run["conditions"]
             # Who may be a teacher, by model or by run.

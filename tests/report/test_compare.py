@@ -201,7 +201,7 @@ def test_chat_stands_beside_few_shot_unmixed(tmp_path: Path) -> None:
     assert cells(text, "a") == ["a", "harness", "37.5 +- 10.0"]
     assert cells(text, "a-chat") == ["a-chat", "chat", "28.6* +- 10.0"]
     series = bar_series(comparison.runs, comparison.settings, comparison.reported)
-    assert {label: bars["gsm8k"]["value"] for label, bars in series.items()} == pytest.approx(
+    assert {label: bars.value["gsm8k"] for label, bars in series.items()} == pytest.approx(
         dict(zip(["a", "a-chat", "b", "b-chat"], [37.5, 200 / 7, 62.5, 500 / 7], strict=True))
         | {f"{paths[2].name}-chat": 200 / 7}
     )
@@ -412,15 +412,6 @@ def test_curves_have_the_log_of_each_method(trained: list[Path]) -> None:
     assert "unmapped share of the tokens" not in found
 
 
-def test_long_curves_are_averaged(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [entry(n, n) for n in range(1, 1001)])
-    (curve,) = read_curves(compare([run]).settings)["loss on all tokens (nats)"].values()
-    assert len(curve) == 200
-    # Of five steps of 1,000 tokens each.
-    assert curve[["tokens", "mean"]].iloc[0].tolist() == [3000, 3]
-    assert curve["mean"].iloc[-1] == 998
-
-
 def test_bars_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / f"{seed}", [entry(1, 1.0)], seed=seed) for seed in range(3)]
     for path, correct in zip(paths, (20, 21, 22), strict=True):
@@ -429,7 +420,7 @@ def test_bars_are_means_over_the_seeds_of_a_setting(tmp_path: Path) -> None:
     def bars() -> dict[str, Any]:
         found = compare(paths, resamples=10)
         series = bar_series(found.runs, found.settings, found.reported)
-        return {label: tuple(bar["gsm8k"].values()) for label, bar in series.items()}
+        return {label: tuple(bar.loc["gsm8k"]) for label, bar in series.items()}
 
     assert bars() == {"VocAgnoLM, T": (21.0, 20.0, 22.0, False)}
     # Graded differently, they are not averaged.

@@ -62,21 +62,7 @@ def audit(
     """Measure how the tokens of a student and of each teacher lie on the documents of a corpus.
 
     Documents that are no text, or in which a tokenizer finds no token, are left out for all.
-
-    Args:
-        student: its tokenizer.
-        teachers: their tokenizers, by name.
-        corpus: documents, in the column `text`.
-        sequence_length: student tokens of a sequence that is cut into chunks.
-        sequences: their count, at most.
-        chunks: counts of chunks of a sequence.
-        seed: of the order in which documents are put into sequences.
-
-    Returns:
-        The content of `audit.json`; all shares are in [0, 1].
-
-    Raises:
-        ValueError: no document of the corpus can be read.
+    Returns the content of `audit.json`; all shares are in [0, 1].
     """
     counts = {name: Counter[str]() for name in teachers}
     usable: list[int] = []
@@ -146,11 +132,7 @@ def _read(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[Span
 def _sequences(
     corpus: datasets.Dataset, order: Sequence[int], student: PreTrainedTokenizerBase, length: int
 ) -> Iterator[tuple[str, Spans]]:
-    """Yield texts of so many student tokens, and the spans of these tokens.
-
-    Whole documents, with a blank line between them, until there are enough tokens; the text ends
-    with the last one.
-    """
+    """Join whole documents; yield texts of so many student tokens, and the spans of these."""
     parts: list[str] = []
     tokens = 0
     for batch in _batches(corpus, order):

@@ -19,9 +19,8 @@ Report = Callable[[Sequence[str], Sequence[Sequence[object]], int], None]
 class GuidanceTable(TrainerCallback):
     """Write `guidance/step-000100.html`, and report a table of the tokens.
 
-    Before the first step, every so many steps and after the last one. It looks only: a run has the
-    same weights with and without it. All processes compute, rank 0 writes. The guide decides over a
-    batch, as `VocAgnoTrainer.token_guidance`; the sample is the same on all processes.
+    It looks only: a run has the same weights with and without it. All processes compute, as
+    `VocAgnoTrainer.token_guidance`, and rank 0 writes.
     """
 
     def __init__(

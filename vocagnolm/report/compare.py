@@ -50,19 +50,12 @@ _SCORE = ["run", "column", "value", "rounded", "low", "high", "marked"]
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 _ACCURACIES = f"+-: half the width of the 95 % interval. {_STAR}"
 _PAIRINGS = (
-    "points: of the accuracies before they are rounded. Interval: paired bootstrap, {resamples:,} "
-    "resamples, seed {seed}; too narrow where few items are decided by one run only. p: McNemar's "
-    "exact test, two-sided, not corrected for the number of benchmarks; p (Holm): corrected. "
-    f"{_STAR}"
+    "Interval: paired bootstrap, {resamples:,} resamples, seed {seed}; too narrow where few items "
+    "are decided by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the "
+    f"number of benchmarks. {_STAR}"
 )
-_REPORTED = (
-    "in, out: the reported number lies in or out of the 95 % interval of ours, which is of our "
-    f"number alone; the reported one has an error of its own. {_STAR}"
-)
-_COSTS = (
-    "Held-out loss: nats per token after the last step. Tokens/s: the median of the log. Hours: of "
-    "the training since it was last started. FLOPs: as Trainer counts them."
-)
+_REPORTED = f"in, out: whether the 95 % interval of ours has the reported number. {_STAR}"
+_COSTS = "Tokens/s: the median of the log. Hours: since the training was last started."
 _BARS = (
     "Bars of one run: 95 % interval of its evaluation; of several seeds: their mean and standard "
     "deviation. Hollow: as reported (arXiv 2503.19123v1)."
@@ -103,11 +96,7 @@ class Comparison:
 def compare(
     paths: Sequence[Path], reported: Sequence[str] = (), resamples: int = RESAMPLES, seed: int = 0
 ) -> Comparison:
-    """Read runs, pair each evaluation with its protocol's first, and add rows of the paper.
-
-    Raises:
-        ValueError: a directory, a file or a name is wrong, or there is nothing to compare.
-    """
+    """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
     if not paths:
         reject("a RUN to compare", "none", "give directories of train.py or evaluate_math.py")
     theirs = read_reported(reported)
@@ -150,11 +139,9 @@ def comparison_markdown(comparison: Comparison) -> str:
     """Lay out the comparison as tables."""
     parts = []
     for title, rows, notes in _sections(comparison):
-        lines = []
-        for note in notes:
-            # Items of a list stand close.
-            lines += [note] if note.lstrip().startswith("- ") else [note, ""]
-        parts.append("\n".join([f"## {title}", "", markdown_table(rows), "", *lines]).rstrip("\n"))
+        # A note, and a list about the runs.
+        text = "\n".join(notes).replace("\n- ", "\n\n- ", 1)
+        parts.append(f"## {title}\n\n{markdown_table(rows)}\n\n{text}".rstrip("\n"))
     return "\n\n".join(parts) + "\n"
 
 
@@ -217,8 +204,7 @@ def _pairings(comparison: Comparison) -> list[_Section]:
                     rows.append([*row, f"not paired: {x.not_paired}", *["-"] * 6])
                     continue
                 row += [_points(x.points), f"{_points(x.low)} to {_points(x.high)}"]
-                for count in (x.items, x.only_first, x.only_other):
-                    row.append("-" if pd.isna(count) else f"{count:.0f}")
+                row += [_cell(count, ".0f") for count in (x.items, x.only_first, x.only_other)]
                 for p in (x.p, x.p_holm):
                     row.append("-" if pd.isna(p) else "< 0.001" if p < 0.001 else f"{p:.3f}")
                 rows.append(row)
@@ -243,6 +229,10 @@ def _points(value: float) -> str:
     return f"{round(value, 1) + 0.0:+.1f}"  # never -0.0
 
 
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None or pd.isna(value) else f"{value:{form}}"
+
+
 def _star(marked: object) -> str:
     return "*" if marked else ""
 
@@ -262,15 +252,15 @@ def _costs(comparison: Comparison) -> _Section:
     for run in comparison.trained:
         log, steps = run.state.get("log_history", []), run.state.get("global_step", 0)
         speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
+        speed = statistics.median(speeds) if speeds else None
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
-        flops = run.state.get("total_flos")
+        hours = max(seconds) / 3600 if seconds else None
         row = [run.label, run.name, str(json.loads(run.seed)[0])]
         row += [f"{steps:,}", f"{steps * run.batch_tokens:,}"]
+        # A loss that is not finite is shown.
         row.append("-" if run.eval_loss is None else f"{run.eval_loss:.4f}")
-        row.append(f"{statistics.median(speeds):,.0f}" if speeds else "-")
-        row.append(f"{max(seconds) / 3600:,.2f}" if seconds else "-")
-        row.append(f"{flops:.3g}" if flops else "-")
-        rows.append(row)
+        row += [_cell(speed, ",.0f"), _cell(hours, ",.2f")]
+        rows.append([*row, _cell(run.state.get("total_flos"), ".3g")])
     return "Cost", rows, [_COSTS]
 
 

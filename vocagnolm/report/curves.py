@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 
 from vocagnolm.report.runs import TrainingRun
@@ -22,18 +21,12 @@ CURVES = {
     "selected share of the tokens": ["selected_fraction"],
     "unmapped share of the tokens": ["unmapped_fraction"],
 }
-# More points than a page has room for are averaged.
-_MOST_POINTS = 200
 
 
 def read_curves(
     settings: Mapping[str, Sequence[TrainingRun]],
 ) -> dict[str, dict[str, pd.DataFrame]]:
-    """Return the curves by title and setting, of those that have any.
-
-    A curve has columns tokens, mean, low and high: over the seeds of its setting, or the ends of
-    its own band.
-    """
+    """Return the curves by title and setting, with columns tokens, mean, low and high."""
     curves: dict[str, dict[str, pd.DataFrame]] = {}
     for label, runs in settings.items():
         log = _log(runs)
@@ -61,5 +54,4 @@ def _curve(log: pd.DataFrame, entries: Sequence[str]) -> pd.DataFrame:
         points[["low", "high"]] = log.groupby("tokens")[ends].mean()
     # Where all of the runs are.
     points = points[points.runs >= log.run.nunique()].reset_index()
-    bins = np.arange(len(points)) * _MOST_POINTS // max(len(points), _MOST_POINTS)
-    return points.groupby(bins)[["tokens", "mean", "low", "high"]].mean()
+    return points[["tokens", "mean", "low", "high"]]

@@ -41,12 +41,7 @@ def view_documents(
     indices: Sequence[int] | None = None,
     train_on: TrainOn = "completions",
 ) -> list[TextView]:
-    """Show all segments of some documents, by their indices; each is a sequence of its own.
-
-    Raises:
-        ValueError: no document can be shown.
-        NonFiniteLoss: losses are NaN or infinite.
-    """
+    """Show all segments of some documents, by their indices; each is a sequence of its own."""
     readers = pair.student_reader, pair.teacher_reader
     segments = align_corpus(corpus, *readers, train_on=train_on)
     shown = range(len(corpus)) if indices is None else indices
@@ -73,11 +68,7 @@ def view_documents(
 
 @torch.no_grad()
 def measure(batch: Batch, pair: LoadedPair, method: Method) -> TokenGuidance:
-    """Decide over the tokens of a batch, as in training but without a step.
-
-    Raises:
-        NonFiniteLoss: losses are NaN or infinite.
-    """
+    """Decide over the tokens of a batch, as in training but without a step."""
     student: Any = pair.student
     objective = Objective(method, pair.teacher)
     teacher = objective.teacher_losses(batch)

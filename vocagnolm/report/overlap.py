@@ -27,12 +27,7 @@ Shares = npt.NDArray[np.float64]
 
 
 def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
-    """Count the tokens in common, and their share of the teacher's, the student's and either's.
-
-    Tokens as they are written, added ones included, give the paper's number, of the teacher's. It
-    takes ` the`, written `▁the` by one family and `Ġthe` by the other, for different tokens; those
-    of `decoded_vocabulary` are compared by what they stand for.
-    """
+    """Count the tokens in common, and their share of the teacher's, the student's and either's."""
     shared = len(student & teacher)
     return {
         "teacher": shared / len(teacher),
@@ -45,11 +40,7 @@ def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, 
 
 
 def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
-    """Decode the tokens of a vocabulary to the byte strings that they stand for.
-
-    In a byte-level vocabulary every letter is a byte. In any other one `▁` is a space, and
-    `<0xAB>` a byte. Added tokens are themselves.
-    """
+    """Decode the tokens of a vocabulary to byte strings; added tokens are themselves."""
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
     is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
     spell = byte_level if is_byte_level else sentencepiece
@@ -93,11 +84,7 @@ def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple
 def chunk_overlaps(
     student_spans: Spans, teacher_spans: Spans, chunks: int
 ) -> tuple[Shares, Shares]:
-    """Return IoU and IoS of chunks of equal token count, the student's against the teacher's.
-
-    Only the student's chunks that have tokens count: all of them where N is at least `chunks`. Both
-    numbers are 0 where the teacher's chunk has none.
-    """
+    """Return IoU and IoS of the student's chunks that have tokens with the teacher's."""
     # Here, because it brings torch, which the command's --help does not need.
     from vocagnolm.packing import chunk_edges
 
@@ -125,11 +112,10 @@ def count_map(
     is_mapped = ranges[:, 0] != UNMAPPED
     sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
     mapped = ranges[is_mapped]
-    # Student less teacher, [start, end]: > 0 at the start, or < 0 at the end, means that teacher
-    # tokens reach beyond the student's.
+    # Student less teacher, [start, end].
     before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
-    starts_before, ends_after = before[:, 0] > 0, before[:, 1] < 0
     same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)
+    straddling = (before[:, 0] > 0) | (before[:, 1] < 0)
     return {
         "characters": characters,
         "student_tokens": len(student_spans),
@@ -144,7 +130,7 @@ def count_map(
         # The first teacher token is also one of the token before (many-to-one).
         "shared": int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
         # The range begins before the token or ends after it.
-        "straddling": int((starts_before | ends_after).sum()),
+        "straddling": int(straddling.sum()),
         "iou_sum": float(iou.sum()),
         "ios_sum": float(ios.sum()),
     }
@@ -157,11 +143,7 @@ def mean_overlaps(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return ratios of tokens and characters, and each kind's share of the student's tokens.
-
-    A token may be of several kinds: one that is not one-to-one can be one-to-many, many-to-one
-    and straddling at once.
-    """
+    """Return ratios of tokens and characters, and the share of each kind, which overlap."""
     tokens, characters = counts["student_tokens"], counts["characters"]
     return {
         "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import jinja2
+import pandas as pd
 
 from vocagnolm.report.plots import add_legend, dashes, new_plot, series_style
-from vocagnolm.report.runs import Row, Run, TrainingRun, heading, in_order
+from vocagnolm.report.runs import Run, TrainingRun, heading, in_order
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 _TEMPLATES = jinja2.Environment(
@@ -32,8 +31,8 @@ def render_page(template: str, **values: object) -> str:
 
 def bar_series(
     runs: Sequence[Run], settings: Mapping[str, Sequence[TrainingRun]], reported: pd.DataFrame
-) -> dict[str, dict[str, Row]]:
-    """Return the bars of a picture of accuracies by label and column.
+) -> dict[str, pd.DataFrame]:
+    """Return the bars of a picture of accuracies by label: value, low, high, marked by column.
 
     The runs of a setting are one bar, the mean over its seeds with its standard deviation; others
     have the 95 % interval of their evaluation, and rows of the paper have none. Runs that were
@@ -44,42 +43,31 @@ def bar_series(
     groups: dict[str, list[Run]] = {}
     for run in runs:
         groups.setdefault(setting_of.get(run.label, run.label), []).append(run)
-    series: dict[str, dict[str, Row]] = {}
+    series = {}
     for label, group in groups.items():
         if all(run.conditions == group[0].conditions for run in group):
             series[label] = _bars(group)
         else:
             series |= {f"{label}, {run.label}": _bars([run]) for run in group}
     for row, lines in reported.groupby("row", sort=False):
-        series[f"reported: {row}"] = {
-            x.column: {"value": x.reported, "marked": False} for x in lines.itertuples()
-        }
+        bars = pd.DataFrame({"value": lines.reported.to_numpy()}, lines.column)
+        series[f"reported: {row}"] = bars.assign(low=bars.value, high=bars.value, marked=False)
     return series
 
 
-def _bars(group: Sequence[Run]) -> dict[str, Row]:
+def _bars(group: Sequence[Run]) -> pd.DataFrame:
     """Average the columns that all runs have."""
-    columns: dict[str, list[Row]] = {}
-    for run in group:
-        for score in run.scores:
-            columns.setdefault(score["column"], []).append(score)
-    bars = {}
-    for column, scores in columns.items():
-        if len(scores) < len(group):
-            continue
-        values = [score["value"] for score in scores]
-        mean, low, high = statistics.fmean(values), scores[0]["low"], scores[0]["high"]
-        if len(values) > 1:
-            deviation = statistics.stdev(values)
-            low, high = mean - deviation, mean + deviation
-        marked = any(score["marked"] for score in scores)
-        bars[column] = {"value": mean, "low": low, "high": high, "marked": marked}
-    return bars
+    columns = pd.concat([pd.DataFrame(run.scores) for run in group]).groupby("column", sort=False)
+    bars = columns.agg({"value": "mean", "low": "first", "high": "first", "marked": any})
+    if len(group) > 1:
+        deviation = columns.value.std()
+        bars["low"], bars["high"] = bars.value - deviation, bars.value + deviation
+    return bars[columns.size() == len(group)]
 
 
-def draw_bars(series: Mapping[str, Mapping[str, Row]], title: str) -> Figure:
+def draw_bars(series: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Draw accuracies with their intervals; those of the paper are hollow."""
-    columns = in_order(column for bars in series.values() for column in bars)
+    columns = in_order(column for bars in series.values() for column in bars.index)
     # Not wider than a fifth of a column, however few there are.
     width = min(0.8 / max(len(series), 1), 0.2)
     inches = max(5.2, 1.2 + len(columns) * max(0.8, 0.25 + 0.12 * len(series)))
@@ -87,16 +75,12 @@ def draw_bars(series: Mapping[str, Mapping[str, Row]], title: str) -> Figure:
     handles = {}
     for index, (label, bars) in enumerate(series.items()):
         color = series_style(index)["color"]
-        is_reported = all("low" not in bar for bar in bars.values())
+        is_reported = label.startswith("reported: ")
         offset = width * (index - (len(series) - 1) / 2)
-        distances = [
-            [max(bar["value"] - bar.get("low", bar["value"]), 0) for bar in bars.values()],
-            [max(bar.get("high", bar["value"]) - bar["value"], 0) for bar in bars.values()],
-        ]
-        is_marked = any(bar["marked"] for bar in bars.values())
-        handles[f"{label}*" if is_marked else label] = axes.bar(
-            [columns.index(column) + offset for column in bars],
-            [bar["value"] for bar in bars.values()],
+        distances = [(bars.value - bars.low).clip(0), (bars.high - bars.value).clip(0)]
+        handles[f"{label}*" if bars.marked.any() else label] = axes.bar(
+            [columns.index(column) + offset for column in bars.index],
+            bars.value,
             0.85 * width,
             yerr=None if is_reported else distances,
             facecolor="white" if is_reported else color,
@@ -114,11 +98,6 @@ def draw_bars(series: Mapping[str, Mapping[str, Row]], title: str) -> Figure:
 
 def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
     """Draw a plot for each title: every setting's mean, with a band."""
-    most = max(curve.tokens.max() for each in curves.values() for curve in each.values())
-    scale, unit = 1.0, "student tokens"
-    for size, name in ((1e3, "thousands"), (1e6, "millions"), (1e9, "billions")):
-        if most >= 2 * size:
-            scale, unit = size, f"{name} of student tokens"
     labels = list(dict.fromkeys(label for each in curves.values() for label in each))
     rows, columns = -(-len(curves) // 3), min(3, len(curves))
     figure, places = new_plot(4.3 * columns, 3.2 * rows + 0.25 * len(labels), rows, columns)
@@ -126,13 +105,13 @@ def draw_curves(curves: Mapping[str, Mapping[str, pd.DataFrame]]) -> Figure:
     for axes, (title, each) in zip(places, curves.items(), strict=False):
         for label, curve in each.items():
             index = labels.index(label)
-            look, tokens = series_style(index), curve.tokens / scale
+            look, tokens = series_style(index), curve.tokens
             band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
             axes.fill_between(tokens, curve.low, curve.high, **band)
             if len(curve) > _MOST_MARKERS:
                 look["marker"] = ""
             (handles[label],) = axes.plot(tokens, curve["mean"], linestyle=dashes(index), **look)
-        axes.set(xlabel=unit, ylabel=title)
+        axes.set(xlabel="student tokens", ylabel=title)
     for axes in places[len(curves) :]:
         axes.remove()
     add_legend(figure, handles)

@@ -17,13 +17,7 @@ def _paper() -> JsonObject:
 
 
 def read_reported(names: Sequence[str]) -> pd.DataFrame:
-    """Read rows of the paper's tables; "Table 2" names all of one.
-
-    The frame has a line for each number as printed: row, table, column, reported (percent).
-
-    Raises:
-        ValueError: there is no row or table of that name.
-    """
+    """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
     tables = {table["table"]: table for table in _paper()["tables"]}
     table_of = {row: table for table in tables.values() for row in table["rows"]}
     rows: list[str] = []

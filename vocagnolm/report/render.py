@@ -19,13 +19,9 @@ from vocagnolm.run.card import public_name
 
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
-_COLORS: dict[Status, str] = {
-    "kept": "1;30;43",  # bold, black on yellow
-    "dropped": "2",  # dim
-    "unmapped": "4;35",  # underlined, magenta
-    "unlabelled": "2;3",  # dim, italic
-}
-_MARKS: dict[Status, str] = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
+# As in a terminal: bold on yellow, dim, underlined, dim and italic.
+_COLORS = {"kept": "1;30;43", "dropped": "2", "unmapped": "4;35", "unlabelled": "2;3"}
+_MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
 
 def write_view(view: GuidanceView, path: Path) -> None:
@@ -74,15 +70,10 @@ def piece_text(token: TokenView) -> str:
 
 def _settings_line(settings: ViewSettings) -> str:
     method = settings.method
-    step = [] if settings.step is None else [f"step {settings.step:,}"]
-    parts = (
-        *step,
-        f"method {method.method}",
-        f"top_k {method.top_k:g} of {settings.competition}",
-        f"aggregation {method.aggregation}",
-        f"unmapped {method.unmapped}",
-    )
-    return " · ".join(parts)
+    step = "" if settings.step is None else f"step {settings.step:,} · "
+    share = f"top_k {method.top_k:g} of {settings.competition}"
+    how = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
+    return f"{step}method {method.method} · {share} · {how}"
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
@@ -98,12 +89,12 @@ def _summary(view: GuidanceView) -> list[list[str]]:
     for name in (*STATUSES[:-1], "all"):
         tokens = [token for token in labelled if name in (token.status, "all")]
         share = len(tokens) / max(len(labelled), 1)
-        row = [name, f"{len(tokens):,} ({share:.0%})"]
-        row.append(f"{sum(token.is_trained for token in tokens):,}")
-        row.append(_number(_mean(token.student_loss_nats for token in tokens)))
-        row.append(_number(_mean(token.teacher_loss_nats for token in tokens)))
-        row.append(_number(_mean(token.excess_nats for token in tokens), signed=True))
-        rows.append(row)
+        trained = sum(token.is_trained for token in tokens)
+        student = _number(_mean(token.student_loss_nats for token in tokens))
+        teacher = _number(_mean(token.teacher_loss_nats for token in tokens))
+        excess = _number(_mean(token.excess_nats for token in tokens), signed=True)
+        count = f"{len(tokens):,} ({share:.0%})"
+        rows.append([name, count, f"{trained:,}", student, teacher, excess])
     return rows
 
 

@@ -73,11 +73,7 @@ class Run:
     notes: Sequence[str]
 
     def items(self, benchmark: str) -> Items:
-        """Read the items of a benchmark.
-
-        Raises:
-            ValueError: the file is damaged, or contradicts `results.json`.
-        """
+        """Read the items of a benchmark, and compare their counts with `results.json`."""
         path = self.directory / f"{benchmark}.jsonl"
         items = {
             idx: (record["correct"] is True, record["prompt_sha256"], record["gold"])
@@ -95,7 +91,6 @@ class TrainingRun:
     """A run of train.py."""
 
     label: str
-    directory: Path
     # As in `METHODS`.
     method: str
     # Who guided it, joined if there are several; "" for nobody.
@@ -150,11 +145,7 @@ def in_order(columns: Iterable[str]) -> list[str]:
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Find runs of train.py and evaluations in directories, or in their `evaluation/`.
-
-    Raises:
-        ValueError: a directory has neither, or two paths lead to the same.
-    """
+    """Find runs of train.py and evaluations in directories, or in their `evaluation/`."""
     sources: list[Source] = []
     for path in paths:
         # The present directory has a name, and a link has a name of its own.
@@ -196,8 +187,8 @@ def read_run(label: str, directory: Path) -> Run:
     scores = []
     for name in in_order(columns):
         column = columns[name]
-        low, high = map(float, column["interval"])
         row = {"column": name, "value": float(column["exact"]), "rounded": float(column["rounded"])}
+        low, high = map(float, column["interval"])
         scores.append({**row, "low": low, "high": high, "marked": tuple(column["marked"])})
     authors, conditions = [], {}
     for name, column in benchmarks.items():
@@ -252,7 +243,6 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     in_paths = _SEED_IN_A_PATH.findall(json.dumps(settings))
     return TrainingRun(
         label=label,
-        directory=directory,
         method=METHODS[settings["method"]],
         teacher=" + ".join(map(teacher_name, teachers)),
         options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=_number),
@@ -273,12 +263,11 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
 
     A run that was repeated is no seed of a setting: it stands beside the other.
     """
-    keys = [json.dumps(run.options, sort_keys=True) for run in runs]
-    seeds = [(key, run.seed) for key, run in zip(keys, runs, strict=True)]
+    keys = [(json.dumps(run.options, sort_keys=True), run.seed) for run in runs]
     groups: dict[str, list[TrainingRun]] = {}
-    for key, seed, run in zip(keys, seeds, runs, strict=True):
-        is_repeated = seeds.count(seed) > 1
-        groups.setdefault(str(run.directory) if is_repeated else key, []).append(run)
+    for key, run in zip(keys, runs, strict=True):
+        is_repeated = keys.count(key) > 1
+        groups.setdefault(run.label if is_repeated else key[0], []).append(run)
     settings = list(groups.values())
     labels = []
     for first, *_ in settings:
@@ -294,12 +283,12 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
 
 def differing(runs: Sequence[TrainingRun]) -> list[str]:
     """List the options in which some runs are not all the same, in the order of `run.json`."""
-    found = []
-    for name in dict.fromkeys(name for run in runs for name in run.options):
-        values = [run.options.get(name) for run in runs]
-        if any(value != values[0] for value in values):
-            found.append(name)
-    return found
+    names = dict.fromkeys(name for run in runs for name in run.options)
+    return [
+        name
+        for name in names
+        if any(run.options.get(name) != runs[0].options.get(name) for run in runs)
+    ]
 
 
 def setting_text(value: object) -> str:

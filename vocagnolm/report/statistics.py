@@ -5,6 +5,7 @@ Only items on which exactly one of the two is right speak about a difference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,14 +22,9 @@ PAIRING_COLUMNS += ["only_first", "only_other", "p", "p_holm", "not_paired"]
 def pair(first: Run, other: Run, resamples: int, seed: int) -> list[Row]:
     """Compare a run with a baseline, the first, on the items of the benchmarks that both have.
 
-    Returns:
-        A row for each benchmark and average: the difference of the exact accuracies in percentage
-        points with its 95 % interval; of a benchmark also the number of items, those that one run
-        alone answered right, McNemar's p, and p corrected for the number of benchmarks. A row of
-        what cannot be paired has the reason instead.
-
-    Raises:
-        ValueError: the runs share no benchmark, or a file of items contradicts its results.
+    Returns a row for each benchmark and average: the difference of the exact accuracies in points
+    with its 95 % interval; of a benchmark also the items, those that one run alone answered right,
+    McNemar's p, and p corrected by Holm. What cannot be paired has the reason instead.
     """
     rows: list[Row] = []
     # {benchmark: (difference in points, resampled differences)}
@@ -89,17 +85,12 @@ def _unlike(first: Row, other: Row, ours: Items, theirs: Items) -> str:
 def mcnemar_p(only_first: int, only_other: int) -> float:
     """Return the exact two-sided p-value of McNemar's test.
 
-    Under the null hypothesis each discordant item falls to either run with probability 1/2.
-
     >>> mcnemar_p(1, 5), mcnemar_p(3, 3), mcnemar_p(0, 0)
     (0.21875, 1.0, 1.0)
     """
     n = only_first + only_other
     # Summed in integers: no count is too large, and no p-value loses digits.
-    tail, ways = 0, 1
-    for k in range(min(only_first, only_other) + 1):
-        tail += ways
-        ways = ways * (n - k) // (k + 1)
+    tail = sum(math.comb(n, k) for k in range(min(only_first, only_other) + 1))
     return min(1.0, 2 * tail / (1 << n))
 
 
@@ -129,10 +120,6 @@ def resampled_differences(
 
 
 def percentile_interval(values: _Floats) -> tuple[float, float]:
-    """Return the central 95 % of resampled values.
-
-    With few discordant items it is too narrow, and with none it has no width: the test's p-value
-    is exact there, and the interval is not.
-    """
+    """Return the central 95 % of resampled values; with few discordant items it is too narrow."""
     low, high = np.quantile(values, (0.025, 0.975))
     return float(low), float(high)

@@ -49,9 +49,8 @@ class PieceView:
 class TokenView:
     """A student token and what became of it."""
 
-    # The name of a special token, else the characters that no token before it shows. So all texts
-    # but those of special tokens, joined, are the text, and the second token of a character (byte
-    # fallback) shows none.
+    # The name of a special token, else the characters that no token before it shows: the second
+    # token of a character (byte fallback) shows none.
     text: str
     # Its characters in the text, shared ones included; none for a special token.
     start: int
@@ -192,10 +191,7 @@ def read_segment(row: JsonObject, corpus: datasets.Dataset, student: Reader) -> 
 def view_rows(
     batch: Batch, guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
 ) -> tuple[TextView, ...]:
-    """Make the views of all segments of a batch, which lists them by row, in order.
-
-    With several teachers the pieces are the first one's, and the loss is that of all.
-    """
+    """Make the views of a batch's segments; of several teachers the pieces are the first one's."""
     columns = (
         guidance.student_loss_BS,
         guidance.teacher_loss_BS,

@@ -6,7 +6,6 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vocagnolm.cli import note
 from vocagnolm.io import RUN_FILE, JsonObject, write_json
 from vocagnolm.report.runs import EVALUATION_FOLDER, RESULTS_FILE, STATE_FILE, reject
 
@@ -15,13 +14,7 @@ _ROWS = 1_000_000
 
 
 def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
-    """Lay out the runs of some projects below a directory, and return the place of each.
-
-    Runs that this package has not written are left out, and so is what a run has no number of.
-
-    Raises:
-        ValueError: there is no key, a project cannot be read, or has no run of this package.
-    """
+    """Lay out the runs of some projects below a directory, and return the place of each."""
     try:
         import wandb
 
@@ -35,8 +28,6 @@ def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
     ours = [run for run in found if "settings" in run.config or files[run.id]]
     if not ours:
         reject(f"runs of train.py in {', '.join(projects)}", "none", "look at --wandb")
-    if len(ours) < len(found):
-        note(f"left out: {len(found) - len(ours)} runs that are not of this package")
     ours.sort(key=lambda run: run.created_at or "")
     # A run is called by the last part of its name, which may not lead out of the directory.
     names = [PurePosixPath(run.name or run.id).name.strip(".") or run.id for run in ours]
