@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -25,11 +25,14 @@ from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, MethodName
 from vocagnolm.objective import Objective
 from vocagnolm.packing import Blocks
-from vocagnolm.run.callbacks import Recorder, log_in_lines
+from vocagnolm.run.callbacks import log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.run.throughput import Throughput
 from vocagnolm.teacher import ResidentTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
+
+if TYPE_CHECKING:
+    from vocagnolm.store.record import LossRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class VocAgnoTrainer(ResumableTrainer):
         *,
         teacher: PreTrainedModel | Sequence[PreTrainedModel] | StoredTeacher | None = None,
         method: MethodName | Method = "vocagnolm",
-        recorder: Recorder | None = None,
+        recorder: "LossRecorder | None" = None,
         max_bad_steps: int = 0,
         device_peak_tflops: float | None = None,
         **others: Any,

@@ -14,7 +14,6 @@ from world import make_trainer, outcome
 
 from vocagnolm.method import Method
 from vocagnolm.packing import Blocks
-from vocagnolm.run.resume import StepSampler
 
 Make = Callable[..., Any]
 PER_STEP = 8
@@ -67,23 +66,6 @@ def test_steps_have_the_blocks_that_were_drawn(
     if processes == 1:
         after = skip_first_batches(loader, skipped * 4)
         assert [b for batch in after for b in batch["block"].tolist()] == dealt
-
-
-@pytest.mark.parametrize("per_step", [4, 9])
-@pytest.mark.parametrize("widths", [None, [5, 7, 5, 9, 5]])
-def test_blocks_of_a_step_come_widest_first(widths: list[int] | None, per_step: int) -> None:
-    def draw() -> SeedableRandomSampler:
-        return SeedableRandomSampler(range(5), num_samples=min(per_step, 5), data_seed=1)
-
-    sampler = StepSampler(draw(), per_step, widths, lambda: 2)
-    plain = draw()
-    plain.set_epoch(2)
-    expected = list(plain)
-    # A step that lacks blocks stays as it was drawn.
-    if widths is not None and per_step == 4:
-        expected.sort(key=lambda block: -widths[block])  # stable
-    assert list(sampler) == expected
-    assert len(sampler) == len(expected)
 
 
 def padding(blocks: Blocks, numbers: list[int], rows: int) -> int:

@@ -28,10 +28,10 @@ from transformers import (
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.guidance import random_scores
 from vocagnolm.io import duration, in_short, write_text
-from vocagnolm.run.throughput import TIMING_KEYS
 
 if TYPE_CHECKING:
     from vocagnolm.run.resume import ResumableTrainer
+    from vocagnolm.store.record import LossRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,6 @@ _SUMS = (
     "loss label_tokens student_loss selected_tokens selected_loss teacher_tokens teacher_loss "
     "mapped_tokens distances distance"
 ).split()
-_QUANTILES = (0.1, 0.5, 0.9)
 # Tokens whose excess losses are sampled between two logs: a quantile's rank is off by 0.6 %.
 _SAMPLED = 2**13
 _NONE = -1
@@ -65,13 +64,7 @@ class GuidanceMetrics:
         self._accelerator, self._device = accelerator, accelerator.device
         # MPS has no float64.
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
-        self._forget()
-
-    def _forget(self) -> None:
-        self.bad_blocks = torch.full((2,), _NONE, device=self._device)
-        self.bad_steps = 0
-        self.excess_sample: Tensor | None = None
-        self._clear()
+        self.restore(None)
 
     def _clear(self) -> None:
         self._kept = torch.zeros(len(_SUMS), dtype=self._dtype, device=self._device)
@@ -146,9 +139,9 @@ class GuidanceMetrics:
     def read(self) -> dict[str, float]:
         """Average over all processes and forget; every process must call it.
 
-        Returns losses in nats per token, shares in [0, 1], quantiles of a sample, the mean distance
-        in nats for KL; teacher entries only where a teacher was counted, several together. `loss`
-        is the mean over the steps that made an update; losses are absent if none did.
+        Returns losses in nats per token, shares in [0, 1], quantiles of a sample, and the mean
+        distance. `loss` is the mean over the steps that made an update; losses are absent if none
+        did.
         """
         totals = self._accelerator.reduce(self._kept, "sum").tolist()
         sums = dict(zip(_SUMS, totals, strict=True))
@@ -173,8 +166,9 @@ class GuidanceMetrics:
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
             scores, excess = _sampled([(scores, excess)])
-            self.excess_sample = excess[scores != _NONE].cpu()
-            report |= _quantiles(self.excess_sample)
+            sample = self.excess_sample = excess[scores != _NONE].cpu()
+            for percent in (10, 50, 90) if len(sample) else ():
+                report[f"excess_loss_p{percent}_nats"] = sample.quantile(percent / 100).item()
         return report
 
     def mean_loss(self, history: Sequence[Mapping[str, float]]) -> float:
@@ -194,24 +188,23 @@ class GuidanceMetrics:
     def save(self, directory: Path) -> None:
         """Write the sums of this process; its steps have all been kept or dropped."""
         scores, excess = self._kept_sample
-        state = {
-            "sums": self._kept,
-            "scores": scores,
-            "excess": excess,
-            "steps": torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps]),
-        }
+        steps = torch.tensor([self._kept_steps, self._dropped_steps, self.bad_steps])
+        state = {"sums": self._kept, "scores": scores, "excess": excess, "steps": steps}
         save_file(state, directory / _METRICS_FILE.format(self._accelerator.process_index))
 
     def restore(self, directory: Path | None) -> None:
         """Start from a checkpoint's sums, if it has any, or from none."""
-        self._forget()
+        self.bad_blocks = torch.full((2,), _NONE, device=self._device)
+        self.bad_steps = 0
+        self.excess_sample: Tensor | None = None
+        self._clear()
         process, world_size = self._accelerator.process_index, self._accelerator.num_processes
         files = sorted(directory.glob(_METRICS_FILE.format("*"))) if directory else []
-        if directory is None or not files:
+        if not files:
             return
         # After a change of the number of processes, the first one takes up the sums of all.
         is_same = len(files) == world_size
-        own = [directory / _METRICS_FILE.format(process)]
+        own = [file for file in files if file.name == _METRICS_FILE.format(process)]
         states = [load_file(file) for file in (own if is_same else files)]
         self._kept_steps, self._dropped_steps, self.bad_steps = states[0]["steps"].tolist()
         if is_same or process == 0:
@@ -230,27 +223,7 @@ def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return best.values, values[best.indices]
 
 
-def _quantiles(values: Tensor) -> dict[str, float]:
-    if not len(values):
-        return {}
-    found = values.quantile(torch.tensor(_QUANTILES, dtype=values.dtype)).tolist()
-    names = [f"excess_loss_p{round(100 * quantile)}_nats" for quantile in _QUANTILES]
-    return dict(zip(names, found, strict=True))
-
-
 # -- The guard of the updates ------------------------------------------------------------------
-
-
-class Recorder(TrainerCallback):
-    """Interface of a callback that keeps the teacher's losses of a run."""
-
-    def add(self, block_B: Tensor, loss_BT: Tensor) -> None:
-        """Take the teacher's losses of packed sequences of a kept step, in nats."""
-        raise NotImplementedError
-
-    def write(self, step: int) -> None:
-        """Have all that was taken on the disk: a checkpoint of this step follows."""
-        raise NotImplementedError
 
 
 class StepGuard(TrainerCallback):
@@ -266,7 +239,9 @@ class StepGuard(TrainerCallback):
             student's last good state is saved.
     """
 
-    def __init__(self, trainer: "ResumableTrainer", recorder: Recorder | None, max_bad_steps: int):
+    def __init__(
+        self, trainer: "ResumableTrainer", recorder: "LossRecorder | None", max_bad_steps: int
+    ):
         self._trainer, self._recorder, self._max_bad_steps = trainer, recorder, max_bad_steps
         # Of the step in progress.
         self._teacher_losses: list[tuple[Tensor, Tensor]] = []
@@ -345,16 +320,12 @@ class StepGuard(TrainerCallback):
 
 
 class RunLog(TrainerCallback):
-    """Print every entry of a log in one line, and keep all of it in `log.jsonl`.
-
-    The file always holds the run's history, also after a run was cut off and resumed.
-    """
+    """Print every entry of a log in one line, and keep all of it in `log.jsonl`."""
 
     def __init__(self, tokens_per_step: int):
         self._tokens_per_step = tokens_per_step
-        # A step and the time at which it was done, to count the rest from.
-        self._since = 0, 0.0
-        self._logs = 0
+        # The step and the time at which training began.
+        self._begin = 0, 0.0
         # An evaluation alone has no run to keep, and may have no directory.
         self._path: Path | None = None
 
@@ -362,12 +333,12 @@ class RunLog(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: object
     ) -> None:
         """Write the history of the checkpoint that is resumed from, and the head of the table."""
-        self._since, self._logs = (state.global_step, time.monotonic()), 0
+        self._begin = state.global_step, time.monotonic()
         if state.is_world_process_zero:
             self._path = Path(str(args.output_dir), LOG_FILE)
-            # What was logged behind the checkpoint is going to be logged again.
+            # What was logged after the checkpoint is going to be logged again.
             write_text(self._path, "".join(map(_line, state.log_history)))
-            _print(_row("step tokens loss student teacher kept tok/s left".split()))
+            _print_row("step tokens loss student teacher kept tok/s left".split())
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: object
@@ -381,46 +352,28 @@ class RunLog(TrainerCallback):
                 file.write(_line(entry))
         cells = [str(step), in_short(step * self._tokens_per_step)]
         if "selected_fraction" not in entry:
-            others = (f"{key} {_rounded(entry[key])}" for key in entry if key not in _UNPRINTED)
-            _print(f"{_row(cells)}   {', '.join(others)}")
+            shown = [name for name in entry if name.endswith("loss")]
+            _print_row(cells, ", ".join(f"{name} {entry[name]:.4f}" for name in shown))
             return
         losses = ("loss", "student_loss_nats", "teacher_loss_nats")
-        cells += [_rounded(entry[name]) if name in entry else "-" for name in losses]
+        cells += [f"{entry[name]:.4f}" if name in entry else "-" for name in losses]
+        before, began = self._begin
+        pace = (time.monotonic() - began) / max(step - before, 1)
         cells += [f"{entry['selected_fraction']:.1%}", in_short(entry.get("tokens_per_s", 0.0))]
-        cells.append(self._left(state))
+        cells.append(duration(pace * (state.max_steps - step)))
         skipped = entry.get("skipped_steps")
-        _print(_row(cells) + (f"   {skipped:g} steps skipped" if skipped else ""))
-
-    def _left(self, state: TrainerState) -> str:
-        """Extrapolate the time of the remaining steps from those since the first log."""
-        before, at = self._since
-        now, self._logs = time.monotonic(), self._logs + 1
-        # The first steps warm up, and count only while there are no others.
-        if self._logs == 1:
-            self._since = state.global_step, now
-        done = max(state.global_step - before, 1)
-        return duration((now - at) / done * (state.max_steps - state.global_step))
-
-
-_WIDTHS = (7, 7, 8, 8, 8, 6, 7, 10)
-_UNPRINTED = {*TIMING_KEYS, "epoch", "total_flos", "step", "num_input_tokens_seen"}
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=False))
+        _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
 
 
 def _line(entry: Mapping[str, object]) -> str:
     return json.dumps(entry) + "\n"
 
 
-def _rounded(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def _print(line: str) -> None:
+def _print_row(cells: Sequence[str], rest: str = "") -> None:
+    widths = (7, 7, 8, 8, 8, 6, 7, 10)
+    row = "".join(map(str.rjust, cells, widths))
     # Above a bar, if there is one.
-    tqdm.write(line)
+    tqdm.write(f"{row}   {rest}".rstrip())
     sys.stdout.flush()
 
 

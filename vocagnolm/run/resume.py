@@ -14,25 +14,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from accelerate.data_loader import SeedableRandomSampler
 from accelerate.utils import gather_object
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from torch.utils.data import RandomSampler, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.dist import rank0
 from vocagnolm.io import MANIFEST_FILE, json_or_empty, sizes
-from vocagnolm.run.callbacks import GuidanceMetrics, Recorder, StepGuard
+from vocagnolm.run.callbacks import GuidanceMetrics, StepGuard
 from vocagnolm.run.checkpoints import (
     SAVING,
     Settings,
@@ -41,6 +39,9 @@ from vocagnolm.run.checkpoints import (
     rotate,
 )
 from vocagnolm.run.config import check_arguments
+
+if TYPE_CHECKING:
+    from vocagnolm.store.record import LossRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -77,52 +78,44 @@ def mixed_order(
     return order
 
 
-class MixedSampler(Sampler[int]):
-    """Indices of packed sequences of several corpora in the shares of their weights, by epoch."""
-
-    def __init__(self, sizes: Sequence[int], weights: Sequence[float], per_step: int, seed: int):
-        self._draw = partial(mixed_order, sizes, weights, seed)
-        count = int(mixed_counts(sizes, weights).sum())
-        self._epoch, self._kept = 0, count // per_step * per_step or count
-
-    def __len__(self) -> int:
-        return self._kept
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin with an epoch."""
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._draw(self._epoch)[: self._kept].tolist())
+def shuffled(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Draw the indices of an epoch's packed sequences of one corpus, as Accelerate does."""
+    generator = torch.Generator().manual_seed(seed + epoch)
+    indices: npt.NDArray[np.int64] = torch.randperm(size, generator=generator).numpy()
+    return indices
 
 
 @dataclass(eq=False)
 class StepSampler(Sampler[int]):
-    """Draw the packed sequences of every step as another sampler does; the widest come first.
+    """Draw an epoch of whole steps, each with its widest packed sequences first.
 
     So rows of like width share a micro-batch, all processes read like widths at a time, and the
     most memory is needed at the beginning.
+
+    Attributes:
+        draw: returns the indices of an epoch.
+        count: how many of them are read; a step may take more.
+        widths: of all packed sequences; without them the order stays.
+        step: returns the number of steps made, which tells the epoch.
     """
 
-    sampler: MixedSampler | SeedableRandomSampler
+    draw: Callable[[int], npt.NDArray[np.int64]]
+    count: int
     per_step: int
-    # Of all packed sequences; without them the order stays.
-    widths: Sequence[int] | npt.NDArray[np.int64] | None
-    # Returns the number of steps made, which tells the epoch.
+    widths: npt.NDArray[np.int64] | None
     step: Callable[[], int]
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return self.count
 
     def __iter__(self) -> Iterator[int]:
-        # Accelerate does not tell every sampler the epoch.
-        self.sampler.set_epoch(self.step() // max(1, len(self) // self.per_step))
+        drawn = self.draw(self.step() // max(1, self.count // self.per_step))[: self.count]
         # A step that lacks sequences is filled with its first ones.
-        if self.widths is None or len(self) < self.per_step:
-            return iter(self.sampler)
-        drawn = BatchSampler(self.sampler, self.per_step, drop_last=True)
-        widest_first = partial(sorted, key=self.widths.__getitem__, reverse=True)
-        return chain.from_iterable(map(widest_first, drawn))
+        if self.widths is not None and self.count >= self.per_step:
+            steps = drawn.reshape(-1, self.per_step)
+            widest_first = np.argsort(-self.widths[steps], axis=1, kind="stable")
+            drawn = np.take_along_axis(steps, widest_first, axis=1).ravel()
+        return iter(drawn.tolist())
 
 
 # -- Signals -----------------------------------------------------------------------------------
@@ -195,7 +188,9 @@ class ResumableTrainer(Trainer):
         orders_steps: begin steps of several micro-batches with their widest packed sequences.
     """
 
-    def __init__(self, recorder: Recorder | None = None, max_bad_steps: int = 0, **given: Any):
+    def __init__(
+        self, recorder: "LossRecorder | None" = None, max_bad_steps: int = 0, **given: Any
+    ):
         given["args"] = given.get("args") or TrainingArguments("tmp_trainer")
         check_arguments(given["args"])
         super().__init__(**given)
@@ -231,21 +226,23 @@ class ResumableTrainer(Trainer):
         args, per_step = self.args, self.blocks_per_step
         # Not PyTorch's seed: other trainers set it too, and processes may have one each.
         seed = args.seed if args.data_seed is None else args.data_seed
-        sampler: MixedSampler | SeedableRandomSampler
+        draw: Callable[[int], npt.NDArray[np.int64]]
         if (weights := getattr(data, "weights", None)) is not None:
-            sampler = MixedSampler(list(data.parts.values()), weights, per_step, seed)
+            sizes = list(data.parts.values())
+            count = int(mixed_counts(sizes, weights).sum())
+            draw = partial(mixed_order, sizes, weights, seed)
+        elif isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
+            count, draw = len(data), partial(shuffled, len(data), seed)
         else:
-            if not isinstance(given := super()._get_train_sampler(train_dataset), RandomSampler):
-                return given
-            # Accelerate would repeat the first sequences until every process has a batch, and an
-            # epoch's last step would depend on how many processes there are. Those left out are
-            # others in every epoch.
-            kept = len(data) // per_step * per_step or len(data)
-            sampler = SeedableRandomSampler(data, num_samples=kept, data_seed=seed)
+            return given
+        # Accelerate would repeat the first sequences until every process has a batch, and an
+        # epoch's last step would depend on how many processes there are. Those left out are others
+        # in every epoch.
+        kept = count // per_step * per_step or count
         # A step that is one micro-batch has nothing to gain.
         is_split = self.orders_steps and per_step > args.train_batch_size
         widths = getattr(data, "teacher_tokens", None) if is_split else None
-        return StepSampler(sampler, per_step, widths, lambda: self.state.global_step)
+        return StepSampler(draw, kept, per_step, widths, lambda: self.state.global_step)
 
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any
@@ -255,7 +252,7 @@ class ResumableTrainer(Trainer):
         After a signal it returns early, with everything saved and `preemption.is_agreed`.
 
         Raises:
-            ValueError: there is no good checkpoint, or it was saved with another sharding.
+            ValueError: there is no good checkpoint.
         """
         directory = Path(str(self.args.output_dir))
         if resume_from_checkpoint is True:
@@ -264,7 +261,14 @@ class ResumableTrainer(Trainer):
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
         checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if checkpoint:
-            self._check_layout(checkpoint)
+            saved = json_or_empty(checkpoint / MANIFEST_FILE)
+            before = saved.get("world_size", self.args.world_size)
+            if before != self.args.world_size and self.is_world_process_zero():
+                logger.warning(
+                    "%s was saved by %d processes, and %d resume: the global batches stay the "
+                    "same, dropout does not",
+                    *(checkpoint, before, self.args.world_size),
+                )
         self.metrics.restore(checkpoint)
         if self.is_world_process_zero():
             # What a killed save has left: files of other processes would pass for new ones.
@@ -279,23 +283,6 @@ class ResumableTrainer(Trainer):
         finally:
             self.args.eval_on_start = evaluates
         return output._replace(training_loss=output.metrics["train_loss"])
-
-    def _check_layout(self, checkpoint: Path) -> None:
-        """Reject a checkpoint of another sharding; warn of another number of processes."""
-        is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
-        if is_sharded != self.is_fsdp_enabled:
-            how = "with" if is_sharded else "without"
-            raise ValueError(
-                f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
-                "student that `vocagnolm export` writes"
-            )
-        before = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size", self.args.world_size)
-        if before != self.args.world_size and self.is_world_process_zero():
-            logger.warning(
-                "%s was saved by %d processes, and %d resume: the global batches stay the same, "
-                "dropout does not",
-                *(checkpoint, before, self.args.world_size),
-            )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Save a run that was asked to stop, where only the best is saved otherwise."""

@@ -1,6 +1,7 @@
 """Measure a run: tokens per second, MFU, the teacher's share of the time, and memory.
 
-MFU is model FLOPs / (seconds x peak FLOP/s), with FLOPs counted from a decoder's linear layers.
+MFU is model FLOPs / (seconds x peak FLOP/s). FLOPs are counted from a decoder's linear layers: only
+matrix products that the losses need, so no padding, no recomputation, attention to visible keys.
 """
 
 import logging
@@ -70,13 +71,15 @@ class Throughput(TrainerCallback):
     ):
         self._accelerator, self._device = accelerator, accelerator.device
         self._teachers = teachers
-        self._works: list[ModelWork | None] = []
+        # Of the student and the teachers; empty if one of them cannot be counted.
+        self._works: list[ModelWork] = []
         self._peak_flops = _peak_flops(self._device, peak_tflops)
         self._clear()
 
     def _clear(self) -> None:
         self._since: float | None = None
-        self._teacher: list[tuple[float | torch.cuda.Event, float | torch.cuda.Event]] = []
+        self._teacher_s = 0.0
+        self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         # Of student and teachers: tokens with a loss, their keys, and the tokens that a head reads.
         models = 1 + len(self._teachers)
         self._counts = torch.zeros((models, 3), dtype=torch.int64, device=self._device)
@@ -84,7 +87,11 @@ class Throughput(TrainerCallback):
     def on_train_begin(self, *args: object, **kwargs: Any) -> None:
         """Count the weights of all models, and forget an earlier run."""
         self._clear()
-        self._works = list(map(_work_or_none, (kwargs["model"], *self._teachers)))
+        try:
+            self._works = [model_work(model) for model in (kwargs["model"], *self._teachers)]
+        except ValueError as error:
+            self._works = []
+            logger.warning("no MFU: %s", error)
 
     def on_step_begin(self, *args: object, **kwargs: object) -> None:
         """Start the clock, if a log has stopped it."""
@@ -94,16 +101,17 @@ class Throughput(TrainerCallback):
     @contextmanager
     def teacher(self) -> Iterator[None]:
         """Count the time of what is computed inside as the teacher's."""
-        start = self._now()
-        yield
-        self._teacher.append((start, self._now()))
-
-    def _now(self) -> float | torch.cuda.Event:
         if self._device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+            start_s = time.perf_counter()
+            yield
+            self._teacher_s += time.perf_counter() - start_s
+            return
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        yield
+        stop.record()
+        self._teacher_events.append((start, stop))
 
     def count(
         self, model: int, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None = None
@@ -125,11 +133,14 @@ class Throughput(TrainerCallback):
         if self._since is None:
             return {}
         elapsed_s = time.perf_counter() - self._since
-        teacher_s = sum(_seconds(*marks) for marks in self._teacher)
+        teacher_s = self._teacher_s
+        for start, stop in self._teacher_events:
+            stop.synchronize()
+            teacher_s += start.elapsed_time(stop) / 1000
         ours, *theirs = self._counts.tolist()
         flops = [0.0, 0.0]
-        if None not in self._works:
-            student, *teachers = filter(None, self._works)
+        if self._works:
+            student, *teachers = self._works
             flops[0] = student.training_flops(*ours)
             for teacher, counts in zip(teachers, theirs, strict=True):
                 flops[1] += teacher.forward_flops(*counts)
@@ -148,15 +159,6 @@ class Throughput(TrainerCallback):
             if self._peak_flops and done:
                 report[f"{role}_mfu"] = done / (busy_s * self._peak_flops)
         return report | dict(zip(memory, rows[:, 5:].amax(0).tolist(), strict=True))
-
-
-def _seconds(start: float | torch.cuda.Event, stop: float | torch.cuda.Event) -> float:
-    if isinstance(start, torch.cuda.Event) and isinstance(stop, torch.cuda.Event):
-        stop.synchronize()
-        return float(start.elapsed_time(stop)) / 1000
-    assert isinstance(start, float)
-    assert isinstance(stop, float)
-    return stop - start
 
 
 def _memory_gib(device: torch.device) -> dict[str, float]:
@@ -198,15 +200,10 @@ def _peak_flops(device: torch.device, given_tflops: float | None) -> float | Non
 
 @dataclass(frozen=True)
 class ModelWork:
-    """Cost of tokens in a decoder.
-
-    Only matrix products count, two FLOPs for each multiplication with its addition, and only those
-    that the losses need: no padding, no recomputation, attention to the visible keys. So with
-    activation checkpointing, where the hardware does 4 forward passes' worth for every 3, its
-    utilisation is up to 4/3 of the MFU.
+    """Cost of tokens in a decoder: two FLOPs for each multiplication with its addition.
 
     Attributes:
-        body: weights of all linear layers but the output head; the embedding is a look-up.
+        body: weights of all linear layers without the output head; the embedding is a look-up.
         head: weights of the output head.
         trained_body, trained_head: those of them that get a gradient.
         attention: layers x heads x head dimension, the multiplications of Q K^T for one key; A V
@@ -246,8 +243,8 @@ def model_work(model: PreTrainedModel) -> ModelWork:
         ValueError: not every token meets every weight in a linear layer, as with experts.
     """
     config = model.config.get_text_config()
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    weights, trained = {False: 0, True: 0}, {False: 0, True: 0}  # by whether it is the head
+    output_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    body = head = trained_body = trained_head = 0
     for name, module in model.named_modules():
         # A layer that PEFT keeps of before, beside the trained copy of it that runs.
         if "original_module" in name.split("."):
@@ -257,37 +254,33 @@ def model_work(model: PreTrainedModel) -> ModelWork:
             count = module.in_features * module.out_features
         elif isinstance(module, Conv1D):
             count = module.weight.numel()
-        else:
-            _check_countable(model, module)
+        elif isinstance(module, nn.Embedding) or not _has_weights(module):
             continue
-        weights[module is head] += count
-        trained[module is head] += count * module.weight.requires_grad
+        else:
+            raise ValueError(
+                f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it "
+                f"has a {type(module).__name__}"
+            )
+        trained = count * module.weight.requires_grad
+        if module is output_head:
+            head, trained_head = head + count, trained_head + trained
+        else:
+            body, trained_body = body + count, trained_body + trained
     heads, layers = config.num_attention_heads, config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    attention = layers * heads * head_dim
-    return ModelWork(weights[False], weights[True], trained[False], trained[True], attention)
+    return ModelWork(body, head, trained_body, trained_head, layers * heads * head_dim)
 
 
-def _check_countable(model: nn.Module, module: nn.Module) -> None:
-    """Refuse weights that are neither a look-up nor a vector, and layers that choose experts."""
-
-    def is_quantized(buffer: Tensor) -> bool:
-        # A matrix of integers or bytes, unlike masks (bools) and tables of positions (floats).
-        is_float, is_mask = buffer.is_floating_point(), buffer.dtype == torch.bool
-        return buffer.dim() > 1 and not is_mask and (not is_float or buffer.element_size() == 1)
-
-    has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
-    is_matrix = has_matrix or any(map(is_quantized, module.buffers(recurse=False)))
-    if (is_matrix and not isinstance(module, nn.Embedding)) or "Expert" in type(module).__name__:
-        raise ValueError(
-            f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it has "
-            f"a {type(module).__name__}"
-        )
-
-
-def _work_or_none(model: PreTrainedModel) -> ModelWork | None:
-    try:
-        return model_work(model)
-    except ValueError as error:
-        logger.warning("no MFU: %s", error)
-        return None
+def _has_weights(module: nn.Module) -> bool:
+    """Return True for a matrix, quantized or not, and for a choice of experts."""
+    if "Expert" in type(module).__name__ or any(
+        p.dim() > 1 for p in module.parameters(recurse=False)
+    ):
+        return True
+    # Quantized ones are buffers of integers or bytes; masks are bools, tables of positions floats.
+    matrices = [buffer for buffer in module.buffers(recurse=False) if buffer.dim() > 1]
+    return any(
+        matrix.dtype != torch.bool
+        and (matrix.element_size() == 1 or not matrix.is_floating_point())
+        for matrix in matrices
+    )

@@ -12,11 +12,10 @@ from typing import Any
 import datasets
 from accelerate import PartialState
 from torch import Tensor
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.alignment import widen_spans
 from vocagnolm.packing import Blocks
-from vocagnolm.run.callbacks import Recorder
 from vocagnolm.store.format import (
     LossArray,
     LossDtype,
@@ -33,7 +32,7 @@ MOST_HELD = 2**25
 PROCESSES = 10_000
 
 
-class LossRecorder(Recorder):
+class LossRecorder(TrainerCallback):
     """Collects losses and writes them; see `VocAgnoTrainer(recorder=...)`.
 
     The blocks are packed from the segments, and those cut from the corpus; the description goes
