@@ -54,7 +54,6 @@ PLACE = {
     "group": "table1",
     "name": "table1/a",
     "tags": ["cpt"],
-    "url": None,
     "config": {"method": "cpt", "models": {"student": {"parameters": 3}}},
 }
 

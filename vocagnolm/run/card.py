@@ -8,10 +8,9 @@ from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
-from vocagnolm.io import ASSETS, json_or_empty
+from vocagnolm.io import ASSETS
 
-TAGS = ["vocagnolm", "arxiv:2503.19123"]
-CITATION = (ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip()
+_TAGS = ["vocagnolm", "arxiv:2503.19123", "continual-pretraining"]
 _CARD = """---
 {data}
 ---
@@ -20,7 +19,7 @@ _CARD = """---
 
 {student} after continual pretraining on {corpora} with the method `{method}` of
 [VocAgnoLM](https://arxiv.org/abs/2503.19123){guided}.
-{tracked}
+
 ## Settings
 
 ```json
@@ -33,7 +32,6 @@ _CARD = """---
 {citation}
 ```
 """
-_MESSAGE = "Upload with vocagnolm"
 # Where the hub's cache keeps a snapshot of a repository.
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 
@@ -51,7 +49,7 @@ def hub_name(place: str) -> str | None:
 
 
 def public_name(place: str) -> str:
-    """Return a name that does not tell this machine's directories.
+    """Return a name without this machine's directories.
 
     >>> public_name("/home/me/corpora/pages.jsonl")
     'pages.jsonl'
@@ -59,44 +57,37 @@ def public_name(place: str) -> str:
     return hub_name(place) or Path(place).name
 
 
-def public(settings: Any) -> Any:
-    """Give every path in settings a name that does not tell this machine's directories.
-
-    >>> public({"teacher": ["/home/me/qwen", "org/name"], "top_k": 0.4})
-    {'teacher': ['qwen', 'org/name'], 'top_k': 0.4}
-    """
+def _public(settings: Any) -> Any:
+    """Give every path in settings a name without this machine's directories."""
     if isinstance(settings, Mapping):
-        return {name: public(value) for name, value in settings.items()}
-    if isinstance(settings, list | tuple):
-        return [public(value) for value in settings]
-    if isinstance(settings, str) and Path(settings).is_absolute():
-        return public_name(settings)
-    return settings
+        return {name: _public(value) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_public(value) for value in settings]
+    is_path = isinstance(settings, str) and Path(settings).is_absolute()
+    return public_name(settings) if is_path else settings
 
 
-def model_card(directory: Path, settings: Mapping[str, Any], repository: str | None = None) -> str:
+def model_card(name: str, settings: Mapping[str, Any]) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
-    shown = public(settings)
+    shown = _public(settings)
     stores, teachers = shown["teacher_losses"] or [], shown["teacher"] or []
     guides = [*teachers, *(f"the stored losses of {store['teacher']}" for store in stores)]
     data = ModelCardData(
         library_name="peft" if settings["use_peft"] else "transformers",
         pipeline_tag="text-generation",
-        tags=[*TAGS, "continual-pretraining"],
+        tags=_TAGS,
         base_model=hub_name(settings["student"]),
         datasets=list(filter(None, map(hub_name, settings["dataset"]))) or None,
     )
-    url = json_or_empty(directory / "wandb_run.json").get("url")
     return _CARD.format(
         data=data.to_yaml(),
-        name=repository.split("/")[-1] if repository else directory.name,
+        name=name,
         student=shown["student"],
         corpora=" and ".join(shown["dataset"]),
         method=settings["method"],
         guided=f", guided by {' and '.join(guides)}" if guides else "",
-        tracked=f"\n[Curves in Weights & Biases]({url})\n" if url else "",
         settings=json.dumps(shown, indent=2),
-        citation=CITATION,
+        citation=(ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip(),
     )
 
 
@@ -106,24 +97,27 @@ def check_login(token: str | None) -> None:
         HfApi(token=token).whoami()
     # Those of the network are of no common kind.
     except Exception as error:
-        reason = " ".join(str(error).split())
         remedy = "run `hf auth login` or set HF_TOKEN, or leave --push_to_hub out"
-        raise ValueError(f"--push_to_hub: {reason}: {remedy}") from error
+        raise ValueError(f"--push_to_hub: {error}: {remedy}") from error
 
 
-def push(directory: Path, names: Sequence[str], card: str, repository: str, **given: Any) -> str:
-    """Put files and a card on the hub in one commit; return the address of the repository.
-
-    `given` is what the hub is told about the repository: its type, a revision, a token.
-    """
+def push(
+    directory: Path,
+    names: Sequence[str],
+    card: str,
+    repository: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+) -> None:
+    """Put files and a card on the hub in one commit."""
     files = [CommitOperationAdd(name, directory / name) for name in names]
     files.append(CommitOperationAdd("README.md", card.encode()))
-    kind, token = given.get("repo_type"), given.get("token")
+    hub, message = HfApi(token=token), "Upload with vocagnolm"
     try:
-        HfApi().create_repo(repository, token=token, repo_type=kind, exist_ok=True)
-        commit = HfApi().create_commit(repository, files, commit_message=_MESSAGE, **given)
+        hub.create_repo(repository, exist_ok=True)
+        hub.create_commit(repository, files, commit_message=message, revision=revision)
     # Those of the network are of no common kind.
     except Exception as error:
         remedy = "everything is saved; the same command pushes it"
         raise ValueError(f"--push_to_hub {repository}: {error}: {remedy}") from error
-    return str(commit.repo_url)

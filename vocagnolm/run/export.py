@@ -7,12 +7,11 @@ What FSDP has saved in shards is merged by one process, without a GPU. Exit stat
 wrong argument or file.
 """
 
-import shutil
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -21,17 +20,15 @@ from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedModel
 
 from vocagnolm.cli import Parser, say, shell
-from vocagnolm.io import ASIDE, RUN_FILE, read_json
+from vocagnolm.io import RUN_FILE, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapter_config
 from vocagnolm.models.source import ModelSource, is_adapter
 from vocagnolm.run.checkpoints import checkpoint_fault, is_finished, run_of
 from vocagnolm.run.options import ModelOptions
 from vocagnolm.texts.tokenizers import load_tokenizer
 
-# Of a sharded checkpoint, as Accelerate names them.
-_SHARDS, _MERGED = "pytorch_model_fsdp_0", "model.safetensors"
-# Small, because safetensors holds a file twice while it is written.
-_FILE_SIZE = "5GB"
+# In a sharded checkpoint, as Accelerate names it.
+_SHARDS = "pytorch_model_fsdp_0"
 
 
 @shell("vocagnolm export")
@@ -66,7 +63,9 @@ def export(
     checkpoint = checkpoint.resolve()
     if not is_finished(checkpoint) and (fault := checkpoint_fault(checkpoint)):
         raise ValueError(f"{checkpoint}: {fault}")
-    settings = _settings(checkpoint)
+    settings = run_of(checkpoint) or json_or_empty(checkpoint / RUN_FILE)
+    if not settings:
+        raise ValueError(f"{checkpoint} lacks the settings of its run, as train.py writes them")
     is_sharded = (checkpoint / _SHARDS).is_dir()
     is_adapted = is_adapter(checkpoint) or (is_sharded and settings["use_peft"])
     if is_adapted != merge:
@@ -84,36 +83,25 @@ def export(
         place, revision = student.name, student.revision
     tokenizer = load_tokenizer(place, "student", revision=revision, **trusted)
     target.parent.mkdir(parents=True, exist_ok=True)
-    aside = target.with_name(f".{target.name}.{uuid.uuid4().hex}{ASIDE}")
-    try:
+    with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
+        whole, merged = Path(scratch, "model"), Path(scratch, "merged", "model.safetensors")
         if is_sharded:
-            merge_fsdp_weights(str(checkpoint / _SHARDS), str(aside))
+            merge_fsdp_weights(str(checkpoint / _SHARDS), str(merged.parent))
         if is_adapted:
-            model = _with_adapters(checkpoint, student, settings, aside)
+            model = _with_adapters(checkpoint, student, settings, merged)
         elif is_sharded:
-            model = _of_shards(student, aside)
+            model = _of_shards(student, merged)
         else:
             model = ModelSource(str(checkpoint), "checkpoint", **trusted).load(torch.float32)
         # Training turned the cache off; generation needs it.
         model.config.use_cache = True
         model.to(getattr(torch, dtype))
-        model.save_pretrained(aside, max_shard_size=_FILE_SIZE)
-        tokenizer.save_pretrained(aside)
+        # In small files, because safetensors holds one twice while it is written.
+        model.save_pretrained(whole, max_shard_size="5GB")
+        tokenizer.save_pretrained(whole)
         # Replaces an empty directory, too.
-        aside.rename(target)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        whole.rename(target)
     return target
-
-
-def _settings(checkpoint: Path) -> dict[str, Any]:
-    """Read the settings of the run that wrote a checkpoint, in it or beside it."""
-    if found := run_of(checkpoint):
-        return found
-    for directory in (checkpoint, checkpoint.parent):
-        if (directory / RUN_FILE).exists():
-            return read_json(directory / RUN_FILE)
-    raise ValueError(f"{checkpoint} has no {RUN_FILE} in it or beside it, as train.py writes it")
 
 
 def _with_adapters(
@@ -126,21 +114,18 @@ def _with_adapters(
         return merge_adapters(model, read_adapter_config(checkpoint), weights)
     names = [each.name for each in fields(ModelOptions) if each.name in settings]
     options = ModelOptions(**{name: settings[name] for name in names})
-    return merge_adapters(model, lora_config(model, options), load_file(merged / _MERGED))
+    return merge_adapters(model, lora_config(model, options), load_file(merged))
 
 
 def _of_shards(student: ModelSource, merged: Path) -> PreTrainedModel:
     """Make the student's model of merged weights."""
     model = student.skeleton(student.config())
-    found = model.load_state_dict(load_file(merged / _MERGED), assign=True, strict=False)
+    found = model.load_state_dict(load_file(merged), assign=True, strict=False)
     # A shared weight may have been saved once.
     model.tie_weights()
     absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
     if wrong := absent or found.unexpected_keys:
-        raise ValueError(
-            f"this is no checkpoint of {student.name}: {len(wrong)} weights are missing or too "
-            f"many, such as {wrong[0]}"
-        )
+        raise ValueError(f"{len(wrong)} weights are not of {student.name}, such as {wrong[0]}")
     # The student may have none.
     with suppress(OSError):
         revision = student.revision or "main"

@@ -239,8 +239,8 @@ def finish(trainer: VocAgnoTrainer) -> None:
     args, directory = trainer.args, Path(str(trainer.args.output_dir))
     names = [*model_files(directory), *(path.name for path in directory.glob("chat_template*"))]
     finish_run(directory, names)
-    repository = str(trainer.hub_model_id) if args.push_to_hub else None
-    card = model_card(directory, trainer.settings, repository)
+    repository = str(trainer.hub_model_id) if args.push_to_hub else ""
+    card = model_card(Path(repository or directory).name, trainer.settings)
     if repository:
         push(directory, names, card, repository, revision=args.hub_revision, token=args.hub_token)
     write_text(directory / "README.md", card)

@@ -129,7 +129,6 @@ def _recipe_parts(recipe: str | None) -> tuple[str, ...]:
 def read_place(directory: Path) -> JsonObject:
     """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
     found = json_or_empty(directory / PLACE_FILE)
-    found.pop("url", None)
     return {**found, "resume": "allow"} if "id" in found else {}
 
 
@@ -182,8 +181,7 @@ def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: b
         known = read_place(directory) if is_resumed else {}
         arguments = {**where, **known, "config": dict(about)}
         run = begin_run(arguments)
-        url = None if run.offline else run.url
-        found = {"id": run.id, "project": run.project, "entity": run.entity or None, "url": url}
+        found = {"id": run.id, "project": run.project, "entity": run.entity or None}
         write_json(directory / PLACE_FILE, {**arguments, **found})
     return extras
 
