@@ -136,12 +136,12 @@ def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
 
 
 def test_terminal_marks_tokens_with_brackets() -> None:
-    out = render_text(make_view("Anna\nhas 12"), color=False)
+    out = render_text(make_view("Anna\nhas 12"))
     assert "\x1b" not in out
     assert "(<s>)[Ann]a↵\nh[as ]12{</s>}" in out
 
 
-@pytest.mark.parametrize("render", [lambda v: render_text(v, color=False), render_table])
+@pytest.mark.parametrize("render", [render_text, render_table])
 def test_terminal_is_not_driven_by_the_text(render: Callable[[GuidanceView], str]) -> None:
     out = render(make_view("a\x1b[2Jb\u202ec\rd\u009be", width=1))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
@@ -169,7 +169,7 @@ def test_summary_averages_known_losses() -> None:
         TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
         TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
     )
-    out = render_text(GuidanceView(SETTINGS, (TextView("ab", 0, 0, 0, tokens),)), color=False)
+    out = render_text(GuidanceView(SETTINGS, (TextView("ab", 0, 0, 0, tokens),)))
     lines = [line.strip("|").split("|") for line in out.splitlines() if "%)" in line]
     rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
     assert rows["all"] == ["3 (100%)", "2", "3.00", "1.50", "+0.50"]

@@ -54,7 +54,6 @@ _PAIRINGS = (
     "are decided by one run only. p: McNemar's exact test, two-sided; p (Holm): corrected for the "
     f"number of benchmarks. {_STAR}"
 )
-_REPORTED = f"in, out: whether the 95 % interval of ours has the reported number. {_STAR}"
 _COSTS = "Tokens/s: the median of the log. Hours: since the training was last started."
 _BARS = (
     "Bars of one run: 95 % interval of its evaluation; of several seeds: their mean and standard "
@@ -84,9 +83,6 @@ class Comparison:
     scores: pd.DataFrame
     # The paper's numbers: row, table, column, reported.
     reported: pd.DataFrame
-    # Rows of `scores` beside rows of `reported`, with the difference in points and whether the
-    # reported number is inside our 95 % interval.
-    against_reported: pd.DataFrame
     # Every other run against the first of its protocol, few-shot or chat: `PAIRING_COLUMNS`.
     pairings: pd.DataFrame
     resamples: int
@@ -112,12 +108,6 @@ def compare(
             pairings += pair(baseline, run, resamples, seed)
     rows = [{"run": run.label, **score} for run in runs for score in run.scores]
     scores = pd.DataFrame(rows, columns=_SCORE)
-    # Every number of ours beside every reported number of its column.
-    against = scores.merge(theirs, on="column")
-    against = against.assign(
-        points=(against.rounded - against.reported).round(1),
-        inside=against.reported.between(against.low, against.high),
-    )
     return Comparison(
         runs=runs,
         trained=trained,
@@ -125,7 +115,6 @@ def compare(
         labels=[x.label for x in sources],
         scores=scores,
         reported=theirs,
-        against_reported=against,
         pairings=pd.DataFrame(pairings, columns=PAIRING_COLUMNS),
         resamples=resamples,
         seed=seed,
@@ -146,8 +135,8 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
-    sections = [_accuracies(comparison), *_pairings(comparison), _against_reported(comparison)]
-    sections += [_settings(comparison), _costs(comparison)]
+    sections = [_accuracies(comparison), *_pairings(comparison), _settings(comparison)]
+    sections.append(_costs(comparison))
     # Without a table that is nothing but its header.
     return [section for section in sections if len(section[1]) > 1]
 
@@ -157,12 +146,16 @@ def _accuracies(comparison: Comparison) -> _Section:
         (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
         for x in comparison.scores.itertuples()
     }
-    heads = {run.label: [run.label, run.prompts] for run in comparison.runs}
+    heads = {run.label: run.prompts for run in comparison.runs}
     # Reported rows stand below ours, in the same columns.
     if comparison.runs:
         for x in comparison.reported.itertuples():
             title = f"reported: {x.row} ({x.table})"
-            cells[title, x.column], heads[title] = f"{x.reported:.1f}", [title, "paper"]
+            cells[title, x.column], heads[title] = f"{x.reported:.1f}", "paper"
+    columns = in_order(column for _, column in cells)
+    rows = [["run", "prompts", *map(heading, columns)]]
+    for label, prompts in heads.items():
+        rows.append([label, prompts, *(cells.get((label, column), "-") for column in columns)])
     notes = [_ACCURACIES]
     for run in comparison.runs:
         name, revision = run.model.rsplit(", revision ", 1)
@@ -170,20 +163,7 @@ def _accuracies(comparison: Comparison) -> _Section:
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         notes += [f"  - {note}" for note in run.notes]
-    return "Accuracy (%)", _table(["run", "prompts"], heads, cells), notes
-
-
-def _table(
-    titles: Sequence[str],
-    heads: Mapping[str, Sequence[str]],
-    cells: Mapping[tuple[str, str], str],
-) -> _Rows:
-    """Lay out cells by row and column, below the columns that any row has."""
-    columns = in_order(column for _, column in cells)
-    rows = [[*titles, *map(heading, columns)]]
-    for key, head in heads.items():
-        rows.append([*head, *(cells.get((key, column), "-") for column in columns)])
-    return rows
+    return "Accuracy (%)", rows, notes
 
 
 def _pairings(comparison: Comparison) -> list[_Section]:
@@ -210,19 +190,6 @@ def _pairings(comparison: Comparison) -> list[_Section]:
                 rows.append(row)
         sections.append((f"Points above {first}, over the same items", rows, [note]))
     return sections
-
-
-def _against_reported(comparison: Comparison) -> _Section:
-    cells, heads = {}, {}
-    for x in comparison.against_reported.itertuples():
-        place = "in" if x.inside else "out"
-        title = f"{x.run} less reported: {x.row}"
-        cells[title, x.column] = f"{_points(x.points)}{_star(x.marked)} {place}"
-    for row in dict.fromkeys(comparison.reported.row):
-        for run in comparison.runs:
-            title = f"{run.label} less reported: {row}"
-            heads[title] = [title, run.prompts]
-    return "Points above the reported numbers", _table(["", "prompts"], heads, cells), [_REPORTED]
 
 
 def _points(value: float) -> str:
@@ -280,7 +247,7 @@ def to_json(comparison: Comparison) -> JsonObject:
             for run in comparison.trained
         ],
     }
-    for name in ("scores", "reported", "against_reported", "pairings"):
+    for name in ("scores", "reported", "pairings"):
         # None stands for what a row has not.
         frame = getattr(comparison, name).astype(object)
         content[name] = frame.where(frame.notna(), None).to_dict("records")

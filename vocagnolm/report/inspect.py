@@ -10,7 +10,6 @@ argument or file, 3 losses that are not finite.
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -68,8 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.output_dir:
         check_writable(arguments.output_dir)
     view = look(arguments)
-    color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    sys.stdout.write(render_text(view, color=color))
+    sys.stdout.write(render_text(view))
     if arguments.table:
         sys.stdout.write("\n" + render_table(view))
     if arguments.output_dir:

@@ -19,8 +19,6 @@ from vocagnolm.run.card import public_name
 
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
-# As in a terminal: bold on yellow, dim, underlined, dim and italic.
-_COLORS = {"kept": "1;30;43", "dropped": "2", "unmapped": "4;35", "unlabelled": "2;3"}
 _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 
 
@@ -111,13 +109,13 @@ def _heading(text: TextView) -> str:
 # -- The terminal ----------------------------------------------------------------------------
 
 
-def render_text(view: GuidanceView, *, color: bool) -> str:
-    """Render texts, a legend and the summary for a terminal, tokens in colour or in brackets."""
+def render_text(view: GuidanceView) -> str:
+    """Render texts, a legend and the summary for a terminal, tokens in brackets."""
     settings = view.settings
-    legend = " ".join(_paint(status, status, color) for status in STATUSES)
+    legend = " ".join(_mark(status, status) for status in STATUSES)
     lines = [f"{settings.student} ← {settings.teacher}", _settings_line(settings), legend]
     for text in view.texts:
-        tokens = [_paint(_token_text(token), token.status, color) for token in text.tokens]
+        tokens = [_mark(_token_text(token), token.status) for token in text.tokens]
         lines += ["", _heading(text), "".join(tokens)]
     lines += ["", markdown_table(_summary(view)), "Losses: means in nats per token.", ""]
     return "\n".join(lines)
@@ -139,11 +137,8 @@ def _token_text(token: TokenView) -> str:
     return "".join(shown).replace("\n", "↵\n") or "◦"
 
 
-def _paint(text: str, status: Status, color: bool) -> str:
+def _mark(text: str, status: Status) -> str:
     before, _, after = _MARKS[status].partition(" ")
-    if color:
-        before, after = f"\x1b[{_COLORS[status]}m", "\x1b[0m"
-    # A line end stays outside: a background would run to the edge of the terminal.
     return "\n".join(f"{before}{line}{after}" if line else "" for line in text.split("\n"))
 
 
