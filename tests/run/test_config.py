@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -82,11 +83,6 @@ def test_liger_leaves_the_losses_alone() -> None:
     kernels = parse([*T, "--use_liger_kernel", "--liger_kernel_config", '{"rope": false}']).run
     off = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     assert kernels.liger_kernel_config == {**off, "rope": False}
-    with pytest.raises(ValueError, match="would replace the loss"):
-        parse([*T, "--use_liger_kernel", "--liger_kernel_config", '{"cross_entropy": true}'])
-
-
-# The global batch
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 32, 64])
@@ -96,19 +92,16 @@ def test_global_batch_is_made_exactly_or_not_at_all(
 ) -> None:
     fixed = world_size * (given[0] or 1) * (given[1] or 1)
     possible = fixed == 1024 if None not in given else 1024 % fixed == 0
-    if not possible:
-        with pytest.raises(ValueError, match="tokens, not --global_batch_tokens 2,097,152"):
-            split_global_batch(2**21, 2048, world_size, *given)
-        return
-    rows, steps = split_global_batch(2**21, 2048, world_size, *given)
-    assert world_size * rows * steps == 1024
-    assert given[0] in (None, rows)
-    assert given[1] in (None, steps)
+    with nullcontext() if possible else pytest.raises(ValueError, match="not --global_batch_tok"):
+        rows, steps = split_global_batch(2**21, 2048, world_size, *given)
+        assert world_size * rows * steps == 1024
+        assert given[0] in (None, rows)
+        assert given[1] in (None, steps)
 
 
-@pytest.mark.parametrize(("per_device", "expected"), [(1, 1), (6, 6), (11, 1), (12, 6), (64, 8)])
-def test_batch_size_is_the_largest_divisor_up_to_8(per_device: int, expected: int) -> None:
-    assert split_global_batch(64 * per_device, 64, 1) == (expected, per_device // expected)
+def test_batch_size_is_the_largest_divisor_up_to_8() -> None:
+    for per_device, expected in ((1, 1), (6, 6), (11, 1), (12, 6), (64, 8)):
+        assert split_global_batch(64 * per_device, 64, 1) == (expected, per_device // expected)
 
 
 @pytest.mark.parametrize(
