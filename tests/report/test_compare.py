@@ -427,13 +427,6 @@ def test_costs_are_read_off_the_log(trained: list[Path]) -> None:
     assert (by_run["plain"]["tokens/s"], by_run["plain"]["held-out loss"]) == ("-", "-")
 
 
-def test_loss_that_is_not_finite_is_shown(tmp_path: Path) -> None:
-    # One before the last step does not count.
-    log = [entry(1, 2.0, eval_loss=1.0), entry(2, float("nan"), eval_loss=float("nan"))]
-    head, row = section(comparison_markdown(compare([write_run(tmp_path, log)])), "Cost")
-    assert row[head.index("held-out loss")] == "nan"
-
-
 def test_repeated_run_stands_beside_the_other(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / name, [entry(1, 1.0)]) for name in ("run", "run2")]
     third = write_run(tmp_path / "other seed", [entry(1, 1.0)], seed=1)

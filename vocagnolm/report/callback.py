@@ -1,4 +1,4 @@
-"""The guidance view of a few fixed packed sequences, again and again while a student is trained."""
+"""The guidance view of fixed packed sequences, again and again while a student is trained."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
