@@ -15,7 +15,7 @@ from torch import distributed
 
 from vocagnolm.conventions import SharedError
 
-LONGEST_WAIT = timedelta(days=7)
+_LONGEST_WAIT = timedelta(days=7)
 _POLL_S = 0.05
 _T = TypeVar("_T")
 
@@ -42,57 +42,52 @@ def rank0(decide: Callable[[], _T]) -> _T:
 @contextmanager
 def machine_first() -> Iterator[None]:
     """Let one process of each machine do the work, however long, and the others find it done."""
-    wait, is_first = _barrier(), PartialState().is_local_main_process
-    if not is_first:
-        wait()
+    state = PartialState()
+    if state.num_processes == 1:
+        yield
+        return
+    # Now, as all processes have to be there to make it.
+    group = _patient_group(distributed.group.WORLD)
+    if not state.is_local_main_process:
+        _wait(group)
     try:
         yield
     finally:
         # After an error too, or the others would wait for good.
-        if is_first:
-            wait()
+        if state.is_local_main_process:
+            _wait(group)
 
 
-def _barrier() -> Callable[[], None]:
-    """Return a barrier without a time-out; all processes have to ask for it at once."""
-    if PartialState().num_processes == 1:
-        return lambda: None
-    group = _patient_group(distributed.group.WORLD)
-
-    def wait() -> None:
-        work = distributed.barrier(group, async_op=True)
-        # A blocking wait would hear no signals.
-        while not work.is_completed():
-            time.sleep(_POLL_S)
-        work.wait()
-
-    return wait
+def _wait(group: distributed.ProcessGroup) -> None:
+    """Wait for all processes, and hear signals meanwhile, as a blocking wait would not."""
+    work = distributed.barrier(group, async_op=True)
+    while not work.is_completed():
+        time.sleep(_POLL_S)
+    work.wait()
 
 
 @lru_cache(maxsize=1)
 def _patient_group(world: distributed.ProcessGroup) -> distributed.ProcessGroup:
     """Make a gloo group: NCCL takes a long wait for a hang, and keeps a core busy."""
-    # One for each world, as all processes have to be there to make one.
-    group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=LONGEST_WAIT)
+    # One for each world.
+    group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=_LONGEST_WAIT)
     return group
 
 
 def connect() -> PartialState:
     """Join the processes of a job, over gloo where there is no accelerator."""
-    state = PartialState(cpu=is_on_cpu(), timeout=LONGEST_WAIT)
-    if fault := connection_fault(state.num_processes):
-        raise ValueError(fault)
+    state = PartialState(cpu=is_on_cpu(), timeout=_LONGEST_WAIT)
+    check_connected(state.num_processes)
     return state
 
 
-def connection_fault(connected: int) -> str | None:
-    """Describe processes that were started as one job but would run as many, in one directory."""
-    if (started := launched_processes()) == connected:
-        return None
-    return (
-        f"{started} processes were started (WORLD_SIZE), but this one is connected to no other: "
-        "start them with torchrun or accelerate launch, or unset WORLD_SIZE"
-    )
+def check_connected(processes: int) -> None:
+    """Raise a ValueError for processes of one job that would run as many, in one directory."""
+    if (started := launched_processes()) != processes:
+        raise ValueError(
+            f"{started} processes were started (WORLD_SIZE), but this one is connected to no "
+            "other: start them with torchrun or accelerate launch, or unset WORLD_SIZE"
+        )
 
 
 def launched_processes() -> int:
@@ -118,14 +113,12 @@ def cores() -> int:
 
 
 @contextmanager
-def in_agreement(*, takes_long: bool = False) -> Iterator[None]:
+def in_agreement() -> Iterator[None]:
     """Raise the error of one process in all of them."""
-    why, wait = None, _barrier() if takes_long else None
+    why = None
     try:
         yield
     except (ValueError, ImportError, OSError) as error:
         why = str(error)
-    if wait:
-        wait()
     if reasons := list(filter(None, gather_object([why]))):
         raise SharedError(reasons[0])

@@ -12,7 +12,7 @@ from accelerate.utils import parse_flag_from_env
 from transformers import TrainingArguments
 from transformers.trainer_utils import HubStrategy, IntervalStrategy, SaveStrategy
 
-from vocagnolm.dist import connection_fault, is_on_cpu, launched_processes
+from vocagnolm.dist import check_connected, is_on_cpu, launched_processes
 from vocagnolm.run.options import RunOptions
 
 # Of the paper's optimizer step (Section 4.3).
@@ -147,8 +147,7 @@ def check_arguments(args: TrainingArguments) -> None:
         raise ValueError(
             f"one process sees {args.n_gpu} GPUs: start one for each with accelerate launch"
         )
-    if fault := connection_fault(args.world_size):
-        raise ValueError(fault)
+    check_connected(args.world_size)
     kernels = args.liger_kernel_config or {}
     if args.use_liger_kernel and any(kernels.get(name, True) for name in _LIGER_LOSSES):
         raise ValueError(
