@@ -43,15 +43,14 @@ _IGNORED = ("compute_metrics", "compute_loss_func", "preprocess_logits_for_metri
 class VocAgnoTrainer(ResumableTrainer):
     """Trains a student on the tokens where it lags behind a teacher most (arXiv 2503.19123).
 
-    `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=...)` with `Blocks`, as
-    `prepare_dataset` makes them, and otherwise as any Trainer; a `data_collator` is a
-    `PackedCollator`, by default that of the blocks. The update is the same for every
-    split of a global batch into processes, accumulation steps and micro-batches (with
-    `selection_scope="sequence"`, the default, and not `unmapped="mean"`).
+    `VocAgnoTrainer(model=..., teacher=..., args=..., train_dataset=...)` with the `Blocks` of
+    `prepare_dataset`, and otherwise as any Trainer; the `data_collator` is a `PackedCollator`.
+    The update is the same for every split of a global batch into processes, accumulation steps and
+    micro-batches (with `selection_scope="sequence"`, the default, and not `unmapped="mean"`).
 
     Args:
         teacher: a causal LM with any vocabulary, or several, frozen and moved to the student's
-            device. Or a `StoredTeacher`, where the blocks bring the losses of a store with them.
+            device. Or a `StoredTeacher`, where packed sequences bring the losses of a store.
         method: all settings of the method, or the name of one with the paper's settings.
         recorder: keeps the teacher's losses (`vocagnolm.store.record`).
         max_bad_steps: optimizer steps in a row that may be skipped because a loss or a gradient is
@@ -103,7 +102,7 @@ class VocAgnoTrainer(ResumableTrainer):
                 self.model.dtype,
             )
         self.model_accepts_loss_kwargs = True  # what transformers < 5.19 reads instead
-        # The keys of a block are no arguments of the model, and all are needed.
+        # The keys of a packed sequence are no arguments of the model, and all are needed.
         self.args.remove_unused_columns = False
         device = self.args.device
         # FSDP2 moves the student as training begins only.

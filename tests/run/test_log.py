@@ -82,7 +82,7 @@ def test_file_holds_the_history_when_a_run_is_resumed(run: Any, tmp_path: Path) 
     assert [row["step"] for row in rows] == [1, 2, 3]
 
 
-def test_other_processes_say_nothing(
+def test_other_processes_print_nothing(
     run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told, args, state, _ = run
@@ -93,7 +93,7 @@ def test_other_processes_say_nothing(
 
 
 @pytest.mark.parametrize("bar", [False, True])
-def test_trainer_tells_its_log_in_lines(
+def test_trainer_prints_its_log_in_lines(
     bar: bool,
     blocks: Any,
     pair: tuple[Any, Any],

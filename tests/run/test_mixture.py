@@ -109,7 +109,7 @@ def test_mixture_resumes_bit_equal_in_a_second_epoch(
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12 if split else 0)
 
 
-def test_evaluation_tells_the_loss_of_each_corpus(make: Callable[..., Any]) -> None:
+def test_evaluation_has_the_loss_of_each_corpus(make: Callable[..., Any]) -> None:
     trainer = make(per_device_eval_batch_size=5)
     found = trainer.evaluate()
     blocks, texts = trainer.eval_dataset, {}

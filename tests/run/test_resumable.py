@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from world import Tokenizers, make_blocks, make_trainer
 
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.run import resume
+from vocagnolm.run import checkpoints, resume
 from vocagnolm.run.checkpoints import newest_checkpoint
 
 
@@ -181,6 +181,16 @@ def test_older_checkpoint_stays_when_the_newest_is_unfinished(
     assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
 
 
+def test_checkpoint_lacks_no_file_of_another_machine(
+    make: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "gather_object", lambda own: [*own, {"metrics_1.safetensors": 5}])
+    monkeypatch.setattr(checkpoints, "_VISIBLE_S", 1)
+    with pytest.raises(OSError, match=r"lacks metrics_1.safetensors"):
+        make().train()
+    assert newest_checkpoint(tmp_path) is None
+
+
 def test_losses_are_written_before_every_checkpoint(
     make: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -239,8 +249,8 @@ def test_skipped_step_changes_nothing(
     changed = [not all(map(torch.equal, before, after)) for before, after in pairwise(seen)]
     assert changed == [False, True, False, True]
     assert all(tensor.isfinite().all() for tensor in seen[-1])
-    # No loss of a step that was dropped is told, or counted.
-    told = [log for log in trainer.state.log_history if "selected_fraction" in log]
-    assert ["student_loss_nats" in log for log in told] == [True, False, True, False, True]
-    mean = sum(log["loss"] for log in told if "loss" in log) / 3
+    # No loss of a step that was dropped is logged or counted.
+    logged = [log for log in trainer.state.log_history if "selected_fraction" in log]
+    assert ["student_loss_nats" in log for log in logged] == [True, False, True, False, True]
+    mean = sum(log["loss"] for log in logged if "loss" in log) / 3
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(mean)

@@ -121,7 +121,7 @@ def test_order_stays_where_updates_depend_on_it(
     drawn = drawn_by_accelerate(blocks, 0, 3)
     assert [*map(sorted, found)] == [*map(sorted, drawn)]
     assert (found != drawn) == is_ordered
-    # A data set that tells no widths.
+    # A data set without widths.
     plain = [blocks[number] for number in range(len(blocks))]
     assert steps_of(list(make(method, data=plain)._get_train_sampler())) == drawn
     # Fewer than a step takes.

@@ -94,7 +94,7 @@ def place(
 
 
 def history(out: Path) -> list[dict[str, Any]]:
-    """The log of a finished run, without what the clock says."""
+    """The log of a finished run, without what depends on the clock."""
     state = json.loads((out / "trainer_state.json").read_text())
     return [
         {key: value for key, value in entry.items() if key not in TIMING_KEYS}
@@ -133,7 +133,7 @@ def whole(place: Place) -> Path:
 
 
 @pytest.mark.slow
-def test_log_tells_every_loss_when_nothing_happens(whole: Path) -> None:
+def test_log_has_every_loss_when_nothing_happens(whole: Path) -> None:
     entries = history(whole)
     assert [entry["step"] for entry in entries if "loss" in entry] == [1, 2, 4, 6, 8]
     assert [entry["step"] for entry in entries if "eval_loss" in entry] == [5, 8]
@@ -284,7 +284,7 @@ def test_run_resumes_with_another_number_of_processes(whole_two: Path, place: Pl
     assert [entry["step"] for entry in ours] == [entry["step"] for entry in theirs]
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.get("loss", 0) == pytest.approx(other.get("loss", 0), rel=0.05)  # dropout
-    # The step before the checkpoint, of which no log told, has not been forgotten.
+    # The step before the checkpoint, which no log has, has not been forgotten.
     mine, other = (next(e for e in run if e["step"] == 6) for run in (ours, theirs))
     assert mine["selected_fraction"] == other["selected_fraction"]
     assert mine["teacher_loss_nats"] == pytest.approx(other["teacher_loss_nats"], rel=1e-6)

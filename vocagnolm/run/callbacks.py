@@ -64,6 +64,7 @@ class GuidanceMetrics:
         self._accelerator, self._device = accelerator, accelerator.device
         # MPS has no float64.
         self._dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        self.excess_sample: Tensor | None = None
         self.restore(None)
 
     def _clear(self) -> None:
@@ -195,8 +196,7 @@ class GuidanceMetrics:
     def restore(self, directory: Path | None) -> None:
         """Start from a checkpoint's sums, if it has any, or from none."""
         self.bad_blocks = torch.full((2,), _NONE, device=self._device)
-        self.bad_steps = 0
-        self.excess_sample: Tensor | None = None
+        self.bad_steps, self.excess_sample = 0, None
         self._clear()
         process, world_size = self._accelerator.process_index, self._accelerator.num_processes
         files = sorted(directory.glob(_METRICS_FILE.format("*"))) if directory else []

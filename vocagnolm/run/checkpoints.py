@@ -142,7 +142,7 @@ def step_of(checkpoint: str | Path) -> int:
 
 
 def run_of(checkpoint: str | Path) -> JsonObject:
-    """Read the settings of the run that saved a checkpoint; empty if it does not say."""
+    """Read the settings of the run that saved a checkpoint; empty if it has none."""
     settings: JsonObject = json_or_empty(Path(checkpoint) / MANIFEST_FILE).get("run", {})
     return settings
 

@@ -96,7 +96,7 @@ class StepSampler(Sampler[int]):
         draw: returns the indices of an epoch.
         count: how many of them are read; a step may take more.
         widths: of all packed sequences; without them the order stays.
-        step: returns the number of steps made, which tells the epoch.
+        step: returns the number of steps made, and so the epoch.
     """
 
     draw: Callable[[int], npt.NDArray[np.int64]]
@@ -294,7 +294,7 @@ class ResumableTrainer(Trainer):
         return os.path.join(directory, SAVING) if self._is_saving else directory
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save a whole checkpoint, or none: write it aside, and rename it when all have written."""
+        """Save a whole checkpoint or none: stage it, and rename it when all have written."""
         state, name = self.state, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         directory = Path(self._get_output_dir(trial))
         staged, final = directory / SAVING / name, directory / name

@@ -81,8 +81,8 @@ class Throughput(TrainerCallback):
         self._teacher_s = 0.0
         self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         # Of student and teachers: tokens with a loss, their keys, and the tokens that a head reads.
-        models = 1 + len(self._teachers)
-        self._counts = torch.zeros((models, 3), dtype=torch.int64, device=self._device)
+        shape = 1 + len(self._teachers), 3
+        self._counts = torch.zeros(shape, dtype=torch.int64, device=self._device)
 
     def on_train_begin(self, *args: object, **kwargs: Any) -> None:
         """Count the weights of all models, and forget an earlier run."""
@@ -126,9 +126,8 @@ class Throughput(TrainerCallback):
     def read(self) -> dict[str, float]:
         """Return all measures since the last read, {} outside of `train`; every process calls it.
 
-        `tokens_per_s` are the student's with a loss, of all processes; MFUs are of the time of the
-        teachers' forward passes, and of all other time; memory is the most of any process in GiB,
-        on a GPU since the last read.
+        The teacher's MFU is of the time of its forward passes, the student's of all other time;
+        memory is the most of any process in GiB.
         """
         if self._since is None:
             return {}
@@ -189,13 +188,12 @@ def peak_tflops(device_name: str) -> float | None:
     return _PEAK_TFLOPS[max(known, key=lambda name: len(name.split()))]
 
 
-def _peak_flops(device: torch.device, given_tflops: float | None) -> float | None:
-    if given_tflops is None and device.type == "cuda":
+def _peak_flops(device: torch.device, tflops: float | None) -> float | None:
+    if tflops is None and device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        given_tflops = peak_tflops(name)
-        if given_tflops is None:
+        if (tflops := peak_tflops(name)) is None:
             logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
-    return None if given_tflops is None else given_tflops * 1e12
+    return tflops and tflops * 1e12
 
 
 @dataclass(frozen=True)
@@ -222,14 +220,10 @@ class ModelWork:
         return 2 * weights + 4 * self.attention * keys
 
     def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
-        """FLOPs of a forward and a backward pass: 3 forward passes, if all weights are trained.
-
-        `used_tokens` are those whose loss has a weight other than 0.
-        """
+        """FLOPs of a forward and a backward pass, in which the head reads the used tokens only."""
         # Backward, each weight is multiplied for the gradient of its input, and once more for its
-        # own if it has one; in the head for the used tokens only. (Below the first trained weight
-        # nothing needs an input's gradient: with adapters this counts a little too much, less than
-        # 1 % from 10 layers on.)
+        # own if it has one. (Below the first trained weight nothing needs an input's gradient: with
+        # adapters this counts a little too much, less than 1 % from 10 layers on.)
         body = (self.body + self.trained_body) * tokens
         head = (self.head + self.trained_head) * used_tokens
         forward = self.forward_flops(tokens, keys, tokens)
