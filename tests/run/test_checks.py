@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,49 +18,6 @@ def argv_of(world: World, out: Path, **changes: str) -> list[str]:
     """A command line without an evaluation."""
     options = {"eval_fraction": None, "use_cpu": "True", "save_total_limit": "2", **changes}
     return world.argv(str(out), **options)
-
-
-# What is given, and what is said of it.
-WRONG: dict[str, tuple[dict[str, str], str]] = {
-    "no directory": ({"student": "/no/model"}, "--student /no/model cannot be loaded: "),
-    "no such name": (
-        {"teacher": "no-model"},
-        "--teacher no-model cannot be loaded: ",
-    ),
-    "no place for a store": ({"save_store": "/proc/x"}, "--save_store /proc/x: /proc cannot be wr"),
-    "a lack of context": (
-        {"max_length": "4096", "global_batch_tokens": "8192"},
-        "--max_length 4096 exceeds the student's context",
-    ),
-    "no evaluation corpus": ({"eval_dataset": "no.jsonl"}, "--eval_dataset no.jsonl: no such file"),
-    "no checkpoint": (
-        {"resume_from_checkpoint": "/no"},
-        "--resume_from_checkpoint /no: no such directory",
-    ),
-    "a large batch": (
-        {"global_batch_tokens": "640000"},
-        r".* makes \d+ sequences of 64 tokens, and one optimizer step needs 10,000: lower",
-    ),
-}
-
-
-@pytest.mark.parametrize(("options", "line"), WRONG.values(), ids=WRONG)
-def test_mistake_is_reported_before_the_corpus_is_aligned(
-    options: dict[str, str],
-    line: str,
-    world: World,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    if "global_batch_tokens" not in options:
-        monkeypatch.setattr(documents, "align_corpus", None)
-    capfd.readouterr()
-    assert start.main([*argv_of(world, tmp_path / "out", **options), "--dry_run"]) == 2
-    printed = capfd.readouterr().err
-    assert re.match(f"train.py: error: {line}", printed.strip()), printed
-    assert printed.count("\n") == 1
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("part", ["model.safetensors", "model-2.safetensors"])

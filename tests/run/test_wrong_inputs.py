@@ -10,6 +10,7 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import cli
+from vocagnolm.run import documents
 from vocagnolm.run.recipe import parse
 
 T = ("--teacher", "t")
@@ -140,8 +141,12 @@ def test_wrong_run_leaves_no_trace(
     message: str,
     world: World,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    if "global_batch_tokens" not in options or "max_length" in options:
+        # No corpus is aligned before.
+        monkeypatch.setattr(documents, "align_corpus", None)
     given = {"output_dir": str(tmp_path / "out"), "eval_fraction": None, "use_cpu": "true"}
     assert cli.main(["train", *world.argv("", **given | options)]) == cli.Exit.WRONG
     err = capfd.readouterr().err

@@ -26,7 +26,6 @@ from vocagnolm.run import recipe as config
 from vocagnolm.run import start as train
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.job import read_models
-from vocagnolm.run.train import load_recorder
 from vocagnolm.store import record as recording
 from vocagnolm.store.format import (
     MANIFEST_FILE,
@@ -36,7 +35,7 @@ from vocagnolm.store.format import (
     read_manifest,
     shard_name,
 )
-from vocagnolm.store.record import PROCESSES, LossRecorder
+from vocagnolm.store.record import PROCESSES, LossRecorder, load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
 
 BLOCK, STEPS = 64, 8
@@ -91,7 +90,7 @@ def test_run_from_its_own_store_gives_its_weights(
 ) -> None:
     directory = tmp_path / "store"
     # Rounded losses would choose a few other tokens.
-    monkeypatch.setattr("vocagnolm.run.train._STORED_DTYPE", "float32")
+    monkeypatch.setattr("vocagnolm.store.record._DTYPE", "float32")
     saving = f"--save_store={directory}"
     first = run(models, corpus, tmp_path / "a", f"--teacher={models['teacher']}", saving, *EPOCHS)
     assert {path.suffix for path in directory.iterdir()} == {".arrow", ".json"}

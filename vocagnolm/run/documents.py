@@ -44,8 +44,6 @@ class Corpus:
     segments: Segments
     # Documents of the whole dataset; None if the hub does not say.
     total: int | None
-    # To evaluate on, if a share is held out.
-    held_out: Segments | None = None
 
 
 @dataclass(frozen=True)
@@ -53,8 +51,7 @@ class Documents:
     """Documents of a job, read, aligned and packed, one corpus behind the other.
 
     Attributes:
-        texts: all documents, as the segments number them.
-        held_out: segments to evaluate on, if there are some.
+        texts: all documents, in the order of the segments' indices.
         settings: what the corpus adds to those of the run: progress is counted in packed sequences.
     """
 
@@ -63,7 +60,6 @@ class Documents:
     segments: Segments
     blocks: Blocks
     collator: PackedCollator
-    held_out: Segments | None
     eval_blocks: Blocks | None
     settings: dict[str, Any]
 
@@ -77,8 +73,6 @@ class Documents:
         for each, name in zip(self.corpora, self.blocks.parts, strict=True):
             end = f"_{name}" if name else ""
             write_reasons(each.segments.reasons, Path(output_dir) / f"skipped{end}.jsonl")
-        if self.held_out is not None:
-            write_reasons(self.held_out.reasons, Path(output_dir) / "eval_skipped.jsonl")
 
 
 def write_reasons(reasons: Sequence[tuple[int, str]], path: Path) -> None:
@@ -96,34 +90,31 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
     Raises:
         ValueError: a document has no stored losses, or there is too little to train on.
     """
-    data, pack, guide = job.data, job.pack, models.guide
-    held_out: Segments | None = None
+    data, pack = job.data, job.pack
+    evaluated: list[Segments] = []
     with machine_first():
         # All of them first: a wrong name is reported before any is aligned.
-        evaluated = _read_evaluated(data)
+        to_evaluate = None
+        if data.eval_dataset:
+            column = data.text_column[0] if data.text_column else None
+            name, option = data.eval_dataset, "--eval_dataset"
+            to_evaluate = load_corpus(name, text_column=column, option=option)
         read = [(name, *_read(job, name, given, sample)) for name, given in corpora_of(data)]
         _check_conversations(job, [texts for _, texts, _ in read])
         corpora = []
         for name, texts, total in read:
-            corpora.append(Corpus(name, texts, _align(job, models, texts, guide), total))
+            corpora.append(Corpus(name, texts, _align(job, models, texts, models.guide), total))
             _check_usable(corpora[-1], data)
-        if evaluated is not None:
+        if to_evaluate is not None:
             # A store knows other documents only, and evaluation needs no teacher.
-            online = None if job.model.teacher_losses else guide
-            held_out = _align(job, models, evaluated, online)
-            if not len(held_out.rows):
+            online = None if job.model.teacher_losses else models.guide
+            evaluated = [_align(job, models, to_evaluate, online)]
+            if not len(evaluated[0].rows):
                 raise ValueError(f"--eval_dataset {data.eval_dataset} has no usable document")
-    rows, eval_blocks = models.teacher_rows, None
     if data.eval_fraction:
-        corpora = [_hold_out(job, corpus) for corpus in corpora]
-        parts = [each.held_out for each in corpora if each.held_out]
-        held_out = _concatenated(corpora, parts)
-        eval_blocks = Blocks(held_out.rows, pack.max_length, rows, _named(corpora, parts))
-    elif held_out:
-        eval_blocks = Blocks(held_out.rows, pack.max_length, rows)
-    parts = [each.segments for each in corpora]
-    segments = _concatenated(corpora, parts)
-    blocks = Blocks(segments.rows, pack.max_length, rows, _named(corpora, parts))
+        split = [_hold_out(job, corpus) for corpus in corpora]
+        corpora, evaluated = [rest for rest, _ in split], [held_out for _, held_out in split]
+    segments, blocks = _pack(job, models, corpora, [each.segments for each in corpora])
     blocks.weights = data.dataset_weights
     found = Documents(
         corpora=corpora,
@@ -133,12 +124,11 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
         collator=PackedCollator(
             pack.max_length,
             attend_across_documents=pack.attend_across_documents,
-            teacher_max_length=rows,
+            teacher_max_length=models.teacher_rows,
             chunks=job.method.chunks if job.method.method == "chunk" else None,
             shares=job.method.aggregation == "share",
         ),
-        held_out=held_out,
-        eval_blocks=eval_blocks,
+        eval_blocks=_pack(job, models, corpora, evaluated)[1] if evaluated else None,
         settings=_settings_of_corpora(models, corpora, blocks),
     )
     steps = epoch_steps(job, found)
@@ -187,13 +177,6 @@ def _read(
     return texts, total
 
 
-def _read_evaluated(data: DataOptions) -> datasets.Dataset | None:
-    if not data.eval_dataset:
-        return None
-    column = data.text_column[0] if data.text_column else None
-    return load_corpus(data.eval_dataset, text_column=column, option="--eval_dataset")
-
-
 def _check_conversations(job: Job, corpora: Sequence[datasets.Dataset]) -> None:
     """Reject what needs a teacher's loss, or a label, of every token."""
     if not any(map(is_conversations, corpora)):
@@ -235,8 +218,8 @@ def _check_usable(corpus: Corpus, data: DataOptions) -> None:
         )
 
 
-def _hold_out(job: Job, corpus: Corpus) -> Corpus:
-    """Hold out a share of the documents."""
+def _hold_out(job: Job, corpus: Corpus) -> tuple[Corpus, Segments]:
+    """Return a corpus without a share of its documents, and that share."""
     fraction, run = job.data.eval_fraction, job.run
     # The seed of the data, as Trainer reads it.
     seed = run.seed if run.data_seed is None else run.data_seed
@@ -246,13 +229,23 @@ def _hold_out(job: Job, corpus: Corpus) -> Corpus:
             f"--eval_fraction {fraction} leaves no document of {corpus.name} to train on: lower "
             "it, or evaluate on other documents with --eval_dataset"
         )
-    return replace(corpus, segments=rest, held_out=held_out)
+    return replace(corpus, segments=rest), held_out
+
+
+def _pack(
+    job: Job, models: Models, corpora: Sequence[Corpus], parts: Sequence[Segments]
+) -> tuple[Segments, Blocks]:
+    """Concatenate and pack segments of one data set, or of each corpus: by a short name."""
+    segments, sizes = parts[0], None
+    if len(parts) > 1:
+        segments = _concatenated(corpora, parts)
+        names = _short_names([corpus.name for corpus in corpora])
+        sizes = {name: len(part.rows) for name, part in zip(names, parts, strict=True)}
+    return segments, Blocks(segments.rows, job.pack.max_length, models.teacher_rows, sizes)
 
 
 def _concatenated(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> Segments:
-    """Concatenate segments of the corpora; documents are numbered from corpus to corpus."""
-    if len(parts) == 1:
-        return parts[0]
+    """Concatenate segments; the index of a document is counted through all corpora."""
     rows, skipped, first = [], [], 0
     for corpus, part in zip(corpora, parts, strict=True):
         table = part.rows.data
@@ -263,14 +256,6 @@ def _concatenated(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> Segme
         skipped += [(first + document, why) for document, why in part.skipped]
         first += len(corpus.texts)
     return Segments(datasets.concatenate_datasets(rows), skipped)
-
-
-def _named(corpora: Sequence[Corpus], parts: Sequence[Segments]) -> dict[str, int] | None:
-    """Return the segments of each of several corpora, by a short name; None of one corpus."""
-    if len(corpora) == 1:
-        return None
-    names = _short_names([corpus.name for corpus in corpora])
-    return {name: len(part.rows) for name, part in zip(names, parts, strict=True)}
 
 
 def _short_names(names: Sequence[str]) -> list[str]:

@@ -119,18 +119,12 @@ def _check_loading(job: Job) -> None:
             )
         if not run.dry_run:
             require_several_devices()
-    # 32 bits where the attention has 16 only.
-    if run.device.type == "cuda" and needs_segments(load.attn_implementation):
-        narrow = f"--attn_implementation {load.attn_implementation} computes in 16 bits on a GPU"
-        instead = "or --attn_implementation sdpa"
-        if not run.is_mixed:
-            raise ValueError(
-                f"{narrow}, but the student computes in float32: use --bf16 true, {instead}"
-            )
-        if load.teacher_dtype == "float32":
-            raise ValueError(
-                f"{narrow}, but --teacher_dtype is float32: use --teacher_dtype auto, {instead}"
-            )
+    is_wide = not run.is_mixed or load.teacher_dtype == "float32"
+    if is_wide and run.device.type == "cuda" and needs_segments(load.attn_implementation):
+        raise ValueError(
+            f"--attn_implementation {load.attn_implementation} computes in 16 bits on a GPU: use "
+            "--bf16 true without --teacher_dtype float32, or --attn_implementation sdpa"
+        )
 
 
 def _check_recomputation(run: RunArguments) -> None:
@@ -219,16 +213,17 @@ def read_models(
     Raises:
         ValueError: a model or tokenizer cannot be read, or they do not suit each other.
     """
-    names, elsewhere = model.teacher or [], model.teacher_tokenizer or []
-    sources = [_source(load, model.student, "student", model.student_revision)]
+    given = load.attn_implementation, load.trust_remote_code
+    names, revisions = model.teacher or [], model.teacher_revision
+    # An empty revision stands for none.
+    sources = [ModelSource(model.student, "student", model.student_revision or None, *given)]
     for index, name in enumerate(names):
-        revision = model.teacher_revision[index] if model.teacher_revision else None
-        sources.append(_source(load, name, "teacher", revision))
+        revision = revisions[index] if revisions else ""
+        sources.append(ModelSource(name, "teacher", revision or None, *given))
+    places = [model.student_tokenizer, *(model.teacher_tokenizer or [""] * len(names))]
     # All configurations first: a wrong name is reported before any tokenizer is read, which takes
     # longer.
     configs = [source.config() for source in sources]
-    places: list[str | None] = [model.student_tokenizer, *elsewhere]
-    places += [None] * (len(sources) - len(places))
     found = []
     for source, config, place in zip(sources, configs, places, strict=True):
         role = cast(Role, source.role)
@@ -253,26 +248,19 @@ def read_models(
     return Models(student, reader, teachers, guide, model, load, dtype, device)
 
 
-def _source(load: LoadOptions, name: str, role: Role, revision: str | None) -> ModelSource:
-    # An empty revision stands for none.
-    return ModelSource(
-        name, role, revision or None, load.attn_implementation, load.trust_remote_code
-    )
-
-
 def _stored_guide(
     tokenizer: PreTrainedTokenizerBase, paths: Sequence[str], method: Method
 ) -> StoredReader:
-    """Open stores of losses; with rho1 they must be of the student's own tokens."""
-    stores = StoredReader([Store(path) for path in paths])
-    for store in stores.stores if method.method == "rho1" else ():
+    """Open stores of losses and check their sizes; with rho1 they are of the student's tokens."""
+    stores = [Store(path) for path in paths]
+    for store in stores if method.method == "rho1" else ():
         if store.manifest["tokenizer_sha256"] != tokenizer_sha256(tokenizer):
             raise ValueError(
                 f"--method rho1: --teacher_losses {store.directory} was scored by "
                 f"{store.manifest['teacher']} with another tokenizer than the student's: score the "
                 "corpus with a model that has the student's, or use --method vocagnolm"
             )
-    return stores
+    return StoredReader(stores)
 
 
 def _online_guide(
@@ -289,13 +277,10 @@ def _online_guide(
         if length > (context := min(teacher.context for teacher in teachers)):
             raise ValueError(f"--max_length {length} exceeds the teacher's context of {context}")
         return None
-    templates = one_for_each(
-        "teacher_chat_template", pack.teacher_chat_template, len(teachers), "teachers"
-    )
-    readers = (
-        teacher_reader(each.tokenizer, each.context, template)
-        for each, template in zip(teachers, templates, strict=True)
-    )
+    given, readers = pack.teacher_chat_template, []
+    templates = one_for_each("teacher_chat_template", given, len(teachers), "teachers")
+    for teacher, template in zip(teachers, templates, strict=True):
+        readers.append(teacher_reader(teacher.tokenizer, teacher.context, template))
     by_position = method.method == "uld" and method.uld_pairing == "position"
     return Teachers(tuple(readers), by_position)
 

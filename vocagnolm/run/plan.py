@@ -213,8 +213,9 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
     """Count a causal language model, with adapters or without; it may be on the meta device."""
     whole = cast(PreTrainedModel, model)
     text = whole.config.get_text_config()
-    # Some models have no MLP with a width of its own.
-    inner = getattr(text, "intermediate_size", None)
+    # Configurations of remote code may have other names.
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size")
+    count, hidden, inner = (getattr(text, name, None) or 0 for name in names)
     head = whole.get_output_embeddings()  # type: ignore[no-untyped-call]
     layers: list[int] = []
     # Some models name no decoder layers.
@@ -230,10 +231,10 @@ def sizes_of(model: PreTrainedModel | nn.Module) -> Sizes:
             if isinstance(module, nn.Linear) and module is not head
         ),
         layer=max(layers, default=0),
-        layers=text.num_hidden_layers,
+        layers=count,
         rest=total - sum(layers),
-        hidden=text.hidden_size,
-        inner=inner or 4 * text.hidden_size,
+        hidden=hidden,
+        inner=inner or 4 * hidden,
     )
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from vocagnolm.cli import Exit, is_main, say
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
-from vocagnolm.io import check_writable, versions, write_text
+from vocagnolm.io import check_writable, write_text
 from vocagnolm.models.layers import leave_teachers_alone
 from vocagnolm.models.probes import check_longest, check_packing
-from vocagnolm.models.source import model_files, revision_of
+from vocagnolm.models.source import model_files
 from vocagnolm.report.callback import GuidanceTable
 from vocagnolm.report.view import ViewSettings, sample_blocks
 from vocagnolm.run import wandb
@@ -26,14 +26,9 @@ from vocagnolm.run.checkpoints import (
 from vocagnolm.run.documents import Documents, load_documents
 from vocagnolm.run.job import Job, Models, load_weights, read_models, settings_of
 from vocagnolm.run.plan import plan
-from vocagnolm.store.format import SHARDS, LossDtype, begin_store, read_manifest
-from vocagnolm.store.record import LossRecorder
-from vocagnolm.store.scoring import PACKAGES, check_plan
-from vocagnolm.texts.tokenizers import tokenizer_sha256
+from vocagnolm.store.format import SHARDS, read_manifest
+from vocagnolm.store.record import load_recorder
 from vocagnolm.trainer import VocAgnoTrainer
-
-# Of the losses that --save_store keeps.
-_STORED_DTYPE: LossDtype = "float16"
 
 
 def train(job: Job) -> int:
@@ -112,7 +107,10 @@ def check_places(job: Job, models: Models) -> None:
         for model in (student, *models.teachers):
             model.source.check_weights()
         if job.model.save_store:
-            check_writable(Path(job.model.save_store), "--save_store")
+            store = Path(job.model.save_store)
+            check_writable(store, "--save_store")
+            if SHARDS in read_manifest(store) and newest_checkpoint(str(run.output_dir)) is None:
+                raise ValueError(f"--save_store {store} holds a finished store: give another")
         if run.push_to_hub:
             check_login(run.hub_token)
         if run.report_to:
@@ -138,42 +136,6 @@ def make_trainer(job: Job, models: Models, documents: Documents) -> VocAgnoTrain
         max_bad_steps=job.run.max_bad_steps,
         device_peak_tflops=job.run.device_peak_tflops,
     )
-
-
-def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorder | None:
-    """Make the recorder of `--save_store`; None for a run that has finished its store already.
-
-    Raises:
-        ValueError: the directory holds another store.
-    """
-    assert models.guide
-    ((reader,), (teacher,)) = models.guide.readers, models.teachers
-    directory, student, length = Path(str(job.model.save_store)), job.model.student, job.pack
-    # The same keys as `vocagnolm score` writes, so that both kinds of stores are read alike.
-    about = {
-        "teacher": teacher.source.name,
-        "teacher_revision": revision_of(teacher.source.name, teacher.config),
-        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
-        "special_tokens": {"before": reader.start, "behind": None},
-        "segmentation": f"segments of a run of {student} with {length.max_length} tokens",
-        "context": reader.limit,
-        "engine": "training",
-        "dtype": models.teacher_dtype,
-        "quantization": models.teacher_quantization,
-        "loss_dtype": _STORED_DTYPE,
-        "dataset": job.data.dataset,
-        "dataset_documents": sum(len(each.texts) for each in documents.corpora),
-    }
-    check_plan(directory, about)
-    if SHARDS in read_manifest(directory):
-        if newest_checkpoint(str(job.run.output_dir)) is None:
-            raise ValueError(f"--save_store {directory} holds a finished store: give another")
-        return None
-    # Each process writes what it has read; the plan is written once.
-    if is_main():
-        begin_store(directory, about, replace=True)
-    read = documents.texts, documents.segments.rows, documents.blocks
-    return LossRecorder(directory, *read, _STORED_DTYPE, about | {"versions": versions(PACKAGES)})
 
 
 def check_attention(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> None:

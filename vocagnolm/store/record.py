@@ -4,10 +4,12 @@ Every process writes the losses of its own blocks as a shard before a checkpoint
 run that is killed loses only those that it computes again.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import datasets
 from accelerate import PartialState
@@ -15,17 +17,31 @@ from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.alignment import widen_spans
+from vocagnolm.cli import is_main
+from vocagnolm.io import versions
+from vocagnolm.models.source import revision_of
 from vocagnolm.packing import Blocks
 from vocagnolm.store.format import (
+    SHARDS,
     LossArray,
     LossDtype,
     StoredSegment,
+    begin_store,
     document_key,
     finish_store,
+    read_manifest,
     write_shard,
 )
+from vocagnolm.store.scoring import PACKAGES, check_plan
 from vocagnolm.texts.column import TEXT
+from vocagnolm.texts.tokenizers import tokenizer_sha256
 
+if TYPE_CHECKING:
+    from vocagnolm.run.documents import Documents
+    from vocagnolm.run.job import Job, Models
+
+# Of the losses that --save_store keeps.
+_DTYPE: LossDtype = "float16"
 # Losses in memory, padding counted.
 MOST_HELD = 2**25
 # More than a job ever has: process p writes shard step * PROCESSES + p.
@@ -115,3 +131,37 @@ class LossRecorder(TrainerCallback):
         start, end = segment["start"], segment["end"]
         spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
         return document_key(text), StoredSegment(start, end, spans, losses)
+
+
+def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorder | None:
+    """Make the recorder of `--save_store`; None for a run that has finished its store already.
+
+    Raises:
+        ValueError: the directory holds another store.
+    """
+    assert models.guide
+    ((reader,), (teacher,)) = models.guide.readers, models.teachers
+    directory, student, length = Path(str(job.model.save_store)), job.model.student, job.pack
+    # The same keys as `vocagnolm score` writes, so that both kinds of stores are read alike.
+    about = {
+        "teacher": teacher.source.name,
+        "teacher_revision": revision_of(teacher.source.name, teacher.config),
+        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
+        "special_tokens": {"before": reader.start, "behind": None},
+        "segmentation": f"segments of a run of {student} with {length.max_length} tokens",
+        "context": reader.limit,
+        "engine": "training",
+        "dtype": models.teacher_dtype,
+        "quantization": models.teacher_quantization,
+        "loss_dtype": _DTYPE,
+        "dataset": job.data.dataset,
+        "dataset_documents": sum(len(each.texts) for each in documents.corpora),
+    }
+    check_plan(directory, about)
+    if SHARDS in read_manifest(directory):
+        return None
+    # Each process writes what it has read; the plan is written once.
+    if is_main():
+        begin_store(directory, about, replace=True)
+    read = documents.texts, documents.segments.rows, documents.blocks
+    return LossRecorder(directory, *read, _DTYPE, about | {"versions": versions(PACKAGES)})
