@@ -60,7 +60,6 @@ _OF_TEACHERS = {
     *("teacher_revision", "teacher_tokenizer", "teacher_chat_template"),
     *("teacher_dtype", "teacher_quantization", "teacher_sharding"),
 }
-_OF_ADAPTERS = {each.name for each in fields(ModelOptions) if each.name.startswith("lora_")}
 # Options of TRL whose values are of another kind here.
 _OF_TRL = {
     "completion_only_loss": ": use --train_on",
@@ -105,7 +104,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         if action.const is True:
             return name
         kind = "N" if action.type is int else "X" if action.type is float else "NAME"
-        return f"{name} {self._format_args(action, kind)}"
+        return f"{name} {self._format_args(action, kind)}".rstrip()
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         default = action.default
@@ -217,6 +216,7 @@ def _warnings(options: Sequence[Any]) -> Iterator[str]:
     for each in options:
         given |= {field.name for field in fields(each) if vars(each)[field.name] != field.default}
     evaluates = data.eval_fraction or data.eval_dataset
+    of_adapters = {name for name in given if name.startswith("lora_")}
     unread = {field.name for field in fields(Method)} - {*method.in_effect()}
     for has_effect, names, condition in (
         (False, unread, f"with {method.as_typed}"),
@@ -224,7 +224,7 @@ def _warnings(options: Sequence[Any]) -> Iterator[str]:
         (model.teachers > 1, {"teacher_reduction"} - unread, "with one teacher"),
         (model.teacher, _OF_TEACHERS, "without --teacher"),
         (model.teacher_losses, {"missing_losses"}, "without --teacher_losses"),
-        (model.use_peft, _OF_ADAPTERS, "without --use_peft"),
+        (model.use_peft, of_adapters, "without --use_peft"),
         (evaluates, {"eval_steps"}, "without --eval_fraction or --eval_dataset"),
         (run.push_to_hub, {"hub_model_id"}, "without --push_to_hub"),
     ):
