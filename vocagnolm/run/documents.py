@@ -42,7 +42,7 @@ class Corpus:
     texts: datasets.Dataset
     # To train on.
     segments: Segments
-    # Documents of the whole dataset; None if the hub does not say.
+    # Documents of the whole dataset; None if it is not known.
     total: int | None
 
 

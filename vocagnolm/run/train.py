@@ -170,7 +170,7 @@ def add_trackers(
     texts = documents.segments.rows, documents.texts, models.reader
     sample = sample_blocks(documents.blocks, [0], documents.collator, *texts)
     teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())
-    scopes = {"sequence": "each block", "batch": "the blocks shown"}
+    scopes = {"sequence": "each sequence", "batch": "the sequences shown"}
     scope = f"the mapped tokens of {scopes[job.method.selection_scope]}"
     settings = ViewSettings(job.model.student, teacher, job.method, scope)
     shown = sample, every, str(args.output_dir), settings, show

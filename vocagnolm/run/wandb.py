@@ -31,40 +31,23 @@ if TYPE_CHECKING:
 PLACE_FILE = "wandb_run.json"
 STEP = "train/global_step"
 EXCESS_HISTOGRAM, GUIDANCE_TABLE = "guidance/excess_loss_nats", "guidance/tokens"
+# transformers names all others: eval/... and train/...
 _SECTIONS = {
-    "train": (
-        "student_loss_nats selected_loss_nats skipped_steps num_input_tokens_seen loss grad_norm "
-        "learning_rate epoch"
-    ),
     "guidance": (
         "selected_fraction unmapped_fraction excess_loss_p10_nats excess_loss_p50_nats "
         "excess_loss_p90_nats"
     ),
-    "teacher": "teacher_loss_nats teacher_tokens_per_student_token",
-    "speed": (
-        "tokens_per_s student_tokens_per_s_per_device teacher_tokens_per_s_per_device student_mfu "
-        "teacher_mfu teacher_time_fraction"
-    ),
+    "teacher": "teacher_loss_nats teacher_tokens_per_student_token distance_from_teacher",
+    "speed": "tokens_per_s student_mfu teacher_mfu teacher_time_fraction",
     "memory": "memory_allocated_gib memory_reserved_gib memory_resident_gib",
 }
 # A section's own name in front of an entry's is left out: teacher_loss_nats is teacher/loss_nats.
-NAMES = {
+_NAMES = {
     entry: f"{section}/{entry.removeprefix(f'{section}_')}"
     for section, entries in _SECTIONS.items()
     for entry in entries.split()
-} | {
-    "distance_from_teacher": "teacher/distance",
-    "eval_runtime": "speed/eval_s",
-    "eval_samples_per_second": "speed/eval_blocks_per_s",
-    "eval_steps_per_second": "speed/eval_batches_per_s",
-    "eval_model_preparation_time": "speed/eval_preparation_s",
-    "total_flos": "speed/total_flop",
-    "train_loss": "train/mean_loss",
-    "train_runtime": "speed/train_s",
-    "train_samples_per_second": "speed/train_blocks_per_s",
-    "train_steps_per_second": "speed/train_steps_per_s",
 }
-_ENTRIES = {name: entry for entry, name in NAMES.items()}
+_ENTRIES = {name: entry for entry, name in _NAMES.items()}
 _rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
 
 
@@ -75,7 +58,7 @@ def tracked(logs: Mapping[str, object]) -> JsonObject:
     {'teacher/loss_nats': 1.5, 'eval/math_loss': 2.0, 'train/new': 3}
     """
     return {
-        NAMES.get(entry) or next(iter(_rewrite_logs({entry: value}))): value
+        _NAMES.get(entry) or next(iter(_rewrite_logs({entry: value}))): value
         for entry, value in logs.items()
     }
 
