@@ -151,7 +151,8 @@ def widen_spans(steps: Sequence[int] | IntArray, jumps: Sequence[int] | IntArray
     [[0, 2], [2, 3], [2, 3], [3, 999]]
     """
     step = np.array(steps, dtype=np.int64)
-    spans = np.empty((len(step), 2), np.int64)
+    # In column order, since starts and ends are searched each by itself.
+    spans = np.empty((len(step), 2), np.int64, order="F")
     if len(jumps):
         token, begin, end = np.asarray(jumps, dtype=np.int64).reshape(-1, 3).T
         step[token] = end
@@ -177,7 +178,7 @@ def align_segment(row: Mapping[str, Any]) -> Spans:
         # Kept without spans: mapped by index.
         found = find_ranges(ours, spans) if len(spans) else align_positions(len(ours), tokens - 1)
         # Behind the start token.
-        mine[1 : 1 + len(ours)] = np.where(found == UNMAPPED, UNMAPPED, found + 1)
+        mine[1 : 1 + len(ours)] = found + (found != UNMAPPED)
     return ranges
 
 
