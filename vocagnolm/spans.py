@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vocagnolm.texts.offsets import encode_raw, tokenizer_name, utf8_of
+from vocagnolm.texts.offsets import encode_raw, tokenizer_name
 from vocagnolm.texts.token_bytes import SPELLINGS, TokenBytes
 from vocagnolm.texts.tokens import Encoding, Spans, Tokens
 
@@ -27,7 +27,6 @@ _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数�
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Encoding:
     """Tokenize one text; see `encode_batch`."""
-    utf8_of(text, "text")
     return encode_texts(tokenizer, [text]).encoding(0)
 
 
@@ -41,27 +40,29 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> To
 
     Texts are taken literally and whole: no special tokens are added, strings such as `</s>` stay
     text, and a truncation or padding saved with the tokenizer is ignored. A ValueError where a text
-    is no `str` or holds a lone surrogate, or the tokenizer gives no usable offsets.
+    holds a lone surrogate, or the tokenizer gives no usable offsets.
 
     Where the concatenated bytes of a text's tokens are the text, they give each token's place.
     The tokenizer is asked for offsets only of other texts (Unicode normalisation, trimmed or
     unknown characters): it takes half as long again with them.
     """
-    for index, text in enumerate(texts):
-        utf8_of(text, f"texts[{index}]")
+    contents = [text.encode() for text in texts]
     has_backend = texts and getattr(tokenizer, "backend_tokenizer", None)
     table = _token_bytes(tokenizer, len(tokenizer)) if has_backend else None
     if table is None:
         raw = _by_offsets(tokenizer, texts)
         return Tokens.join([one.ids for one in raw], [one.spans for one in raw], "int32")
-    found, others = _by_bytes(tokenizer, table, texts)
+    found, others = _by_bytes(tokenizer, table, texts, contents)
     for index, one in zip(others, _by_offsets(tokenizer, [texts[t] for t in others]), strict=True):
         found.encoding(index).spans[:] = one.spans
     return found
 
 
 def _by_bytes(
-    tokenizer: PreTrainedTokenizerBase, table: TokenBytes, texts: Sequence[str]
+    tokenizer: PreTrainedTokenizerBase,
+    table: TokenBytes,
+    texts: Sequence[str],
+    contents: Sequence[bytes],
 ) -> tuple[Tokens, list[int]]:
     """Tokenize texts without offsets; also gives the texts of which the spans are not known."""
     backend = tokenizer.backend_tokenizer
@@ -72,7 +73,7 @@ def _by_bytes(
     lists = [one.ids for one in batch]
     edges = np.cumsum([0, *map(len, lists)])
     ids = np.fromiter(chain.from_iterable(lists), np.int32, edges[-1])
-    spans, others = table.find(ids, edges, texts, [text.encode() for text in texts])
+    spans, others = table.find(ids, edges, texts, contents)
     return Tokens(ids, spans, edges), others
 
 
@@ -87,7 +88,7 @@ def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | 
     wanted = _by_offsets(tokenizer, probes)
     for spell in SPELLINGS:
         table = TokenBytes(tokenizer, spell)
-        found, others = _by_bytes(tokenizer, table, probes)
+        found, others = _by_bytes(tokenizer, table, probes, [probe.encode() for probe in probes])
         same = [np.array_equal(found.encoding(t).spans, one.spans) for t, one in enumerate(wanted)]
         if 0 not in others and all(is_same or t in others for t, is_same in enumerate(same)):
             return table

@@ -1,4 +1,4 @@
-"""LoRA adapters around a student: exact losses, what is refused. Whole runs: test_export.py."""
+"""LoRA adapters around a student: exact losses, what is rejected. Whole runs: test_export.py."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from vocagnolm.models.adapters import (
-    add_adapters,
-    merge_adapters,
-    read_adapter_config,
-)
+from vocagnolm.models.adapters import add_adapters, merge_adapters
 from vocagnolm.models.probes import check_packing
 from vocagnolm.run.options import ModelOptions
 from vocagnolm.token_loss import add_token_losses
@@ -151,7 +147,7 @@ def test_merged_model_gives_the_same_logits(
     state = load_file(tmp_path / "adapter_model.safetensors")
     plain, ids = tiny_llama(VOCABULARY).double(), torch.arange(20)[None]
     before = plain(ids).logits
-    merged = merge_adapters(plain, read_adapter_config(tmp_path), state)
+    merged = merge_adapters(plain, peft.PeftConfig.from_pretrained(str(tmp_path)), state)
     expected, found = adapted.eval()(ids).logits, merged(ids).logits
     assert (found - expected).abs().max() < 1e-10
     assert (found - before).abs().max() > 1e-2
@@ -188,4 +184,6 @@ def test_adapters_of_another_model_are_not_merged(
     else:
         state[name] = state[name][:, 1:]
     with pytest.raises(ValueError, match="1 of their weights"):
-        merge_adapters(tiny_llama(VOCABULARY), read_adapter_config(tmp_path), state)
+        merge_adapters(
+            tiny_llama(VOCABULARY), peft.PeftConfig.from_pretrained(str(tmp_path)), state
+        )

@@ -7,7 +7,6 @@ from the output head's own weight, which therefore must not be adapted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:
-    from peft import LoraConfig, PeftModel
+    from peft import LoraConfig, PeftConfig, PeftModel
 
     from vocagnolm.run.options import ModelOptions
 
@@ -56,17 +55,7 @@ def lora_config(model: nn.Module, options: ModelOptions, revision: str | None = 
     )
 
 
-def read_adapter_config(directory: Path) -> LoraConfig:
-    """Read the configuration that lies with saved adapters."""
-    from peft import LoraConfig, PeftConfig
-
-    found = PeftConfig.from_pretrained(str(directory))
-    if not isinstance(found, LoraConfig):
-        raise ValueError(f"{directory} holds other adapters than LoRA: {type(found).__name__}")
-    return found
-
-
-def _wrap(model: PreTrainedModel, config: LoraConfig) -> PeftModel:
+def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     from peft import get_peft_model
 
     wrapped: PeftModel = get_peft_model(model, config)
@@ -107,7 +96,7 @@ def _named(model: nn.Module, name: str) -> dict[str, nn.Module]:
 
 
 def merge_adapters(
-    model: PreTrainedModel, config: LoraConfig, state: Mapping[str, Tensor]
+    model: PreTrainedModel, config: PeftConfig, state: Mapping[str, Tensor]
 ) -> PreTrainedModel:
     """Add trained adapters, named as in `adapter_model.safetensors`, to their model's own weights.
 

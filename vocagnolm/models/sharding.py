@@ -35,9 +35,7 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
     CPU, the same in all processes, and leaves frozen, each shard on its process's device.
     """
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    require_several_devices()
-    world, local = torch.distributed.get_world_size() if distributed else 1, devices_of_a_machine()
+    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
     if world % local:
         raise ValueError(
             f"--teacher_sharding node needs as many processes on every machine: {world} processes "

@@ -24,10 +24,12 @@ from vocagnolm.texts.tokenizers import Role, load_tokenizer
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
 # Patterns of a model's files.
-_CONFIG_FILES = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 _WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*")
-_MODEL_FILES = _CONFIG_FILES + _WEIGHT_FILES + _TOKENIZER_FILES + ("merges.txt", "*.model")
+_MODEL_FILES = (
+    *("config.json", "generation_config.json", "adapter_config.json", "*.py", *_WEIGHT_FILES),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    "*.model",
+)
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,8 @@ class ModelSource:
                 f"{self.name} --merge"
             )
         with self._named_errors():
-            config: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options)
-        return config
+            found: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options)
+        return found
 
     def check_weights(self) -> None:
         """Reject a directory that lacks weights, without reading any."""
@@ -178,11 +180,8 @@ def context_length(config: PreTrainedConfig) -> int:
     for a whole batch as soon as one of its rows is longer: its context ends there.
     """
     text_config = config.get_text_config()
-    try:
-        length = text_config.max_position_embeddings or NO_LIMIT
     # Recurrent models have none.
-    except AttributeError:
-        length = NO_LIMIT
+    length = getattr(text_config, "max_position_embeddings", None) or NO_LIMIT
     rope = vars(text_config).get("rope_parameters") or {}
     if rope.get("rope_type") == "longrope":
         length = min(length, rope.get("original_max_position_embeddings", length))

@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from vocagnolm.cli import Parser, say, shell
 from vocagnolm.io import RUN_FILE, json_or_empty
-from vocagnolm.models.adapters import lora_config, merge_adapters, read_adapter_config
+from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.source import ModelSource, is_adapter
 from vocagnolm.run.checkpoints import checkpoint_fault, is_finished, run_of
 from vocagnolm.run.options import ModelOptions
@@ -110,8 +110,10 @@ def _with_adapters(
     """Load the student that a run began with, and add its adapters."""
     model = student.load(torch.float32)
     if is_adapter(checkpoint):
+        from peft import PeftConfig
+
         weights = load_file(checkpoint / "adapter_model.safetensors")
-        return merge_adapters(model, read_adapter_config(checkpoint), weights)
+        return merge_adapters(model, PeftConfig.from_pretrained(str(checkpoint)), weights)
     names = [each.name for each in fields(ModelOptions) if each.name in settings]
     options = ModelOptions(**{name: settings[name] for name in names})
     return merge_adapters(model, lora_config(model, options), load_file(merged))

@@ -76,11 +76,13 @@ def lay_out(
     low, high = origins[texts] + starts, origins[texts] + ends
     reach = low - (starts == 0), high + is_last
     ours, *theirs = (_between(one, origins, low, high, reach) for one in (student, *teachers))
-    unmapped = np.full(len(ours.spans), not theirs)
+    segment, unmapped = ours.segments, np.full(len(ours.spans), not theirs)
     for part in theirs:
-        unmapped |= _beyond(ours, part) if by_position else _uncovered(ours, part)
+        if by_position:
+            unmapped |= _ranges(0 * ours.counts, ours.counts) >= part.counts[segment]
+        else:
+            unmapped |= find_ranges(ours.spans, part.spans)[:, 0] == UNMAPPED
     has_text = ours.spans[:, 0] < ours.spans[:, 1]
-    segment = ours.segments
     one, closed = np.ones_like(texts), (is_last & (student.end is not None)).astype(np.int64)
     start, end = np.full(len(one), student.start), np.full(closed.sum(), student.end or 0)
     columns = {
@@ -117,17 +119,6 @@ def _between(
     token, segment = _ranges(first, counts), np.repeat(np.arange(len(counts)), counts)
     clipped = spans[token].clip(low[segment, None], high[segment, None])
     return _Part(counts, model.values[token], clipped)
-
-
-def _uncovered(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
-    """Tell the student's tokens that no token of a teacher covers."""
-    return np.array(find_ranges(ours.spans, theirs.spans)[:, 0] == UNMAPPED)
-
-
-def _beyond(ours: _Part, theirs: _Part) -> npt.NDArray[np.bool_]:
-    """Tell the student's tokens behind as many in their segment as a teacher has there."""
-    place = _ranges(0 * ours.counts, ours.counts)
-    return np.array(place >= theirs.counts[ours.segments])
 
 
 def _ranges(first: IntArray, counts: IntArray) -> IntArray:

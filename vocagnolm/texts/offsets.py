@@ -78,16 +78,3 @@ def no_offsets(name: str) -> ValueError:
     return ValueError(
         f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
     )
-
-
-def utf8_of(text: object, name: str) -> bytes:
-    """Return the bytes of a text; a ValueError where it is none, or holds a lone surrogate."""
-    if not isinstance(text, str):
-        raise ValueError(f"{name} must be a str, found {type(text).__name__}")
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{name} has a lone surrogate (U+{ord(text[error.start]):04X}) at character"
-            f" {error.start}, which is not valid Unicode"
-        ) from None
