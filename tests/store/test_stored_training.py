@@ -404,10 +404,6 @@ def test_train_from_scored_corpus_gives_online_parameters(
     stored = place.train(tmp_path / "stored", teacher_losses=str(directory), **changes)
     assert loaded == ["student"]
     assert_equal(stored, online)
-    card = (tmp_path / "stored" / "README.md").read_text()
-    assert ", guided by stored losses of teacher.\n" in card
-    online_card = (tmp_path / "online" / "README.md").read_text()
-    assert ", guided by teacher.\n" in online_card
 
 
 def test_dry_run_names_the_stored_teachers(
@@ -438,8 +434,6 @@ def test_train_is_guided_by_all_stores(place: Place, tmp_path: Path) -> None:
     assert_equal(run("swapped", -1, "1 3"), mixed)
     others = run("others", 1, "1 3")
     assert not any(torch.equal(others[name], mixed[name]) for name in mixed)
-    card = (tmp_path / "mixed" / "README.md").read_text()
-    assert "of teacher and teacher2.\n" in card
 
 
 def test_train_stops_or_skips_when_documents_are_missing(
