@@ -85,13 +85,13 @@ def pack(
     by_model = zip(sizes.T, limits, strict=True)
     needs = np.max([-(-size * max_length // limit) for size, limit in by_model], 0)
     blocks: list[list[int]] = []
-    left: list[list[int]] = []  # tokens that each block has left in each model's row
-    # For each room, the blocks that have it; bit r of `rooms` is set where there are any.
+    left: list[list[int]] = []  # tokens that each sequence has left for each model
+    # For each room, the sequences that have it; bit r of `rooms` is set where there are any.
     open_blocks: list[list[int]] = [[] for _ in range(max_length + 1)]
     rooms = 0
     for segment in np.argsort(-needs, kind="stable").tolist():
         need = int(needs[segment])
-        # Rooms of at least `need`; the lowest bit that is left belongs to the fullest block.
+        # Rooms of at least `need`; the lowest bit that is left belongs to the fullest sequence.
         fitting = rooms >> need << need
         if fitting:
             room = (fitting & -fitting).bit_length() - 1
@@ -167,7 +167,7 @@ class Blocks(Dataset[Block]):
             packed += [[first + segment for segment in block] for block in found]
             self.parts[name], first = len(found), first + size
         self.max_length, self.teacher_max_length = max_length, teacher_max_length
-        # Shares in which the parts are drawn; None draws all blocks once.
+        # Shares in which the parts are drawn; None draws all sequences once.
         self.weights: Sequence[float] | None = None
         self.student_tokens = int(tokens.sum())
         # Sequence b holds the segments order[edges[b] : edges[b + 1]].

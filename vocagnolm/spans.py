@@ -81,7 +81,7 @@ def _by_bytes(
 def _token_bytes(tokenizer: PreTrainedTokenizerBase, size: int) -> TokenBytes | None:
     """Return the bytes of a tokenizer's tokens; None if its offsets follow another rule.
 
-    Some trim white space. `size` tells a vocabulary to which tokens were added.
+    Some trim white space. A vocabulary to which tokens were added has another `size`.
     """
     # Llama's tokenizers do not spell a text that begins with a space.
     probes = (_PROBE, " " + _PROBE)

@@ -50,7 +50,7 @@ DATE = "26 Jul 2024"
 class Rendered:
     """A conversation in a template.
 
-    Content i lies in [places[i, 0], places[i, 1]) of the text, but for `trimmed` characters; its
+    Content i lies in [places[i, 0], places[i, 1]) of the text, without `trimmed` characters; its
     first character there is `origins[i]` of the conversation's text.
     """
 
