@@ -40,10 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dataloader_num_workers": {"dataloader_num_workers": 2, "dataloader_persistent_workers": True},
     "weight_decay": {"optim": "adamw_torch", "learning_rate": 1e-3, "weight_decay": 0.1},
     "adafactor": {"optim": "adafactor", "learning_rate": 1e-3},
-    "adagrad": {"optim": "adagrad", "learning_rate": 1e-3},
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 0.5},
-    "polynomial": {"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0}},
-    "inverse_sqrt": {"lr_scheduler_type": "inverse_sqrt", "warmup_steps": 2},
     "plateau": EVALUATED | {"lr_scheduler_type": "reduce_lr_on_plateau"},
     "neftune_noise_alpha": {"neftune_noise_alpha": 5.0},
     "gradient_checkpointing": {"gradient_checkpointing": True},
@@ -62,7 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "load_best_model_at_end": BEST,
 }
 # Upstream's logits are float32, which these optimizers' divisions make visible.
-TOLERANCES = {"weight_decay": 1e-5, "adafactor": 1e-5, "adagrad": 1e-5}
+TOLERANCES = {"weight_decay": 1e-5, "adafactor": 1e-5}
 SLOW = ("dataloader_num_workers", "torch_compile", "weight_decay")
 ROWS = [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CASES]
 

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from world import MAX_LENGTH, make_trainer
 
 from vocagnolm.run import callbacks
-from vocagnolm.run.callbacks import LOG_FILE, RunLog
+from vocagnolm.run.callbacks import LOG_FILE, GuidanceMetrics, RunLog
 
 ENTRY = {"loss": 1.70214, "student_loss_nats": 4.25, "teacher_loss_nats": 2.1, "step": 10}
 ENTRY |= {"selected_fraction": 0.405, "tokens_per_s": 128_400.0}
@@ -90,6 +91,28 @@ def test_other_processes_print_nothing(
     told.on_train_begin(args, state, None)
     say(run, 1, ENTRY)
     assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
+
+
+def test_sample_is_of_the_kept_steps_since_the_last_log() -> None:
+    one: dict[str, Any] = {"num_processes": 1, "process_index": 0, "device": torch.device("cpu")}
+    same = SimpleNamespace(**one, reduce=lambda sums, how: sums, gather=lambda part: part)
+    metrics, mapped_BS = GuidanceMetrics(same), torch.ones(1, 3, dtype=torch.bool)  # type: ignore[arg-type]
+
+    def add(block: int) -> None:
+        excess_BS, block_B = torch.full((1, 3), float(block)), torch.tensor([block])
+        metrics.add_teacher(excess_BS, mapped_BS, block_B)
+        metrics.add_excess(excess_BS, mapped_BS, block_B)
+
+    add(0)
+    metrics.keep_step()
+    metrics.read()
+    add(1)
+    metrics.drop_step()
+    add(2)
+    metrics.keep_step()
+    assert metrics.read()["excess_loss_p10_nats"] == 2
+    assert metrics.excess_sample is not None
+    assert metrics.excess_sample.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("bar", [False, True])
