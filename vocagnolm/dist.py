@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
-from accelerate.utils import gather_object, parse_flag_from_env
+from accelerate.utils import parse_flag_from_env
 from torch import distributed
 
 from vocagnolm.conventions import SharedError
@@ -107,18 +107,3 @@ def cores() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux has it
         return os.cpu_count() or 1
-
-
-# -- Until evaluation calls `rank0` ---------------------------------------------------------------
-
-
-@contextmanager
-def in_agreement() -> Iterator[None]:
-    """Raise the error of one process in all of them."""
-    why = None
-    try:
-        yield
-    except (ValueError, ImportError, OSError) as error:
-        why = str(error)
-    if reasons := list(filter(None, gather_object([why]))):
-        raise SharedError(reasons[0])

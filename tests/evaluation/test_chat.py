@@ -20,7 +20,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered, template_of
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
-from vocagnolm.evaluation.engines.chat import Chat, load_chat
+from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks import tasks
@@ -49,7 +49,6 @@ def argv(
     (tmp_path / "data" / "gsm8k").mkdir(parents=True)
     lines = (json.dumps(item) + "\n" for item in ITEMS)
     (tmp_path / "data" / "gsm8k" / "test.jsonl").write_text("".join(lines))
-    (tmp_path / "template.jinja").write_text(TEMPLATE)
     few = dataclasses.replace(BENCHMARKS["gsm8k"], item_count=len(ITEMS))
     monkeypatch.setattr(tasks, "BENCHMARKS", MappingProxyType({**BENCHMARKS, "gsm8k": few}))
     options = ["--model", str(model), "--benchmarks", "gsm8k", "--batch_size", "4"]
@@ -59,7 +58,10 @@ def argv(
 
 @pytest.fixture
 def chat_argv(argv: list[str], tmp_path: Path) -> list[str]:
-    return [*argv, "--chat", "--chat_template", str(tmp_path / "template.jinja")]
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "model")
+    return [*argv, "--chat"]
 
 
 def test_prompt_is_the_users_turn_with_the_instruction(student_tokenizer: Tokenizer) -> None:
@@ -133,10 +135,8 @@ def test_every_output_is_marked_and_resumes(
     chat_argv: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model" / "evaluation-chat"
-    card = ModelCard("---\ntags: [vocagnolm, 'arxiv:2503.19123']\n---\nA student.\n")
-    card.save(tmp_path / "model" / "README.md")
     assert evaluate_math.main(chat_argv) == 0
-    mark = "protocol: zero-shot in the model's chat template, not the paper's few-shot"
+    mark = "protocol: zero-shot chat, not the paper's few-shot"
     said = capsys.readouterr().out
     results = json.loads((out / "results.json").read_text())
     column = results["benchmarks"]["gsm8k"]
@@ -145,9 +145,6 @@ def test_every_output_is_marked_and_resumes(
     for text in (said, (out / "row.md").read_text(), (out / "row.tex").read_text()):
         assert mark in text
         assert f"{column['rounded']:.1f}*" in text
-    shown = ModelCard.load(tmp_path / "model" / "README.md")
-    (result,) = shown.data.eval_results
-    assert result.metric_name.startswith(f"accuracy, zero-shot chain of thought; {mark}")
     # Interrupted, and asked again: the items are verified by their prompts.
     lines = (out / "gsm8k.jsonl").read_text().splitlines(keepends=True)
     assert all('"protocol": "zero-shot chat"' in line for line in lines)
@@ -157,7 +154,7 @@ def test_every_output_is_marked_and_resumes(
     assert (out / "gsm8k.jsonl").read_text().splitlines(keepends=True) == lines
 
 
-def test_card_keeps_both_protocols_apart(
+def test_card_has_the_papers_protocol(
     argv: list[str], chat_argv: list[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "model" / "README.md"
@@ -168,9 +165,10 @@ def test_card_keeps_both_protocols_apart(
         assert evaluate_math.main(given) == 0
     card = ModelCard.load(path)
     names = [each.metric_name.split(" chain")[0] for each in card.data.eval_results]
-    assert sorted(names) == ["accuracy, few-shot", "accuracy, zero-shot"]
+    assert names == ["accuracy, few-shot"]
     heads = [line for line in card.text.splitlines() if line.startswith("## ")]
-    assert sorted(heads) == ["## Evaluation", "## Evaluation, zero-shot chat"]
+    assert heads == ["## Evaluation"]
+    assert card.text.startswith("A student.")
 
 
 def test_protocols_do_not_share_a_directory(
@@ -181,18 +179,8 @@ def test_protocols_do_not_share_a_directory(
     capsys.readouterr()
     assert evaluate_math.main([*argv, *there]) == 2
     assert "protocol was {'" in capsys.readouterr().err
-    (tmp_path / "template.jinja").write_text(TEMPLATE + " ")
-    assert evaluate_math.main([*chat_argv, *there]) == 2
-    assert "protocol was {'" in capsys.readouterr().err
 
 
 def test_chat_needs_a_template(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert evaluate_math.main([*argv, "--chat"]) == 2
-    assert "the model has no chat template: give one by" in capsys.readouterr().err
-
-
-def test_models_own_template_is_used(student_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    student_tokenizer.save_pretrained(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    tokenizer.chat_template = TEMPLATE
-    assert load_chat(tokenizer, None).source == TEMPLATE
+    assert "chat_template is not set" in capsys.readouterr().err

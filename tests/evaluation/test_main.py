@@ -147,9 +147,7 @@ def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model
 
 
 def test_log_has_one_line_per_benchmark(evaluated: SimpleNamespace) -> None:
-    assert evaluated.err == (
-        "demo: 0.0 (95 % interval 0.0 to 19.4), 0 of 16 right; partial: 16 of 400 items\n"
-    )
+    assert evaluated.err == "demo: 0.0 (95 % interval 0.0 to 19.4), 0 of 16 right\n"
     assert "* partial: 16 of 400 items (Demo)" in evaluated.out
     assert f"written: {evaluated.path}/results.json" in evaluated.out
 
@@ -232,11 +230,10 @@ def test_dry_run_prints_prompts_and_counts(
     (task,) = load_tasks(["demo"], None, None, N_ITEMS)
     tokenizer = AutoTokenizer.from_pretrained(model)
     lengths = [len(tokenizer(prompt).input_ids) for prompt in task.prompts.values()]
-    assert "=== demo (Demo): 16 items, 0 shots, data demo_world" in printed
+    assert "=== demo (Demo): 16 items, 0 shots" in printed
     assert "--- partial: 16 of 400 items" in printed
-    mean = f"{sum(lengths) / N_ITEMS:.0f}"
-    assert f"--- prompt tokens: {min(lengths)} to {max(lengths)}, mean {mean}; the f" in printed
-    assert "--- new tokens: at most 28, and 128 with the prompt\n" in printed
+    assert f"--- prompt tokens: {min(lengths)} to {max(lengths)}, the first" in printed
+    assert "--- new tokens: at most 28\n" in printed
     assert task.prompts[0] in printed
     assert not (tmp_path / "out").exists()
 
@@ -298,11 +295,3 @@ def test_revision_changes_when_a_file_that_matters_does(
     content = path.read_bytes() if path.exists() else b""
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if content else b"new")
     assert (revision_of(str(own_model), None) != before) == matters
-
-
-def test_names_of_the_harness_are_known() -> None:
-    for names in (["minerva_math, sat_math,math"], ["minerva_math", "sat_math,", "math"]):
-        arguments = evaluate_math._parse(["--model", "M", "--benchmarks", *names])
-        assert arguments.benchmarks == ["math", "sat"]
-    regrade = ["--regrade", "F", "--benchmark", "minerva_math"]
-    assert evaluate_math._parse(regrade).benchmark == "math"

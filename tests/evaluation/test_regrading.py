@@ -66,27 +66,24 @@ def test_regrade_writes_what_the_grader_says(
     printed, complained = capsys.readouterr()
     assert complained == ""
     right = sum(record["correct"] for record in graded)
-    assert f"as gsm8k, few-shot, 7 of 1319 items: {100 * right / 7:.1f} (95 % interval" in printed
-    assert f"{right} of 7 right; math-verify 0." in printed
+    assert f"as gsm8k: {100 * right / 7:.1f} (95 % interval" in printed
+    assert f"{right} of 7 right" in printed
 
 
 @pytest.mark.usefixtures("inline")
-def test_regrade_marks_answers_of_a_chat(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_regrade_marks_answers_of_a_chat(tmp_path: Path) -> None:
     boxed = [{"idx": 0, "gold": "8", "raw_output": r"It is $\boxed{8}$."}]
     file, output = write(tmp_path / "f.jsonl", boxed), tmp_path / "graded.jsonl"
     regrade(file, BENCHMARKS["gsm8k"].in_chat(), output)
     (graded,) = read(output.read_text())
     assert (graded["correct"], graded["protocol"]) == (True, "zero-shot chat")
-    assert "as gsm8k, zero-shot chat, 1 of" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("of", "said"),
     [
         ({"benchmark": "math"}, "has an item of math, not of gsm8k"),
-        ({"protocol": "zero-shot chat"}, "has an item of zero-shot chat, not of few-shot"),
+        ({"protocol": "zero-shot chat"}, "has an item of gsm8k zero-shot chat, not of gsm8k"),
     ],
 )
 def test_regrade_refuses_items_of_another_benchmark(

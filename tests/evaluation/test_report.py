@@ -40,7 +40,7 @@ def build(path: Path, *tasks: Task) -> dict[str, Any]:
                 }
                 ending = {"finish_reason": "eos", "n_new_tokens": 5}
                 file.write(to_line({"idx": item.idx} | verdict | ending))
-    return report.build_results(tasks, directory, SETTINGS)
+    return report.build_results(tasks, directory, SETTINGS, {})
 
 
 def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_results_hold_everything_known(tmp_path: Path) -> None:
     assert column["finish_reasons"] == {"eos": 4}
     assert column["prompts"] == {"name": "set", "origin": "harness", "sha256": "0" * 64}
     assert column["data"] == {"origin": "a file", "digest": "d", "verified": True}
-    assert (column["marks"], column["marked"], column["partial"]) == ([], [], False)
+    assert (column["marks"], column["marked"]) == ([], [])
     assert results["benchmarks"]["mathqa"]["rounded"] == 12.5
     assert results["benchmarks"]["mathqa"]["math_verify"] is None
     assert results["averages"] == {}
@@ -74,7 +74,7 @@ def test_graders_have_rows_and_keys_of_their_own(tmp_path: Path) -> None:
     lines = report.to_markdown(results).splitlines()
     assert lines[0] == "| model | GSM8K | MQA |"
     assert lines[2] == "| runs/my_student | 25.0 | 25.0 |"
-    assert lines[4] == f"| {report.second_opinion()} (stricter) | 0.0 | - |"
+    assert lines[4] == f"| {report.second_opinion()} | 0.0 | - |"
     assert "- graded by ZubinGou/math-evaluation-harness@db77bc6" in lines
     assert "math-verify" not in report.to_latex(results)
 
@@ -88,9 +88,8 @@ def test_nothing_is_marked(tmp_path: Path) -> None:
 
 MARKED = {
     "partial": ({"limit": 2}, "50.0*", "partial: 2 of 4 items"),
-    "own_prompts": ({"origin": "vocagnolm"}, "25.0*", "VocAgnoLM's own, not the harness's"),
-    "other_prompts": ({"origin": "other"}, "25.0*", "prompts: others, not the harness's"),
-    "unverified_data": ({"verified": False}, "25.0*", "a file is not verified to be the harness's"),
+    "other_prompts": ({"origin": "vocagnolm"}, "25.0*", "prompts: vocagnolm, not the harness's"),
+    "other_data": ({"verified": False}, "25.0*", "a file is not verified to be the harness's"),
 }
 
 

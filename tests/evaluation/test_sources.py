@@ -62,10 +62,7 @@ def test_digest_differs_when_anything_of_an_item_does(change: tuple[str, Any]) -
     ("lines", "message"),
     [
         (['{"question": "a", "answer": "#### 1"}'], "expected 2 items of gsm8k, found 1"),
-        (['{"question": "a", "answer": "#### 1"}', "{"], r"test\.jsonl, line 2 is no JSON"),
-        (['{"question": "a"}'], r"test\.jsonl, row 0: not of gsm8k: KeyError: 'answer'"),
-        (['{"question": "a", "answer": "1"}'], "row 0: not of gsm8k: IndexError"),
-        (['{"question": "a", "answer": "#### 1", "idx": 3}'] * 2, "two rows have the same `idx`"),
+        (['{"question": "a", "answer": "#### 1", "idx": 3}'] * 2, "found 2 with 1 indices"),
     ],
 )
 def test_load_names_what_is_bad(

@@ -11,9 +11,9 @@ from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm import cli as command
-from vocagnolm.dist import connect, in_agreement
-from vocagnolm.evaluation import report, runner, tracking
-from vocagnolm.evaluation.engines.chat import Chat, load_chat
+from vocagnolm.dist import connect, machine_first, rank0
+from vocagnolm.evaluation import report, runner
+from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
@@ -28,22 +28,22 @@ def evaluate(arguments: Namespace) -> None:
     state = connect()
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
-    attention, is_trusted = arguments.attn_implementation, arguments.trust_remote_code
-    source = ModelSource(arguments.model, "model", arguments.revision, attention, is_trusted)
-    # Every step that may fail: all processes fail together, with one message.
-    with in_agreement():
-        if arguments.engine == "vllm" and not arguments.dry_run:
-            import vllm  # noqa: F401  # may be missing: known before anything is downloaded
-        tracker = arguments.report_to == "wandb" and tracking.Tracker(
-            arguments.model, chat=arguments.chat
-        )
+    if arguments.report_to == "wandb":
+        from vocagnolm.evaluation.tracking import log_evaluation
+        from vocagnolm.run.wandb import check_trackers
+
+        rank0(lambda: check_trackers(["wandb"]))
+    source = ModelSource(arguments.model, "model", arguments.revision)
+    # The first process of a machine downloads.
+    with machine_first():
         config, tokenizer = source.config(), source.tokenizer()
-        chat = load_chat(tokenizer, arguments.chat_template) if arguments.chat else None
+        # Without a template of the model's own this is a ValueError.
+        chat = Chat(tokenizer, tokenizer.get_chat_template()) if arguments.chat else None
         tasks = load_tasks(
             arguments.benchmarks,
             arguments.data_dir,
             arguments.prompts_dir,
-            arguments.limit,
+            arguments.limit or None,
             chat.prompt if chat else None,
         )
     context = (longest_context if arguments.engine == "vllm" else context_length)(config)
@@ -53,15 +53,17 @@ def evaluate(arguments: Namespace) -> None:
         return
     directory = RunDirectory(output_dir(arguments))
     with ExitStack() as held:
-        with in_agreement():
-            if state.is_main_process:
-                held.enter_context(directory.lock())
-                revision = revision_of(arguments.model, config)
-                settings = _settings(arguments, tasks, context, revision, chat)
-                directory.check_settings(settings)
-            engine = _load_engine(arguments, source, tokenizer, state, chat)
-            if state.is_main_process:
-                directory.write_settings(settings)
+
+        def begin() -> Record:
+            held.enter_context(directory.lock())
+            revision = revision_of(arguments.model, config)
+            settings = _settings(arguments, tasks, context, revision, chat)
+            directory.check_settings(settings)
+            directory.write_settings(settings)
+            return settings
+
+        settings = rank0(begin)
+        engine = _load_engine(arguments, source, tokenizer, state, chat)
         workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
         with Grader(workers) as grader:
             for task in runner.run(tasks, engine, grader, directory, state):
@@ -73,9 +75,8 @@ def evaluate(arguments: Namespace) -> None:
             report.write_results(results, directory)
             written = "results.json, row.md, row.tex and an item file per benchmark"
             command.say(f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}")
-            if tracker:
-                names = [task.benchmark.id for task in tasks]
-                tracker.report(results, {name: directory.finished(name).values() for name in names})
+            if arguments.report_to == "wandb":
+                log_evaluation(results, directory.path)
 
 
 def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
@@ -84,16 +85,13 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
     options = {"verbose": False, "add_special_tokens": not task.render}
     ids: list[list[int]] = tokenizer(prompts, **options)["input_ids"]
     lengths = list(map(len, ids))
-    room = "" if context == NO_LIMIT else f", and {context} with the prompt"
-    if too_long := sum(length >= context for length in lengths):
-        room += f"; {too_long} prompts do not fit"
+    counts = f"{min(lengths)} to {max(lengths)}, the first {shared_length(ids)} shared"
+    too_long = sum(length >= context for length in lengths)
     lines = [
-        f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} shots, "
-        f"data {task.loaded.origin}",
+        f"=== {benchmark.id} ({benchmark.column}): {len(prompts)} items, {benchmark.shots} shots",
         *(f"--- {mark}" for mark in task.marks().values()),
-        f"--- prompt tokens: {min(lengths)} to {max(lengths)}, mean "
-        f"{sum(lengths) / len(ids):.0f}; the first {shared_length(ids)} are shared",
-        f"--- new tokens: at most {benchmark.max_new_tokens}{room}",
+        f"--- prompt tokens: {counts}; {too_long} prompts do not fit",
+        f"--- new tokens: at most {benchmark.max_new_tokens}",
         prompts[0],
     ]
     return "\n".join(lines) + "\n"
@@ -102,13 +100,12 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
 def _settings(
     arguments: Namespace, tasks: Sequence[Task], context: int, revision: str, chat: Chat | None
 ) -> Record:
-    # What items must share to belong to one evaluation; the paper's protocol has no name.
+    # What items must share to belong to one evaluation.
     return {
-        **({"protocol": chat.settings()} if chat else {}),
+        "protocol": chat.settings() if chat else None,
         "model": {"name": arguments.model, "revision": revision},
         "engine": arguments.engine,
         "dtype": arguments.dtype,
-        "attn_implementation": arguments.attn_implementation,
         "context": None if context == NO_LIMIT else context,
         "limit": arguments.limit,
         "grader": report.GRADER,

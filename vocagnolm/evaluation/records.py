@@ -12,22 +12,16 @@ from typing import IO, Any, TypeAlias
 
 from filelock import FileLock, Timeout
 
-from vocagnolm.io import json_or_empty, write_json, write_text
+from vocagnolm.io import differences, json_or_empty, write_json, write_text
 
 Record: TypeAlias = dict[str, Any]
 _SETTINGS_FILE = "settings.json"
 
 
-def read_lines(name: str, content: bytes) -> Iterator[Record]:
-    """Parse JSON lines; a ValueError names the line that is none."""
+def read_lines(content: bytes) -> Iterator[Record]:
+    """Parse JSON lines."""
     # Not by `splitlines`: JSON allows other line separators inside strings.
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{name}, line {number} is no JSON: {error}") from error
-            yield record
+    return (json.loads(line) for line in content.split(b"\n") if line.strip())
 
 
 def to_line(record: Record) -> str:
@@ -40,7 +34,7 @@ def read_records(*paths: Path) -> dict[int, Record]:
     records: dict[int, Record] = {}
     for path in paths:
         whole, _, _ = path.read_bytes().rpartition(b"\n")
-        for record in read_lines(str(path), whole):
+        for record in read_lines(whole):
             records[record["idx"]] = record
     return records
 
@@ -63,32 +57,22 @@ class RunDirectory:
 
     def check_settings(self, settings: Record) -> None:
         """Reject settings that differ from those of the items that are there."""
-        before = self._settings()
-        if not before:
-            if any(map(self.finished, settings["benchmarks"])):
-                raise ValueError(f"{self.path} has items without {_SETTINGS_FILE}: delete them")
+        before = json_or_empty(self.path / _SETTINGS_FILE)
+        asked_before = before.get("benchmarks", {}).keys()
+        if not any(map(self.finished, asked_before | settings["benchmarks"].keys())):
             return
-        both = before["benchmarks"].keys() & settings["benchmarks"].keys()
-        old, new = _flat(before, both), _flat(settings, both)
-        changed = [
-            f"{name} was {old.get(name)}, now {new.get(name)}"
-            for name in sorted(old | new)
-            if old.get(name) != new.get(name)
-        ]
-        if changed:
+        both = asked_before & settings["benchmarks"].keys()
+        if changed := differences(_flat(before, both), _flat(settings, both)):
             holder = f"{self.path} holds results of another evaluation"
             raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
 
     def write_settings(self, settings: Record) -> None:
-        """Record the settings, together with those of benchmarks that ran before."""
-        benchmarks = {**self._settings().get("benchmarks", {}), **settings["benchmarks"]}
+        """Write the settings, together with those of benchmarks that ran before."""
+        before = json_or_empty(self.path / _SETTINGS_FILE).get("benchmarks", {})
+        benchmarks = {name: x for name, x in before.items() if self.finished(name)}
+        benchmarks |= settings["benchmarks"]
         self.path.mkdir(parents=True, exist_ok=True)
         write_json(self.path / _SETTINGS_FILE, {**settings, "benchmarks": benchmarks})
-
-    def _settings(self) -> Record:
-        # Empty where no item was written under them.
-        settings = json_or_empty(self.path / _SETTINGS_FILE)
-        return settings if any(map(self.finished, settings.get("benchmarks", ()))) else {}
 
     def finished(self, benchmark: str) -> dict[int, Record]:
         """Read the records so far, by `idx`; see `read_records`."""
@@ -126,11 +110,10 @@ class RunDirectory:
 
 
 def _flat(settings: Record, benchmarks: Iterable[str]) -> Record:
-    shared = {name: value for name, value in settings.items() if name != "benchmarks"}
+    flat = {name: value for name, value in settings.items() if name != "benchmarks"}
     for name in benchmarks:
-        shared |= {f"{name} {key}": value for key, value in settings["benchmarks"][name].items()}
-    # The name of a model whose content is known does not matter.
-    model = shared["model"]
-    if str(model["revision"]).startswith("sha256:"):
-        shared["model"] = model["revision"]
-    return shared
+        flat |= {f"{name} {key}": value for key, value in settings["benchmarks"][name].items()}
+    # A model whose content is known may be moved.
+    if (model := flat.get("model")) and model["revision"] != "unknown":
+        flat["model"] = model["revision"]
+    return flat

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
+
+from huggingface_hub import EvalResult, ModelCard
 
 from vocagnolm.evaluation.accuracy import averages, summarize
-from vocagnolm.evaluation.card import add_to_card
 from vocagnolm.evaluation.records import Record, RunDirectory
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
@@ -16,10 +18,7 @@ _LATEX = str.maketrans(
     {mark: rf"\{mark}" for mark in "&%$#_{}"}
     | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
 )
-_PACKAGES = (
-    "python vocagnolm torch transformers tokenizers accelerate vllm sympy antlr4-python3-runtime "
-    "word2number math-verify"
-)
+_PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
 
 
 def second_opinion() -> str:
@@ -31,7 +30,7 @@ def build_results(
     tasks: Sequence[Task],
     directory: RunDirectory,
     settings: Mapping[str, object],
-    environment: Mapping[str, object] | None = None,
+    environment: Mapping[str, object],
 ) -> Record:
     """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
     # Benchmarks that were asked before, under the same settings, and whose items are all there.
@@ -51,7 +50,7 @@ def build_results(
         "averages": averaged,
         "marks": _distinct("marks", benchmarks.values()),
         "settings": dict(settings),
-        "environment": versions(_PACKAGES) | dict(environment or {}),
+        "environment": versions(_PACKAGES) | dict(environment),
     }
 
 
@@ -62,7 +61,6 @@ def _column(task: Task, directory: RunDirectory) -> Record:
         "column": task.benchmark.column,
         "version": task.benchmark.version,
         "item_count": task.benchmark.item_count,
-        "partial": "partial" in marks,
         **summarize([finished[item.idx] for item in task.items]),
         "prompts": prompts
         and {"name": prompts.name, "origin": prompts.origin, "sha256": prompts.sha256},
@@ -92,18 +90,14 @@ def to_latex(results: Record) -> str:
 
 def progress(task: Task, directory: RunDirectory) -> str:
     """Sum up a finished benchmark in a line for the log."""
-    column = _column(task, directory)
-    return "; ".join([f"{task.benchmark.id}: {in_a_line(column)}", *column["marks"]])
+    return f"{task.benchmark.id}: {in_a_line(_column(task, directory))}"
 
 
 def in_a_line(summary: Record) -> str:
-    """Write an accuracy with its interval, and the second opinion."""
+    """Write an accuracy with its interval."""
     low, high = summary["interval"]
-    line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f}), "
-    line += f"{summary['correct']} of {summary['n']} right"
-    if opinion := summary["math_verify"]:
-        line += f"; {second_opinion()} (stricter): {opinion['rounded']:.1f}"
-    return line
+    line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
+    return f"{line}, {summary['correct']} of {summary['n']} right"
 
 
 def _rows(results: Record) -> list[list[str]]:
@@ -111,22 +105,18 @@ def _rows(results: Record) -> list[list[str]]:
     parts = {column["column"]: column for column in results["benchmarks"].values()}
     parts |= results["averages"]
     # The second grader is not asked about letters, and has no averages.
-    opinions = [(part, part.get("math_verify")) for part in parts.values()]
+    opinions = [part.get("math_verify") for part in parts.values()]
     return [
         ["model", *parts],
         [results["model"]["name"], *map(_cell, parts.values())],
         ["95 % interval", *("{:.1f} to {:.1f}".format(*x["interval"]) for x in parts.values())],
-        [
-            f"{results['second_opinion']} (stricter)",
-            *(_cell(part, opinion) if opinion else "-" for part, opinion in opinions),
-        ],
+        [results["second_opinion"], *(f"{x['rounded']:.1f}" if x else "-" for x in opinions)],
     ]
 
 
-def _cell(part: Record, opinion: Record | None = None) -> str:
+def _cell(part: Record) -> str:
     # A star: not to be put beside a published number.
-    star = "*" if part["marked"] else ""
-    return f"{(opinion or part)['rounded']:.1f}{star}"
+    return f"{part['rounded']:.1f}{'*' if part['marked'] else ''}"
 
 
 def _notes(results: Record) -> list[str]:
@@ -143,4 +133,34 @@ def write_results(results: Record, directory: RunDirectory) -> None:
     write_json(directory.path / RESULTS_FILE, results)
     write_text(directory.path / "row.md", table)
     write_text(directory.path / "row.tex", to_latex(results))
-    add_to_card(results, table)
+    if not results["settings"].get("protocol"):
+        _add_to_card(results, table)
+
+
+def _add_to_card(results: Record, table: str) -> None:
+    # In place of earlier results; cards of other people stay as they are.
+    path = Path(results["model"]["name"]) / "README.md"
+    card = path.is_file() and ModelCard.load(path, ignore_metadata_errors=True)
+    if not card or "vocagnolm" not in (card.data.tags or ()):
+        return
+    whole = {name: x for name, x in results["benchmarks"].items() if "partial" not in x["marked"]}
+    if whole:
+        card.data.model_name = card.data.model_name or path.parent.name
+        card.data.eval_results = [_result(name, column) for name, column in whole.items()]
+    heading = "## Evaluation\n"
+    text = card.text.partition(heading)[0].rstrip()
+    card.text = f"{text}\n\n{heading}\n{table}"
+    write_text(path, str(card))
+
+
+def _result(name: str, column: Record) -> EvalResult:
+    # Where the hub looks for it.
+    return EvalResult(
+        task_type="text-generation",
+        dataset_type=BENCHMARKS[name].hub or name,
+        dataset_name=column["column"],
+        metric_type="accuracy",
+        # Marks say why a number may not stand beside published ones.
+        metric_name="; ".join(["accuracy, few-shot chain of thought", *column["marks"]]),
+        metric_value=column["rounded"],
+    )

@@ -3,7 +3,6 @@
 import hashlib
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -16,13 +15,13 @@ _MARK = "\ue000"
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer with a chat template, its own or another one."""
+    """A tokenizer and a chat template."""
 
     tokenizer: Tokenizer
     source: str
 
     def __post_init__(self) -> None:
-        check_date(self.source, "--chat_template FILE")
+        check_date(self.source, "its tokenizer_config.json")
 
     def prompt(self, question: str) -> str:
         """Render a user's turn, and the beginning of the answer."""
@@ -51,12 +50,3 @@ class Chat:
             date_string=DATE,  # items are asked on many days
         )
         return str(text)
-
-
-def load_chat(tokenizer: Tokenizer, file: Path | None) -> Chat:
-    """Take a model's own template, or that of a file; a ValueError where there is none."""
-    if file is not None:
-        return Chat(tokenizer, file.read_text("utf-8"))
-    if not tokenizer.chat_template:
-        raise ValueError("--chat: the model has no chat template: give one by --chat_template FILE")
-    return Chat(tokenizer, tokenizer.get_chat_template())

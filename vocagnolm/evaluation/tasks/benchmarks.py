@@ -1,9 +1,8 @@
 """The benchmarks as data: `benchmarks.yaml` holds a record for each, in the order of Table 1."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
-from types import MappingProxyType
 
 import yaml
 
@@ -52,12 +51,12 @@ class Benchmark:
     # A dataset on the hub with these items in this order, and the configuration (None for the only
     # one) and the split of each of its parts.
     hub: str | None = None
-    hub_parts: tuple[tuple[str | None, str], ...] = ()
+    hub_parts: Sequence[tuple[str | None, str]] = ()
     # Name of the worked examples; None for the question alone.
     prompt_set: str | None = None
     template: str = "Question: {question}\nAnswer:"
     # A text is cut at the first of these: the end-of-text token as text, or a further example.
-    stops: tuple[str, ...] = ("</s>", "\n\nQuestion:", "\n\nProblem:")
+    stops: Sequence[str] = ("</s>", "\n\nQuestion:", "\n\nProblem:")
     max_new_tokens: int = 1024
     answer_kind: AnswerKind = "free"
     # Raised whenever a question, a gold or a prompt changes.
@@ -91,16 +90,8 @@ class Benchmark:
         )
 
 
-def _read_benchmarks() -> Mapping[str, Benchmark]:
-    records = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
-    for record in records.values():
-        record["hub_parts"] = tuple(map(tuple, record.get("hub_parts", ())))
-        if "stops" in record:
-            record["stops"] = tuple(record["stops"])
-    return MappingProxyType({name: Benchmark(name, **record) for name, record in records.items()})
-
-
-BENCHMARKS = _read_benchmarks()
+_RECORDS = yaml.safe_load((resources.files(__package__) / "benchmarks.yaml").read_text("utf-8"))
+BENCHMARKS = {name: Benchmark(name, **record) for name, record in _RECORDS.items()}
 PAPER_BENCHMARKS = tuple(BENCHMARKS)[:9]
 AVERAGES: Mapping[str, tuple[str, ...]] = {
     "AVG": PAPER_BENCHMARKS,

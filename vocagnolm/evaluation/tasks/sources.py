@@ -35,19 +35,19 @@ def load_items(benchmark: Benchmark, data_dir: Path | None) -> LoadedItems:
     rows: Iterable[RawRow]
     if benchmark.file is None:
         content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
-        origin, rows = "demo_world", read_lines("demo", content)
+        origin, rows = "demo_world", read_lines(content)
     elif data_dir is not None:
-        path = data_dir / benchmark.file
-        origin, rows = benchmark.file, read_lines(str(path), path.read_bytes())
+        origin, rows = benchmark.file, read_lines((data_dir / benchmark.file).read_bytes())
     elif benchmark.hub is not None:
         origin, rows = f"{benchmark.hub}@main", _hub_rows(benchmark, benchmark.hub)
     else:
         origin = f"{HARNESS}@{HARNESS_COMMIT[:7]}/data/{benchmark.file}"
         rows = _harness_rows(f"{_HARNESS_DATA}/{benchmark.file}")
-    items = _build(benchmark, rows, origin)
-    if len(items) != benchmark.item_count:
+    built = [benchmark.item(row.get("idx", index), row) for index, row in enumerate(rows)]
+    items = tuple(sorted(built, key=lambda item: item.idx))
+    if (found := len({item.idx for item in items})) != benchmark.item_count or found < len(items):
         expected = f"expected {benchmark.item_count} items of {benchmark.id}"
-        raise ValueError(f"{origin}: {expected}, found {len(items)}")
+        raise ValueError(f"{origin}: {expected}, found {len(items)} with {found} indices")
     digest = items_digest(items)
     return LoadedItems(items, origin, digest, digest == benchmark.items_sha256)
 
@@ -57,20 +57,6 @@ def items_digest(items: Iterable[Item]) -> str:
     rows = ([item.idx, item.question, item.gold] for item in items)
     lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def _build(benchmark: Benchmark, rows: Iterable[RawRow], origin: str) -> tuple[Item, ...]:
-    items: list[Item] = []
-    try:
-        for row in rows:
-            # A row without an `idx` has its position as one.
-            items.append(benchmark.item(row.get("idx", len(items)), row))
-    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        fault = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{origin}, row {len(items)}: not of {benchmark.id}: {fault}") from error
-    if len({item.idx for item in items}) < len(items):
-        raise ValueError(f"{origin}: two rows have the same `idx`")
-    return tuple(sorted(items, key=lambda item: item.idx))
 
 
 def _harness_rows(url: str) -> Iterator[RawRow]:

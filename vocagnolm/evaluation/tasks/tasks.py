@@ -8,7 +8,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, CHAT_PROTOCOL, Benchmark, Item
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
 from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
 
 _Origin = Literal["vocagnolm", "harness", "other"]
@@ -89,19 +89,14 @@ class Task:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
         marks = {}
         asked, known = len(self.items), len(self.loaded.items)
-        origin = self.prompt_set.origin if self.prompt_set else None
-        if self.benchmark.protocol == CHAT_PROTOCOL:
-            sentence = "protocol: zero-shot in the model's chat template, not the paper's few-shot"
-            marks["chat"] = sentence
+        if self.benchmark.protocol:
+            marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
         if asked < known:
             marks["partial"] = f"partial: {asked} of {known} items"
-        if origin == "vocagnolm":
-            marks["own_prompts"] = "prompts: VocAgnoLM's own, not the harness's"
-        if origin == "other":
-            marks["other_prompts"] = "prompts: others, not the harness's"
+        if self.prompt_set and self.prompt_set.origin != "harness":
+            marks["other_prompts"] = f"prompts: {self.prompt_set.origin}, not the harness's"
         if not self.loaded.verified:
-            sentence = f"data: {self.loaded.origin} is not verified to be the harness's"
-            marks["unverified_data"] = sentence
+            marks["other_data"] = f"data: {self.loaded.origin} is not verified to be the harness's"
         return marks
 
 
