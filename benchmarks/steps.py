@@ -32,7 +32,7 @@ from vocagnolm import Method
 from vocagnolm.objective import Objective
 from vocagnolm.run.plan import Layout, sizes_of, student_memory, teacher_memory
 from vocagnolm.run.throughput import model_work, peak_tflops
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.teacher import OnlineTeacher, StoredTeacher
 
 CPT, STORED = "CPT step", "stored step"
 ONLINE, TEACHER = "online step", "teacher forward"
@@ -129,8 +129,8 @@ class Steps:
         self.first = self.batches[0]
         self.guided: Objective = self.trainer.objective
         self.cpt = Objective(Method("cpt"))
-        assert isinstance(self.guided.teacher, ResidentTeacher)
-        self.resident: ResidentTeacher = self.guided.teacher
+        assert isinstance(self.guided.teacher, OnlineTeacher)
+        self.online_teachers: OnlineTeacher = self.guided.teacher
         from_store = replace(self.guided, teacher=StoredTeacher())
         # The batches are looked up in every turn, so that others can be put in their place.
         self.ways = {
@@ -183,7 +183,7 @@ class Steps:
     def forward(self) -> None:
         """Compute the teacher's losses of a step."""
         for batch in self.batches:
-            self.resident.losses(self.trainer._prepare_inputs(batch))
+            self.online_teachers.losses(self.trainer._prepare_inputs(batch))
 
     def measures(self, name: str) -> dict[str, float]:
         """Return what the turns of a way say: seconds, tokens/s, MFU and memory, where known."""

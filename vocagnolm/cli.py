@@ -173,15 +173,15 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def say(text: str | None, file: TextIO | None = None) -> None:
+def print_main(text: str | None, file: TextIO | None = None) -> None:
     """Print a result, once per job; nothing for None and the empty text."""
     if text and is_main():
         print(text, file=file, flush=True)
 
 
-def note(text: str | None) -> None:
+def log_main(text: str | None) -> None:
     """Print on stderr anything that is no result, once per job."""
-    say(text, sys.stderr)
+    print_main(text, sys.stderr)
 
 
 def shell(
@@ -210,7 +210,7 @@ def shell(
                 return stop(name, f"out of memory: {out_of_memory}", Exit.OUT_OF_MEMORY)
             except KeyboardInterrupt:
                 again = ": give the same command again to continue" if resumable else ""
-                note(f"{name}: interrupted{again}")
+                log_main(f"{name}: interrupted{again}")
                 return Exit.INTERRUPTED
 
         return main

@@ -38,7 +38,7 @@ class Batch(TypedDict, total=False):
 
     Labels are -100 at padding, where a segment starts, as nothing predicts its first token, and
     outside of the labelled tokens of a conversation. Only sequences with a teacher have `teacher_`
-    entries: rows of a co-resident one, or losses from a store.
+    entries: rows of an online one, or losses from a store.
     """
 
     input_ids: Tensor  # [B, S]
@@ -48,7 +48,7 @@ class Batch(TypedDict, total=False):
     segment_edges: Tensor  # int32
     longest_segment: int
     block: Tensor  # [B], indices of the packed sequences
-    # A co-resident teacher's rows. Columns of several teachers are concatenated; lists have one
+    # An online teacher's rows. Columns of several teachers are concatenated; lists have one
     # entry for each.
     teacher_input_ids: Tensor  # [B, T]
     teacher_labels: Tensor  # [B, T]
@@ -68,7 +68,7 @@ class Batch(TypedDict, total=False):
     # With `chunks` only: the chunk of each position, that of the last token for padding.
     chunk: Tensor  # [B, S]
     # On the host, so that counts need no host-device sync, and ids beyond a vocabulary are an
-    # error: the largest id of the student's rows and of each co-resident teacher's, and label
+    # error: the largest id of the student's rows and of each online teacher's, and label
     # tokens of each row.
     largest_ids: list[int]
     mapped_tokens: list[int]
@@ -86,7 +86,7 @@ def student_segments(batch: Batch) -> RowSegments:
 
 
 def teacher_segments(batch: Batch) -> list[RowSegments]:
-    """Return the segments of every co-resident teacher's rows."""
+    """Return the segments of every online teacher's rows."""
     found = (batch["teacher_segment_edges"], batch["teacher_longest_segment"])
     return [RowSegments(*segments) for segments in zip(*found, strict=True)]
 
@@ -127,7 +127,7 @@ class PackedCollator:
         """Make the batch of some packed sequences; other items are a ValueError."""
         if missing := sorted(Block.__required_keys__ - blocks[0].keys()):
             lacks = f"an item of the data set lacks {', '.join(missing)}"
-            raise ValueError(f"{lacks}: expected the blocks of vocagnolm.packing.Blocks")
+            raise ValueError(f"{lacks}: expected those of vocagnolm.packing.Blocks")
         student = [block["student_ids"] for block in blocks]
         if (longest := max(sum(map(len, row)) for row in student)) > self.max_length:
             raise ValueError(
@@ -254,7 +254,7 @@ class PackedCollator:
         return [torch.from_numpy(rows) for rows in (ids, labels, positions)]
 
     def _segments(self, blocks: _Segments, length: int) -> RowSegments:
-        """Return what attends to itself in the rows of some blocks; padding does, in pieces."""
+        """Return what attends to itself in the rows of a batch; padding does, in pieces."""
         if self.attend_across_documents:
             return segments_of(length for _ in blocks)
         rows = [[len(segment) for segment in segments] for segments in blocks]

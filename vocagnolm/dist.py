@@ -97,7 +97,7 @@ def launched_processes() -> int:
 
 def is_on_cpu() -> bool:
     """Return True without an accelerator, and under `accelerate launch --cpu`."""
-    # Accelerate has to be told, or it takes processes on a CPU for separate runs.
+    # Accelerate needs it, or it takes processes on a CPU for separate runs.
     return not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
 
 

@@ -19,16 +19,16 @@ ASSETS = Path(__file__).parent / "assets"
 # In the directory of a run: its settings. In a directory that is complete: the sizes of its files.
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
 # Ends the name of an incomplete file, which begins with a dot.
-ASIDE = ".tmp"
+TEMPORARY = ".tmp"
 _CHUNK_BYTES = 1 << 22
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
     """Write a file completely or not at all; without `replace`, keep one that exists."""
-    # Two processes may write the same file: each has its own file aside.
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}{ASIDE}")
+    # Two processes may write the same file: each has its own temporary file.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}{TEMPORARY}")
     try:
-        with aside.open("wb") as file:
+        with temporary.open("wb") as file:
             write(file)
             file.flush()
             # The bytes must reach the disk before the name does, or a crash leaves an empty file.
@@ -37,18 +37,18 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
         if not replace:
             try:
                 # Unlike a rename, a hard link fails where the name is taken.
-                os.link(aside, path)
+                os.link(temporary, path)
             except OSError:
                 # It is taken, or this file system has no hard links.
                 replace = not path.exists()
         if replace:
-            aside.replace(path)
+            temporary.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
     # After an error too: a part of a file would keep a full disk full.
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -21,7 +21,7 @@ from vocagnolm.guidance import (
     selected_count,
 )
 from vocagnolm.method import Method, Unmapped
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher, TeacherLosses
+from vocagnolm.teacher import OnlineTeacher, StoredTeacher, TeacherLosses
 from vocagnolm.token_loss import first_tokens
 
 
@@ -30,7 +30,7 @@ class Objective:
     """A method with its teacher, if it has one, and the seed of its random choices."""
 
     method: Method
-    teacher: ResidentTeacher | StoredTeacher | None = None
+    teacher: OnlineTeacher | StoredTeacher | None = None
     seed: int = 0
 
     # -- Eq. 3: the divisor ------------------------------------------------------------------
@@ -136,7 +136,7 @@ class Objective:
     # -- Eq. 5 and Eq. 6: the distributions that are compared --------------------------------
 
     def teacher_rows(self, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-        """Return the positions and labels [B, T] of every resident teacher's tokens."""
+        """Return the positions and labels [B, T] of every online teacher's tokens."""
         if self.method.method == "kld":
             return [(batch["position_ids"], batch["labels"])]
         widths = batch["teacher_widths"]
@@ -145,7 +145,7 @@ class Objective:
 
     def pairs(self, batch: Batch) -> Pairs:
         """Pair student tokens with the teacher's: the same, or the last one of their range."""
-        assert isinstance(self.teacher, ResidentTeacher)
+        assert isinstance(self.teacher, OnlineTeacher)
         assert self.method.distance is not None
         weight = self.method.uld_weight if self.method.method == "uld" else 1.0
         how = (self.method.distance, weight)

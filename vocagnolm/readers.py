@@ -132,7 +132,7 @@ class TeacherTokens:
 class Guide:
     """The teachers' side of the alignment: here without any; `Teachers`, or a store's reader."""
 
-    # Of the co-resident teachers; none with a store, which has losses only.
+    # Of the online teachers; none with a store, which has losses only.
     readers: tuple[Reader, ...] = ()
     # Map tokens by index instead of by characters (`vocagnolm.alignment.align_positions`).
     by_position: bool = False
@@ -168,7 +168,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Teachers(Guide):
-    """Co-resident teachers."""
+    """Online teachers."""
 
     readers: tuple[Reader, ...]
     by_position: bool = False

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 TORCH_VARLEN = "torch_varlen"
 USE_SDPA = "use --attn_implementation sdpa"
-# Attentions that leave a mask aside where there are segments; `models.attention` adds its own.
+# Attentions that ignore a mask where there are segments; `models.attention` adds its own.
 MASKLESS: set[str] = set()
 
 

@@ -43,7 +43,7 @@ class StoredTeacher:
         return TeacherLosses(loss_BT.masked_fill(~valid_BT, 0.0), valid_BT)
 
 
-class ResidentTeacher:
+class OnlineTeacher:
     """Causal LMs, frozen and in eval mode, that score the teachers' rows of a batch.
 
     It is not a `torch.nn.Module`, so that no trainer registers, optimises or saves it. A ValueError

@@ -28,7 +28,7 @@ from vocagnolm.packing import Blocks
 from vocagnolm.run.callbacks import log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
 from vocagnolm.run.throughput import Throughput
-from vocagnolm.teacher import ResidentTeacher, StoredTeacher
+from vocagnolm.teacher import OnlineTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
 
 if TYPE_CHECKING:
@@ -107,18 +107,18 @@ class VocAgnoTrainer(ResumableTrainer):
         device = self.args.device
         # FSDP2 moves the student as training begins only.
         add_token_losses(self.model, device)
-        self.teacher: ResidentTeacher | StoredTeacher | None
-        self.teacher = ResidentTeacher(models, device) if isinstance(models, Sequence) else models
+        self.teacher: OnlineTeacher | StoredTeacher | None
+        self.teacher = OnlineTeacher(models, device) if isinstance(models, Sequence) else models
         self._method, self.orders_steps = method, method.splits_alike
         self.objective: Objective = Objective(method, self.teacher, self.args.seed)
-        self.throughput = Throughput(self.accelerator, self.resident, device_peak_tflops)
+        self.throughput = Throughput(self.accelerator, self.online_teachers, device_peak_tflops)
         self.add_callback(self.throughput)
         log_in_lines(self, self.blocks_per_step * collator.max_length)
 
     @property
-    def resident(self) -> Sequence[PreTrainedModel]:
+    def online_teachers(self) -> Sequence[PreTrainedModel]:
         """Teachers that are models beside the student."""
-        return self.teacher.models if isinstance(self.teacher, ResidentTeacher) else []
+        return self.teacher.models if isinstance(self.teacher, OnlineTeacher) else []
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Make a new student that gives token losses, for `model_init`."""
@@ -164,7 +164,7 @@ class VocAgnoTrainer(ResumableTrainer):
         teacher, block_B = None, inputs["block"]
         if self.objective.method.choice == "guided":
             # First: its activations are gone before the student's.
-            with self.throughput.teacher() if self.resident else nullcontext():
+            with self.throughput.teacher() if self.online_teachers else nullcontext():
                 teacher = self.objective.teacher_losses(inputs)
         used = self._count_tokens(inputs)
         loss_BS: Tensor = self._student_losses(model, inputs, weighted_tokens=used)
@@ -192,7 +192,7 @@ class VocAgnoTrainer(ResumableTrainer):
         """Count the tokens that models read, and return the student's that get a weight."""
         used = self.objective.weighted_tokens(inputs)
         self.throughput.count(0, inputs["position_ids"], inputs["labels"], used)
-        if self.resident:
+        if self.online_teachers:
             head_tokens = None if self.objective.method.distance is None else 0
             for index, rows in enumerate(self.objective.teacher_rows(inputs), start=1):
                 self.throughput.count(index, *rows, head_tokens)
@@ -221,7 +221,9 @@ class VocAgnoTrainer(ResumableTrainer):
         student, *theirs = inputs["largest_ids"]
         if self.objective.method.method == "kld":
             theirs = [student]
-        for model, largest in zip((self.model, *self.resident), (student, *theirs), strict=False):
+        for model, largest in zip(
+            (self.model, *self.online_teachers), (student, *theirs), strict=False
+        ):
             config = inner_model(model).config
             if largest >= (size := config.get_text_config().vocab_size):
                 raise ValueError(
@@ -278,7 +280,7 @@ class VocAgnoTrainer(ResumableTrainer):
 
 
 def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
-    """Return the collator that was given, if it suits the method, or that of the blocks."""
+    """Return the collator that was given, if it suits the method, or that of the data set."""
     chunks = method.chunks if method.method == "chunk" else None
     if given is None and isinstance(dataset, Blocks):
         given = PackedCollator(
@@ -289,7 +291,7 @@ def _collator(method: Method, given: object, dataset: object) -> PackedCollator:
         )
     if not isinstance(given, PackedCollator) or given.chunks != chunks:
         raise ValueError(
-            f"--method {method.method} needs blocks of vocagnolm.packing.Blocks and "
+            f"--method {method.method} needs the packed sequences of vocagnolm.packing.Blocks and "
             f"data_collator=PackedCollator(..., chunks={chunks}), got {str(given)[:99]}"
         )
     method.check_chunks(given.max_length)

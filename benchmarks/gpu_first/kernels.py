@@ -89,7 +89,7 @@ def _numbers(steps: Steps) -> tuple[torch.Tensor, float, float]:
     gradients = [p.grad for p in trainer.model.parameters() if p.grad is not None]
     norm = float(torch.nn.utils.get_total_norm(gradients))
     trainer.model.zero_grad()
-    return steps.resident.losses(batch).loss_BT, loss, norm
+    return steps.online_teachers.losses(batch).loss_BT, loss, norm
 
 
 def _tiles(factor: float, _: Steps) -> Switch:
@@ -162,7 +162,7 @@ def _fp8(steps: Steps) -> Switch:
     )
 
     def switch(is_on: bool) -> None:
-        steps.resident.models = [model if is_on else teacher]
+        steps.online_teachers.models = [model if is_on else teacher]
 
     return switch
 

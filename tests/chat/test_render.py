@@ -82,13 +82,13 @@ def test_one_bad_content_does_not_spoil_others() -> None:
 
 
 @pytest.mark.parametrize("source", [*TEMPLATES.values(), LOOP + ONE])
-def test_mistral_alone_refuses_a_system_prompt(source: str) -> None:
+def test_mistral_alone_rejects_a_system_prompt(source: str) -> None:
     found = template(source).render(turns("s", "a", "b", system=True))
-    refused = "its chat template says: Roles must alternate user/assistant/..."
-    assert (found == refused) == (source == TEMPLATES["mistral-7b-v0.1"])
+    rejected = "its chat template says: Roles must alternate user/assistant/..."
+    assert (found == rejected) == (source == TEMPLATES["mistral-7b-v0.1"])
 
 
-def test_date_is_fixed_or_the_template_refused() -> None:
+def test_date_is_fixed_or_the_template_rejected() -> None:
     dated = "{% if date_string is defined %}{{ date_string }}{% endif %}" + LOOP + ONE
     found = template(dated).render(turns("a", "b"))
     assert isinstance(found, Rendered)

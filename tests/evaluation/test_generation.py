@@ -425,7 +425,7 @@ def test_completions_equal_plain_generation_when_positions_work_differently(
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_engine_refuses_a_model(
+def test_engine_rejects_a_model(
     config: Any, message: str, tokenizers_by_family: Tokenizers
 ) -> None:
     config.vocab_size = 500

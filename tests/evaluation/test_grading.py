@@ -147,7 +147,7 @@ def test_grader_executes_nothing_when_the_answer_is_code() -> None:
 
 
 @pytest.mark.usefixtures("canary")
-def test_worker_refuses_code() -> None:
+def test_worker_rejects_code() -> None:
     program = (
         "import sympy\n"
         "from vocagnolm.evaluation.grading.worker import restrict_sympy\n"
@@ -228,7 +228,7 @@ def test_grader_keeps_the_verdict(grader: Grader) -> None:
 
 
 def test_worker_runs_out_of_memory_alone(grader: Grader) -> None:
-    """A list of 16 GB is refused where the limit is 1 GB, and the answer cannot be read."""
+    """A list of 16 GB is rejected where the limit is 1 GB, and the answer cannot be read."""
     verdict, seconds = timed(grader, None, ("[1,2]*10**9", "x"))
     assert (verdict.correct, verdict.decided_by) == (False, "symbolic")
     assert seconds < worker.HARNESS_LIMIT_S

@@ -1,4 +1,4 @@
-"""evaluate_math.py from the command line to the files it leaves, and everything it refuses."""
+"""evaluate_math.py from the command line to the files it leaves, and everything it rejects."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_complete_sorts_and_removes_parts(directory: RunDirectory) -> None:
     assert {path.name for path in directory.path.iterdir()} == {"gsm8k.jsonl", "settings.json"}
 
 
-def test_complete_refuses_when_an_item_is_missing(directory: RunDirectory) -> None:
+def test_complete_rejects_when_an_item_is_missing(directory: RunDirectory) -> None:
     with pytest.raises(ValueError, match=r"expected 3 items of gsm8k, found 2: give an --output_"):
         directory.complete("gsm8k", [1, 2, 4])
     assert list(directory.finished("gsm8k")) == [4, 1]
@@ -161,7 +161,7 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
         ("benchmarks.gsm8k.prompts_sha256", None, "gsm8k prompts_sha256 was p, now None"),
     ],
 )
-def test_other_settings_are_refused(
+def test_other_settings_are_rejected(
     directory: RunDirectory, path: str, value: Any, said: str
 ) -> None:
     directory.check_settings(SETTINGS)
@@ -206,7 +206,7 @@ def test_settings_bind_nobody_when_there_is_no_item(tmp_path: Path, content: byt
     assert list(json.loads((tmp_path / "settings.json").read_text())["benchmarks"]) == ["math"]
 
 
-def test_items_are_refused_when_their_settings_are_gone(directory: RunDirectory) -> None:
+def test_items_are_rejected_when_their_settings_are_gone(directory: RunDirectory) -> None:
     (directory.path / "settings.json").unlink()
     with pytest.raises(ValueError, match="engine was None, now hf"):
         directory.check_settings(SETTINGS)

@@ -1,4 +1,4 @@
-"""Grading stored outputs: what is read, what is written, and what is refused."""
+"""Grading stored outputs: what is read, what is written, and what is rejected."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_regrade_marks_answers_of_a_chat(tmp_path: Path) -> None:
         ({"protocol": "zero-shot chat"}, "has an item of gsm8k zero-shot chat, not of gsm8k"),
     ],
 )
-def test_regrade_refuses_items_of_another_benchmark(
+def test_regrade_rejects_items_of_another_benchmark(
     tmp_path: Path, of: dict[str, str], said: str
 ) -> None:
     file = write(tmp_path / "o.jsonl", [OUTPUTS[0], OUTPUTS[1] | of])

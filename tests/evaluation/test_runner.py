@@ -185,7 +185,7 @@ def states_with(barrier: threading.Barrier) -> list[FakeState]:
     return [WaitingState(index, barrier.parties) for index in range(barrier.parties)]
 
 
-def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
+def test_records_of_other_prompts_are_rejected(tmp_path: Path) -> None:
     run_all([make_task("gsm8k")], ScriptedEngine(), tmp_path)
     (tmp_path / "gsm8k.jsonl").rename(tmp_path / "svamp.jsonl")
     engine = ScriptedEngine()
@@ -194,7 +194,7 @@ def test_records_of_other_prompts_are_refused(tmp_path: Path) -> None:
     assert engine.asked == []
 
 
-def test_prompts_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_prompts_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     tasks = [make_task("gsm8k"), make_task("math", 5)]
     longest = max(len(prompt) for prompt in tasks[1].prompts.values())
     engine = ScriptedEngine(longest=longest - 1)

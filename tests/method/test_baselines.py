@@ -16,7 +16,7 @@ from vocagnolm.method import Method
 from vocagnolm.objective import Objective
 from vocagnolm.output_head import Head
 from vocagnolm.run.recipe import parse
-from vocagnolm.teacher import ResidentTeacher, TeacherLosses
+from vocagnolm.teacher import OnlineTeacher, TeacherLosses
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 
@@ -84,7 +84,7 @@ def test_random_chunk_recipe_trains_whole_chunks() -> None:
         assert sorted(by_chunk.tolist()) == [0, 0, 0, 2, 2]
 
 
-class Fixed(ResidentTeacher):
+class Fixed(OnlineTeacher):
     """A teacher that predicts the same whatever it reads."""
 
     def __init__(self, probabilities: list[list[float]]) -> None:

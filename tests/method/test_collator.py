@@ -391,7 +391,7 @@ def test_collator_stops_padding_at_the_teachers_limit(
     assert PackedCollator(8)([block])["teacher_input_ids"].shape[1] % 64 == 0
 
 
-def test_blocks_packed_for_longer_rows_are_refused() -> None:
+def test_blocks_packed_for_longer_rows_are_rejected() -> None:
     with pytest.raises(ValueError, match=r"have \[3\] teacher tokens, beyond .* of \[2\]: give"):
         PackedCollator(8, teacher_max_length=2)([block_of(3)])
     long = block_of(3) | {"student_ids": [np.arange(5)]}

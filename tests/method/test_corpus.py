@@ -1,4 +1,4 @@
-"""Reading documents: every local format, what a column may hold, and what is refused."""
+"""Reading documents: every local format, what a column may hold, and what is rejected."""
 
 from __future__ import annotations
 

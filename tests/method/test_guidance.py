@@ -107,7 +107,7 @@ def test_share_is_the_loss_for_equal_tokenizers(length):
     assert torch.equal(found, loss)
 
 
-def test_share_without_shares_is_refused():
+def test_share_without_shares_is_rejected():
     with pytest.raises(ValueError, match="PackedCollator"):
         aggregate_teacher_losses(torch.ones(1, 1), torch.tensor([[[0, 1]]]), "share")
 
@@ -337,7 +337,7 @@ def test_nothing_waits_for_the_device(aggregation, unmapped, scope):
         assert random_scores(torch.empty(2).long(), torch.arange(5), seed=0).shape == (2, 5)
 
 
-def test_unknown_choices_are_refused_by_the_functions_too():
+def test_unknown_choices_are_rejected_by_the_functions_too():
     ones = torch.ones(1, 1)
     with pytest.raises(ValueError, match="--aggregation"):
         aggregate_teacher_losses(ones, torch.tensor([[[0, 1]]]), "min")

@@ -13,7 +13,7 @@ from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.method import Method
 from vocagnolm.objective import Objective
-from vocagnolm.teacher import ResidentTeacher, TeacherLosses
+from vocagnolm.teacher import OnlineTeacher, TeacherLosses
 
 WRONG: list[dict[str, Any]] = [
     {"method": "ppo"},
@@ -86,8 +86,8 @@ def test_method_tells_what_it_needs(
     assert method.choice == choice
     assert method.needs_teacher == needs_teacher
     if needs_teacher:
-        refusal = pytest.raises(ValueError, match="compares distributions")
-        with refusal if compares else nullcontext():
+        error = pytest.raises(ValueError, match="compares distributions")
+        with error if compares else nullcontext():
             method.check_teacher(1, is_stored=True)
     message = "has no use for a teacher" if not needs_teacher else "needs a teacher"
     with pytest.raises(ValueError, match=f"--method {method.method}.* {message}"):
@@ -295,7 +295,7 @@ def test_teacher_rows_are_those_that_teachers_read() -> None:
         assert torch.equal(b, batch[name][:, 3:])
 
 
-class Silent(ResidentTeacher):
+class Silent(OnlineTeacher):
     """A teacher without a model."""
 
     def __init__(self) -> None:

@@ -283,6 +283,6 @@ def test_prepare_dataset_needs_documents(
 
 
 @pytest.mark.parametrize("limits", [(2, 9), (0, 9), (9, 2)])
-def test_pack_refuses_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
+def test_pack_rejects_segments_beyond_a_limit(limits: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"segments have up to \[3, 4\] tokens, beyond"):
         pack([3, 1], [4, 1], *limits)

@@ -35,7 +35,7 @@ def test_start_id_at_last_is_the_eos_token(
     assert start_id(tokenizer, "teacher") == tokenizer.eos_token_id is not None
 
 
-def test_start_id_refuses_when_there_is_no_candidate() -> None:
+def test_start_id_rejects_when_there_is_no_candidate() -> None:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()))
     with pytest.raises(ValueError, match=r"^teacher tokenizer in memory \(.*\) has no BOS token"):
         start_id(tokenizer, "teacher")

@@ -211,7 +211,7 @@ def test_encode_rejects_a_lone_surrogate(student_tokenizer: PreTrainedTokenizerF
         ([(-1, 1)], "offsets from -1 to 1 for a text"),
     ],
 )
-def test_encode_and_check_refuse_when_offsets_are_unusable(
+def test_encode_and_check_reject_when_offsets_are_unusable(
     offsets: list[tuple[int, int]] | None, message: str
 ) -> None:
     tokenizer: Any = StubTokenizer(offsets)

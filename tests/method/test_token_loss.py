@@ -84,7 +84,7 @@ def test_losses_and_gradients_equal_full_logits(name):
 
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
-def test_attaching_refuses_a_head_it_does_not_reproduce(name, monkeypatch):
+def test_attaching_rejects_a_head_it_does_not_reproduce(name, monkeypatch):
     monkeypatch.setattr(output_head, "scale_and_cap", lambda config: (1.0, None))
     # The small logits of an untrained model must not hide the difference.
     for spread, dtype in ((0.3, "float32"), (0.001, "float32"), (0.001, "bfloat16")):

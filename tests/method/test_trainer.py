@@ -508,7 +508,7 @@ def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: P
 
 @pytest.mark.parametrize("reader", [0, 1])
 @pytest.mark.parametrize("method", ["vocagnolm", "kld"])
-def test_ids_beyond_a_vocabulary_are_refused(
+def test_ids_beyond_a_vocabulary_are_rejected(
     reader: int, method: str, blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     pair[reader].resize_token_embeddings(200)
@@ -526,7 +526,7 @@ def test_prediction_is_the_loss_of_every_row(
     assert found.metrics["test_loss"] == pytest.approx(mean)
 
 
-def test_trainer_refuses_the_student_as_its_own_teacher(
+def test_trainer_rejects_the_student_as_its_own_teacher(
     blocks: Blocks, pair: tuple[Any, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="are one object"):

@@ -21,7 +21,7 @@ from vocagnolm.method import Method
 from vocagnolm.report.measure import LoadedPair, view_documents
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import OnlineTeacher
 from vocagnolm.token_loss import add_token_losses
 
 TOLERANCE = 1e-5
@@ -118,7 +118,7 @@ def test_view_of_conversations_conserves_nats(world: World) -> None:
     corpus, student, teacher = world.conversations()
     device = torch.device("cpu")
     loaded = LoadedPair(
-        add_token_losses(world.student), student, ResidentTeacher([world.teacher], device), teacher,
+        add_token_losses(world.student), student, OnlineTeacher([world.teacher], device), teacher,
         device,
     )  # fmt: skip
     method = Method(aggregation="share")

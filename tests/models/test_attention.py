@@ -22,20 +22,20 @@ from vocagnolm import row_segments, token_loss
 from vocagnolm.models import attention as packed_attention
 from vocagnolm.models.probes import check_longest, check_packing
 from vocagnolm.row_segments import RowSegments, segments_of
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import OnlineTeacher
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
 
 
 @contextmanager
 def masks_forbidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def refuse(*args: Any, **kwargs: Any) -> None:
+    def reject(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a mask was made")
 
     with monkeypatch.context() as context:
         for name in ("sdpa_mask", "eager_mask"):
-            context.setattr(masking_utils, name, refuse)
-        context.setitem(masking_utils.AttentionMaskInterface._global_mapping, "sdpa", refuse)
+            context.setattr(masking_utils, name, reject)
+        context.setitem(masking_utils.AttentionMaskInterface._global_mapping, "sdpa", reject)
         yield
 
 
@@ -270,7 +270,7 @@ def test_several_teachers_have_the_losses_of_sdpa() -> None:
                 int((rows["labels"][:, 1:] != -100).sum()) for rows in (batch, other)
             ],
         }
-        found.append(ResidentTeacher(models, torch.device("cpu")).losses(both)[0])
+        found.append(OnlineTeacher(models, torch.device("cpu")).losses(both)[0])
     torch.testing.assert_close(*found, rtol=0, atol=1e-5)
 
 

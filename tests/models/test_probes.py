@@ -29,7 +29,7 @@ def test_check_packing_accepts_models_that_isolate_documents(name, attention):
     check_packing(model.bfloat16())
 
 
-def test_check_packing_refuses_an_attention_that_crosses_documents():
+def test_check_packing_rejects_an_attention_that_crosses_documents():
     def crossing(module, query, key, value, attention_mask, scaling=None, **kwargs):
         key, value = (x.repeat_interleave(module.num_key_value_groups, 1) for x in (key, value))
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
@@ -47,7 +47,7 @@ def test_check_packing_refuses_an_attention_that_crosses_documents():
         check_packing(model.bfloat16())
 
 
-def test_check_packing_refuses_models_that_ignore_position_ids(monkeypatch):
+def test_check_packing_rejects_models_that_ignore_position_ids(monkeypatch):
     with pytest.raises(ValueError, match="BloomForCausalLM"):
         check_packing(build("Bloom", n_layer=2, n_head=4))
     model = build()

@@ -8,7 +8,7 @@ from architectures import build
 from transformers.quantizers.auto import AutoQuantizationConfig
 
 from vocagnolm.models import quantization
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import OnlineTeacher
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -37,4 +37,4 @@ def test_a_quantized_teacher_stays_where_it_was_loaded(monkeypatch: pytest.Monke
     model = build()
     model.is_quantized = True
     monkeypatch.setattr(model, "to", lambda device: pytest.fail("moved"))
-    ResidentTeacher([model], torch.device("cpu"))
+    OnlineTeacher([model], torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Loading a pair of models, and the pairs that are refused."""
+"""Loading a pair of models, and the pairs that are rejected."""
 
 from __future__ import annotations
 

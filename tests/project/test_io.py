@@ -55,7 +55,7 @@ def test_file_is_flushed_before_it_has_its_name(
     files.write_file(path, write)
     (flushed, aside), renamed = calls
     assert flushed == "flush"
-    assert aside.endswith(files.ASIDE)
+    assert aside.endswith(files.TEMPORARY)
     assert renamed == ("rename", "run.json")
     assert path.read_text() == "the new one"
     assert list(tmp_path.iterdir()) == [path]

@@ -58,7 +58,7 @@ def paired(comparison: Comparison) -> dict[str, Any]:
     return {row.column: row for row in comparison.pairings.itertuples()}
 
 
-def refused(comparison: Comparison) -> dict[str, str]:
+def rejected(comparison: Comparison) -> dict[str, str]:
     rows = paired(comparison).values()
     return {row.column: row.not_paired for row in rows if pd.notna(row.not_paired)}
 
@@ -81,7 +81,7 @@ def test_pairing_equals_hand_computation(runs: list[Path]) -> None:
     assert gsm8k.p == 0.625  # 2 (1 + 4) / 16
     assert gsm8k.p_holm == 1.0
     assert gsm8k.low < 25.0 < gsm8k.high
-    assert refused(comparison) == {}
+    assert rejected(comparison) == {}
 
 
 def test_pairing_is_by_idx_in_any_order(runs: list[Path]) -> None:
@@ -135,7 +135,7 @@ def test_nothing_is_paired_when_conditions_differ(paper_runs: list[Path], name: 
     change, reason = CHANGES[name]
     edit_results(paper_runs[1], change)
     comparison = compare(paper_runs)
-    found = refused(comparison)
+    found = rejected(comparison)
     assert found["gsm8k"] == reason
     assert "GSM8K" in found["AVG"]
     assert AVERAGES.keys() <= found.keys()
@@ -149,7 +149,7 @@ def test_nothing_is_paired_when_item_sets_differ(tmp_path: Path) -> None:
         write_evaluation(tmp_path / "first", {"gsm8k": FIRST}),
         write_evaluation(tmp_path / "other", {"gsm8k": OTHER[:5]}, partial=["gsm8k"]),
     ]
-    assert refused(compare(paths)) == {"gsm8k": "other items: 8 and 5, shared 5"}
+    assert rejected(compare(paths)) == {"gsm8k": "other items: 8 and 5, shared 5"}
 
 
 @pytest.mark.parametrize("fields", [{"prompt_sha256": "other"}, {"gold": "other"}])
@@ -158,14 +158,14 @@ def test_nothing_is_paired_when_items_differ(runs: list[Path], fields: dict[str,
     *lines, last = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines, to_line(json.loads(last) | fields)]))
     found = compare(runs)
-    assert refused(found) == {"gsm8k": "other prompts or golds of 1 items"}
+    assert rejected(found) == {"gsm8k": "other prompts or golds of 1 items"}
     assert paired(found)["math"].points == -25.0
 
 
 def test_average_is_not_paired_without_one_benchmark(paper_runs: list[Path]) -> None:
     edit_results(paper_runs[1], lambda results: results["benchmarks"].pop("sat"))
     found = compare(paper_runs)
-    assert refused(found) == {"AVG": "SAT not paired"}
+    assert rejected(found) == {"AVG": "SAT not paired"}
     assert paired(found)["AVG w/o SAT"].points == pytest.approx(25.0)
 
 
@@ -174,7 +174,7 @@ def test_averages_are_those_of_both_runs(paper_runs: list[Path], tmp_path: Path)
     few = write_evaluation(tmp_path / "few", dict.fromkeys(AVERAGES[shared], OTHER))
     found = compare([paper_runs[0], few])
     assert list(paired(found)) == [*AVERAGES[shared], shared]
-    assert refused(found) == {}
+    assert rejected(found) == {}
 
 
 def test_items_that_contradict_their_results_are_an_error(runs: list[Path]) -> None:

@@ -14,7 +14,7 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_models
 
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.report.measure import LoadedPair, measure
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import OnlineTeacher
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_measure_chooses_what_the_trainer_chooses(
     trainer = world.trainer(tmp_path, method)
     batch = trainer.data_collator([trainer.train_dataset[number] for number in range(4)])
     expected = trainer.token_guidance(batch)
-    assert isinstance(trainer.teacher, ResidentTeacher)
+    assert isinstance(trainer.teacher, OnlineTeacher)
     pair = LoadedPair(
         trainer.model.train(False),
         student_reader(world.ours, MAX_LENGTH),

@@ -42,10 +42,10 @@ def test_hub_is_asked_before_a_push(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def refuse(self: object) -> None:
+    def reject(self: object) -> None:
         raise error
 
-    monkeypatch.setattr(card.HfApi, "whoami", refuse)
+    monkeypatch.setattr(card.HfApi, "whoami", reject)
     assert start.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
     reason = " ".join(str(error).split())
     assert f"--push_to_hub: {reason}: run `hf auth login`" in capfd.readouterr().err

@@ -61,10 +61,10 @@ def test_hub_name_is_found_in_its_cache(place: str, name: str | None) -> None:
 
 
 def test_push_that_fails_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: object, *_: object, **__: object) -> None:
+    def reject(self: object, *_: object, **__: object) -> None:
         raise HTTPError("no route")
 
-    monkeypatch.setattr(HfApi, "create_repo", refuse)
+    monkeypatch.setattr(HfApi, "create_repo", reject)
     with pytest.raises(ValueError, match=r"^--push_to_hub me/a: no route: everything is saved"):
         push(tmp_path, [], "", "me/a")
 

@@ -40,7 +40,7 @@ def run(
     return RunLog(2048), SimpleNamespace(output_dir=tmp_path), state, clock
 
 
-def say(run: Any, step: int, entry: dict[str, Any]) -> None:
+def print_main(run: Any, step: int, entry: dict[str, Any]) -> None:
     told, args, state, clock = run
     clock[0] += 0.5 * (step - state.global_step)
     state.global_step = step
@@ -54,7 +54,7 @@ def test_entry_is_one_aligned_line(
 ) -> None:
     told, args, state, _ = run
     told.on_train_begin(args, state, None)
-    say(run, 10, entry)
+    print_main(run, 10, entry)
     _, row = capsys.readouterr().out.splitlines()
     assert row.split() == line.split()
 
@@ -65,7 +65,7 @@ def test_time_left_counts_from_the_resumed_step(
     told, args, state, _ = run
     state.global_step, state.max_steps = 50, 150
     told.on_train_begin(args, state, None)
-    say(run, 60, ENTRY)
+    print_main(run, 60, ENTRY)
     assert capsys.readouterr().out.split("128K")[1].strip() == "45 s"
 
 
@@ -73,11 +73,11 @@ def test_file_holds_the_history_when_a_run_is_resumed(run: Any, tmp_path: Path) 
     told, args, state, _ = run
     told.on_train_begin(args, state, None)
     for step in (1, 2, 3):
-        say(run, step, ENTRY | {"step": step})
+        print_main(run, step, ENTRY | {"step": step})
     (tmp_path / LOG_FILE).open("a").write('{"cut')
     state.log_history = state.log_history[:2]
     told.on_train_begin(args, state, None)
-    say(run, 3, ENTRY | {"step": 3, "loss": 9.0})
+    print_main(run, 3, ENTRY | {"step": 3, "loss": 9.0})
     rows = [json.loads(line) for line in (tmp_path / LOG_FILE).read_text().splitlines()]
     assert rows == state.log_history
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -89,7 +89,7 @@ def test_other_processes_print_nothing(
     told, args, state, _ = run
     state.is_world_process_zero = False
     told.on_train_begin(args, state, None)
-    say(run, 1, ENTRY)
+    print_main(run, 1, ENTRY)
     assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
 
 

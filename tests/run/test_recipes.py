@@ -74,7 +74,7 @@ def test_recipe_is_the_papers_run(path: Path, monkeypatch: pytest.MonkeyPatch) -
         "every option in effect is written out"
     )
     assert {"attend_across_documents", "max_steps", "output_dir"} <= found.keys()
-    assert "bf16" not in found  # refused on a machine without a GPU
+    assert "bf16" not in found  # rejected on a machine without a GPU
 
 
 @pytest.mark.parametrize("path", PAPER, ids=name_of)

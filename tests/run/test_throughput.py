@@ -96,7 +96,7 @@ def test_work_is_near_torchs_count_with_adapters() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float8_e4m3fn])
-def test_work_is_refused_when_weights_are_in_buffers(dtype: torch.dtype) -> None:
+def test_work_is_rejected_when_weights_are_in_buffers(dtype: torch.dtype) -> None:
     """As those of GPTQ, AWQ and others are."""
     model = build(CONFIGS["llama"])
     layer = torch.nn.Module()

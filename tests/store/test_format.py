@@ -82,13 +82,13 @@ def test_spans_come_back_when_they_leave_no_gap(case: tuple[int, list[list[int]]
 
 
 @pytest.mark.parametrize("spans", [[[0, 2], [3, 4]], [[1, 2]], [[0, 3], [0, 2]]])
-def test_spans_with_a_gap_are_refused(spans: list[list[int]]) -> None:
+def test_spans_with_a_gap_are_rejected(spans: list[list[int]]) -> None:
     with pytest.raises(ValueError, match="gap"):
         encode_spans(np.array(spans), 0)
 
 
 @pytest.mark.parametrize(("codes", "end"), [([4, 6], 6), ([4, 6], 4), ([5, 6], 5)])
-def test_spans_that_do_not_cover_the_text_are_refused(codes: list[int], end: int) -> None:
+def test_spans_that_do_not_cover_the_text_are_rejected(codes: list[int], end: int) -> None:
     none = np.empty(0, np.int32)
     assert decode_spans(np.array([4, 6], np.uint8), none, 0, 5).tolist() == [[0, 2], [2, 5]]
     with pytest.raises(ValueError, match="spans from"):
@@ -243,10 +243,10 @@ def test_shard_stays_when_another_job_was_first(tmp_path: Path) -> None:
 def test_shard_stays_when_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any) -> None:
+    def reject(*_: Any) -> None:
         raise PermissionError(1, "no hard links here")
 
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", reject)
     test_shard_stays_when_another_job_was_first(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 

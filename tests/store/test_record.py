@@ -174,8 +174,8 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
         pair = read_models(job.model, job.load, job.pack, job.method, job.run.device)
         documents = load_documents(job, pair)
         message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")
-        refused = pytest.raises(ValueError, match=re.escape(message))
-        with nullcontext() if bits == 8 else refused:
+        rejected = pytest.raises(ValueError, match=re.escape(message))
+        with nullcontext() if bits == 8 else rejected:
             found.append(load_recorder(job, pair, documents))
     assert len(found) == 2
 
@@ -234,7 +234,7 @@ def test_losses_are_written_before_they_fill_the_memory(
     assert len(waits) == 6
 
 
-def test_store_of_another_run_is_refused(
+def test_store_of_another_run_is_rejected(
     models: dict[str, str], corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = tmp_path / "store"

@@ -22,8 +22,8 @@ from score_world import (
     FakeScorer,
     arguments,
     contents,
+    error,
     make_job,
-    refusal,
     write_corpus,
 )
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
@@ -187,7 +187,7 @@ def test_broken_teacher_stops_score_with_status_3(
     for file in teacher.glob("*token*"):
         shutil.copy(file, tmp_path / "broken")
     argv = arguments(tmp_path / "broken", corpus, tmp_path / "S")
-    assert "NaN or infinite" in refusal(argv, capsys, status=3)
+    assert "NaN or infinite" in error(argv, capsys, status=3)
     assert not contents(tmp_path / "S")
 
 
@@ -266,7 +266,7 @@ def test_deleted_shards_are_scored_again(
     assert "3 of 9 shards are bad: delete them" in lines[3]
     # Those that are bad must not get new checksums.
     cut.unlink()
-    complained = refusal(arguments(teacher, corpus, path), capsys)
+    complained = error(arguments(teacher, corpus, path), capsys)
     assert "shard-00001.arrow damaged: delete them, too" in complained
     assert again == []
     flipped.unlink()
@@ -313,16 +313,16 @@ def test_score_names_what_differs_in_another_store(
         *(("--min_context", "9", 8), ("--context", "40", CONTEXT)),
         *(("--loss_dtype", "float32", "float16"), ("--shard_documents", "5", 4)),
     ):
-        complained = refusal(arguments(teacher, corpus, path, name, value), capsys)
+        complained = error(arguments(teacher, corpus, path, name, value), capsys)
         assert f"holds another store ({name[2:]} was {was}, now {value})" in complained
     # Another corpus of as many documents; and the same under another name.
     other = write_corpus(tmp_path / "other.jsonl", [*texts[:-1], "new"])
-    assert "made of other documents" in refusal(arguments(teacher, other, path), capsys)
+    assert "made of other documents" in error(arguments(teacher, other, path), capsys)
     same = write_corpus(tmp_path / "same.jsonl", texts)
     assert cli.main(arguments(teacher, same, path)) == 0
     assert contents(path) == contents(scored)
     (path / "manifest.json").unlink()
-    assert "holds shards, but no manifest" in refusal(arguments(teacher, corpus, path), capsys)
+    assert "holds shards, but no manifest" in error(arguments(teacher, corpus, path), capsys)
 
 
 def test_corpus_without_a_usable_document_is_an_error(
@@ -330,7 +330,7 @@ def test_corpus_without_a_usable_document_is_an_error(
 ) -> None:
     empty = write_corpus(tmp_path / "empty.jsonl", ["", " ", None])
     argv = arguments(teacher, empty, tmp_path / "S")
-    assert "no usable document: 3 read" in refusal(argv, capsys)
+    assert "no usable document: 3 read" in error(argv, capsys)
 
 
 def test_verify_counts_missing_documents(
@@ -350,13 +350,13 @@ def test_verify_counts_missing_documents(
 def test_verify_says_so_when_there_is_no_store(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no finished teacher-loss store" in refusal(["score", "--verify", str(tmp_path)], capsys)
+    assert "no finished teacher-loss store" in error(["score", "--verify", str(tmp_path)], capsys)
     (tmp_path / "manifest.json").write_text("{")
-    assert "is damaged" in refusal(["score", "--verify", str(tmp_path)], capsys)
+    assert "is damaged" in error(["score", "--verify", str(tmp_path)], capsys)
 
 
 def test_quantization_is_json(
     teacher: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = arguments(teacher, corpus, tmp_path / "S", "--quantization", json.dumps([4]))
-    assert "is not a JSON object" in refusal(argv, capsys)
+    assert "is not a JSON object" in error(argv, capsys)

@@ -105,7 +105,7 @@ def test_store_is_the_same_when_two_jobs_write(
     assert contents(path) == contents(scored)
 
 
-def test_one_of_two_differing_jobs_is_refused(
+def test_one_of_two_differing_jobs_is_rejected(
     processes: Processes, scored: Path, teacher: Path, corpus: Path, tmp_path: Path
 ) -> None:
     path, log = tmp_path / "S", tmp_path / "log"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from score_world import CONTEXT, arguments, contents, refusal, served_arguments, write_corpus
+from score_world import CONTEXT, arguments, contents, error, served_arguments, write_corpus
 from served_teacher import FAULTS, MODEL, ServedTeacher, at_random
 from transformers import PreTrainedTokenizerBase
 
@@ -38,9 +38,9 @@ def command(server: ServedTeacher, teacher: Path, corpus: Path, tmp_path: Path) 
 
 
 @pytest.fixture
-def refused(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def rejected(command: Command, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """The one line in which that command fails."""
-    return lambda *more, **given: refusal(command(*more, **given), capsys)
+    return lambda *more, **given: error(command(*more, **given), capsys)
 
 
 @pytest.fixture
@@ -83,27 +83,27 @@ WRONG = {
 
 @pytest.mark.parametrize("options", WRONG)
 def test_served_score_stops_in_one_line(
-    server: ServedTeacher, refused: Callable[..., str], tmp_path: Path, options: str
+    server: ServedTeacher, rejected: Callable[..., str], tmp_path: Path, options: str
 ) -> None:
     server.apis = ("llama.cpp",)
-    complained = refused(*options.split())
+    complained = rejected(*options.split())
     assert WRONG[options] in complained
     assert "secret" not in complained
     assert not (tmp_path / "S").exists()
 
 
 def test_server_without_losses_is_no_teacher(
-    server: ServedTeacher, refused: Callable[..., str]
+    server: ServedTeacher, rejected: Callable[..., str]
 ) -> None:
     server.apis = ()
-    assert "gives no losses of a prompt (vllm: " in refused()
+    assert "gives no losses of a prompt (vllm: " in rejected()
 
 
 def test_losses_of_the_next_tokens_are_an_error(
-    server: ServedTeacher, refused: Callable[..., str]
+    server: ServedTeacher, rejected: Callable[..., str]
 ) -> None:
     server.apis, server.is_late = ("llama.cpp",), True
-    assert "is the start token the model's BOS token?" in refused()
+    assert "is the start token the model's BOS token?" in rejected()
 
 
 def test_key_is_sent_to_the_server_alone(
@@ -117,11 +117,11 @@ def test_key_is_sent_to_the_server_alone(
 ) -> None:
     monkeypatch.setenv("VOCAGNOLM_API_KEY", "sk-hidden\r")
     argv = command("--api", "vllm", texts=few)
-    server.plan = lambda number: "refused key"
-    complained = refusal(argv, capsys)
+    server.plan = lambda number: "rejected key"
+    complained = error(argv, capsys)
     assert "401 Unauthorized" in complained
     server.plan = lambda number: "elsewhere" if number == 5 else None
-    complained += refusal(argv, capsys)
+    complained += error(argv, capsys)
     assert "answers 307" in complained
     server.plan = lambda number: None
     assert cli.main(argv) == 0
@@ -132,10 +132,10 @@ def test_key_is_sent_to_the_server_alone(
 
 
 def test_server_that_is_gone_ends_the_command(
-    server: ServedTeacher, command: Command, refused: Callable[..., str], few: list[str]
+    server: ServedTeacher, command: Command, rejected: Callable[..., str], few: list[str]
 ) -> None:
     server.plan = lambda number: "kill" if number > 5 else None
-    complained = refused(texts=few)
+    complained = rejected(texts=few)
     assert "has failed 9 times, at last with " in complained
     assert "give the same command again to continue" in complained
     server.plan = lambda number: None
@@ -255,10 +255,10 @@ def test_retry_after_is_waited_for(
 ) -> None:
     waited: list[float] = []
 
-    async def note(seconds: float) -> None:
+    async def wait(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(serving.asyncio, "sleep", note)
+    monkeypatch.setattr(serving.asyncio, "sleep", wait)
     monkeypatch.setattr(serving, "WAITS_S", (1.0, 2.0, 4.0))
     server.retry_after = "3"
     server.plan = lambda number: "busy" if number in (2, 3, 4) else None

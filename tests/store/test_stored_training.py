@@ -77,7 +77,7 @@ class World:
     segments: Segments
 
     def blocks(self, *stores: Store) -> Blocks:
-        """The blocks with the losses of stores; without a store as the resident teacher's."""
+        """The blocks with the losses of stores; without a store as the online teacher's."""
         if not stores:
             return Blocks(self.segments.rows, MAX_LENGTH, TEACHER_CONTEXT)
         reader = StoredReader(stores)
@@ -112,7 +112,7 @@ def world(
 
 @pytest.fixture(scope="module")
 def store(world: World, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """What the resident teacher would say of every segment."""
+    """What the online teacher would say of every segment."""
     directory = tmp_path_factory.mktemp("stores") / "float32"
     reader = teacher_reader(world.tokenizers[1], TEACHER_CONTEXT)
     return segment_store(directory, world.texts, world.segments, reader, world.teacher)

@@ -51,8 +51,8 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
-def refusal(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
-    """The one line that the command prints when it refuses."""
+def error(argv: list[str], capsys: pytest.CaptureFixture[str], status: int = 2) -> str:
+    """The one line that the command prints when it rejects."""
     capsys.readouterr()
     assert cli.main(argv) == status
     printed, complained = capsys.readouterr()

@@ -134,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._say(500, {"error": "out of order"})
             elif fault == "garbled":
                 self._say(200, "{}", **{"Content-Encoding": "gzip"})
-            elif fault == "refused key":
+            elif fault == "rejected key":
                 self._say(401, {"error": f"not {self.headers['Authorization']}"})
             elif fault == "html":
                 self._say(200, "<html>a proxy</html>")

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from vocagnolm.models.sharding import shard_inside_machine
 from vocagnolm.row_segments import segments_of
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import OnlineTeacher
 
 DEVICE = torch.device("cpu")
 
@@ -56,7 +56,7 @@ def main() -> None:
             whole = AutoModelForCausalLM.from_pretrained(directory / name, dtype=torch.float32)
             bytes_whole = sum(p.numel() * p.element_size() for p in whole.parameters())
             sharded = shard_inside_machine(copy.deepcopy(whole), DEVICE)
-            teachers = ResidentTeacher([whole], DEVICE), ResidentTeacher([sharded], DEVICE)
+            teachers = OnlineTeacher([whole], DEVICE), OnlineTeacher([sharded], DEVICE)
             same = True
             for round_ in range(2):
                 inputs = batch(rank + round_, [9, 17, 30])

@@ -67,7 +67,7 @@ def segment_store(
     model: Any,
     **options: Any,
 ) -> Store:
-    """A store of a model's losses on just the segments that a resident teacher would be shown."""
+    """A store of a model's losses on just the segments that an online teacher would be shown."""
     columns = segments.rows.select_columns(["document", "start", "end", "teacher_ids"])
     rows = list(columns)
     asked = [

@@ -60,7 +60,7 @@ def edit_tokenizer(directory: Path, **changes: Any) -> None:
 
 
 def load_error(directory: Path | str, role: Any = "teacher") -> str:
-    """The message of the refusal: one line that begins with role and name."""
+    """The message of the error: one line that begins with role and name."""
     with pytest.raises(ValueError, match=rf"^{role} tokenizer ") as error:
         load_tokenizer(str(directory), role)
     message = str(error.value)
@@ -107,13 +107,13 @@ class SlowTokenizer:
 
 
 @pytest.mark.parametrize("tokenizer", [ByT5Tokenizer(), SlowTokenizer()], ids=["byt5", "mistral"])
-def test_check_tokenizer_refuses_when_the_tokenizer_is_slow(tokenizer: Any) -> None:
+def test_check_tokenizer_rejects_when_the_tokenizer_is_slow(tokenizer: Any) -> None:
     name = rf"in memory \({type(tokenizer).__name__}\)"
     with pytest.raises(ValueError, match=rf"^student tokenizer {name} gives no character offsets"):
         check_tokenizer(tokenizer, "student")
 
 
-def test_check_tokenizer_refuses_when_characters_are_lost() -> None:
+def test_check_tokenizer_rejects_when_characters_are_lost() -> None:
     letters = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyz")}
     backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -49,5 +49,5 @@ def conversations_of(
 
 
 def is_conversations(corpus: datasets.Dataset) -> bool:
-    """Tell a corpus of conversations from one of documents."""
+    """Test whether a corpus holds conversations, not documents."""
     return ROLES in corpus.column_names

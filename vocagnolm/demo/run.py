@@ -24,7 +24,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from vocagnolm.cli import say
+from vocagnolm.cli import print_main
 from vocagnolm.demo import world
 from vocagnolm.demo.main import METHODS
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, judge, student_config
@@ -62,7 +62,7 @@ def run_demo(arguments: argparse.Namespace) -> Results:
         shutil.rmtree(directory / f"seed{seed}", ignore_errors=True)
     problems = world.held_out_problems()[:CURVE_PROBLEMS]
     world.write_jsonl(directory / CURVE_FILE, ("".join(world.render(item)) for item in problems))
-    say(f"logs of the runs: {directory}/seed*/train.log")
+    print_main(f"logs of the runs: {directory}/seed*/train.log")
     # Spawned processes read it as they import; two runs side by side beat one run on two cores.
     os.environ |= {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "true"}
     os.environ |= {"OMP_NUM_THREADS": "1", "HF_DATASETS_CACHE": str(directory / "cache")}
@@ -74,8 +74,8 @@ def run_demo(arguments: argparse.Namespace) -> Results:
         for method in arguments.methods
     }
     (directory / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    say(f"\n{results_table(results)}\n")
-    say(f"{time.perf_counter() - started:.0f} s; written: {directory}/results.json")
+    print_main(f"\n{results_table(results)}\n")
+    print_main(f"{time.perf_counter() - started:.0f} s; written: {directory}/results.json")
     return results
 
 
@@ -110,7 +110,7 @@ def _run_seed(arguments: argparse.Namespace, seed: int) -> dict[str, dict[str, f
             # Judged as it was saved, not as it lies in memory.
             model = AutoModelForCausalLM.from_pretrained(directory / method, dtype=torch.float32)
             found = judge(model, AutoTokenizer.from_pretrained(directory / method))
-            say(
+            print_main(
                 f"seed {seed}  {method:9}  accuracy {found.accuracy:.3f}, loss on clean text "
                 f"{found.clean_loss:.3f}, on answers {found.answer_loss:.3f} nats",
                 screen,

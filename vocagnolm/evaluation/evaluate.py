@@ -49,7 +49,7 @@ def evaluate(arguments: Namespace) -> None:
     context = (longest_context if arguments.engine == "vllm" else context_length)(config)
     if arguments.dry_run:
         for task in tasks:
-            command.say(_preview(task, tokenizer, context))
+            command.print_main(_preview(task, tokenizer, context))
         return
     directory = RunDirectory(output_dir(arguments))
     with ExitStack() as held:
@@ -68,13 +68,15 @@ def evaluate(arguments: Namespace) -> None:
         with Grader(workers) as grader:
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
-                    command.note(report.progress(task, directory))
+                    command.log_main(report.progress(task, directory))
         if state.is_main_process:
             environment = _environment(arguments, state)
             results = report.build_results(tasks, directory, settings, environment)
             report.write_results(results, directory)
             written = "results.json, row.md, row.tex and an item file per benchmark"
-            command.say(f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}")
+            command.print_main(
+                f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}"
+            )
             if arguments.report_to == "wandb":
                 log_evaluation(results, directory.path)
 

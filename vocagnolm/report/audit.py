@@ -23,7 +23,7 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.cli import Parser, corpora_of, say, shell
+from vocagnolm.cli import Parser, corpora_of, print_main, shell
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.overlap import (
     chunk_overlaps,
@@ -297,4 +297,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     content |= {"settings": sizes, **audit(student, teachers, corpus, **sizes)}
     if arguments.output_dir:
         write_audit(content, arguments.output_dir)
-    say(audit_markdown(content).rstrip("\n"))
+    print_main(audit_markdown(content).rstrip("\n"))

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
-from vocagnolm.cli import Parser, say, shell
+from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.report.curves import read_curves
 from vocagnolm.report.page import bar_series, draw_bars, draw_curves, render_page
@@ -159,7 +159,7 @@ def _accuracies(comparison: Comparison) -> _Section:
     notes = [_ACCURACIES]
     for run in comparison.runs:
         name, revision = run.model.rsplit(", revision ", 1)
-        # As much of a hash as tells it apart.
+        # As much of a hash as identifies it.
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         notes += [f"  - {note}" for note in run.notes]
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         comparison = compare(runs, arguments.reported, arguments.resamples, arguments.seed)
         if out:
             write_comparison(comparison, out)
-        say(comparison_markdown(comparison).rstrip("\n"))
+        print_main(comparison_markdown(comparison).rstrip("\n"))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -98,7 +98,7 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     from vocagnolm.report.measure import LoadedPair
     from vocagnolm.run.job import load_weights, read_models
     from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
-    from vocagnolm.teacher import ResidentTeacher
+    from vocagnolm.teacher import OnlineTeacher
     from vocagnolm.token_loss import add_token_losses
 
     # As a run of train.py would have it, so that the same checks apply.
@@ -122,7 +122,7 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     return LoadedPair(
         add_token_losses(student.to(device).train(False)),
         pair.reader,
-        ResidentTeacher(teachers, device),
+        OnlineTeacher(teachers, device),
         pair.guide.readers[0],
         device,
     )

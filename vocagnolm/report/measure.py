@@ -20,7 +20,7 @@ from vocagnolm.objective import Objective
 from vocagnolm.packing import as_block
 from vocagnolm.readers import Reader
 from vocagnolm.report.view import TextView, read_segment, view_rows
-from vocagnolm.teacher import ResidentTeacher
+from vocagnolm.teacher import OnlineTeacher
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LoadedPair:
 
     student: nn.Module
     student_reader: Reader
-    teacher: ResidentTeacher
+    teacher: OnlineTeacher
     teacher_reader: Reader
     device: torch.device
 

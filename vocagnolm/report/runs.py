@@ -259,7 +259,7 @@ def _number(text: str) -> float:
 
 
 def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]]:
-    """Group runs that differ in nothing but their seed, under labels that tell settings apart.
+    """Group runs that differ in nothing but their seed, under labels that distinguish settings.
 
     A run that was repeated is no seed of a setting: it stands beside the other.
     """

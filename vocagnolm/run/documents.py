@@ -139,7 +139,7 @@ def load_documents(job: Job, models: Models, *, sample: bool = False) -> Documen
             f"{pack.max_length} tokens, and one optimizer step needs {needed:,}: lower "
             f"--global_batch_tokens to at most {len(blocks) * pack.max_length}"
         )
-    # The corpus may be too small, and only all of it can tell.
+    # The corpus may be too small, which only the whole corpus shows.
     if not found.is_whole and steps is not None and steps < 2:
         return load_documents(job, models)
     return found

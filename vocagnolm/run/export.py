@@ -19,7 +19,7 @@ from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
 from transformers import GenerationConfig, PreTrainedModel
 
-from vocagnolm.cli import Parser, say, shell
+from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import RUN_FILE, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.source import ModelSource, is_adapter
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--merge", action="store_true", help="Add adapters to the weights that they belong to.")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="Precision written.")
     add("--trust_remote_code", action="store_true", help="Run model code from the hub.")
-    say(f"exported {export(**vars(parser.parse_args(argv)))}")
+    print_main(f"exported {export(**vars(parser.parse_args(argv)))}")
 
 
 def export(

@@ -312,7 +312,7 @@ def teacher_memory(
 ) -> dict[str, float]:
     """Estimate the bytes of a device by part, with the weights spread over so many devices.
 
-    The width is that of a parameter that is not quantized; JSON for a quantization tells no bytes.
+    The width is that of a parameter that is not quantized; JSON for a quantization gives no bytes.
     """
     narrower = width - _QUANTIZED.get(quantization or "", float(width))
     size = width * teacher.parameters - narrower * teacher.linear

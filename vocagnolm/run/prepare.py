@@ -10,7 +10,7 @@ machines that share the cache share the work.
 import sys
 from collections.abc import Sequence
 
-from vocagnolm.cli import Exit, say, shell
+from vocagnolm.cli import Exit, print_main, shell
 
 
 @shell("vocagnolm prepare", resumable=True)
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Prepare the corpus of a run."""
     argv = sys.argv[1:] if argv is None else argv
     if {"-h", "--help"} & set(argv):
-        say(f"usage: vocagnolm prepare [OPTION ...]\n\n{__doc__.strip()}")
+        print_main(f"usage: vocagnolm prepare [OPTION ...]\n\n{__doc__.strip()}")
         raise SystemExit(Exit.DONE)
     # Only now: a page of help does not need them.
     from vocagnolm.run.documents import load_documents
@@ -29,4 +29,4 @@ def main(argv: Sequence[str] | None = None) -> None:
     job = parse(argv)
     models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
     documents = load_documents(job, models)
-    say("\n".join(describe_documents(documents, models)))
+    print_main("\n".join(describe_documents(documents, models)))

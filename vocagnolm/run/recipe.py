@@ -1,6 +1,6 @@
 """The command line of training and its recipes: `parse(argv)` makes a `Job`.
 
-A wrong name, choice or range is told before torch is imported, which takes seconds.
+A wrong name, choice or range is an error before torch is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from vocagnolm.cli import OneLineErrors, near, note
+from vocagnolm.cli import OneLineErrors, log_main, near
 from vocagnolm.method import Method
 from vocagnolm.run.options import (
     DataOptions,
@@ -154,7 +154,7 @@ def parse(argv: Sequence[str]) -> Job:
     job = Job(model, load, data, pack, method, run, recipe)
     check_launch(job)
     for line in _warnings(options):
-        note(f"warning: {line}")
+        log_main(f"warning: {line}")
     return job
 
 

@@ -59,7 +59,7 @@ class Throughput(TrainerCallback):
     after a log costs no time.
 
     Args:
-        teachers: resident ones, whose forward passes are timed.
+        teachers: online ones, whose forward passes are timed.
         peak_tflops: of one device in dense bfloat16; looked up by default. Without, no MFU.
     """
 

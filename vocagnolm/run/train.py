@@ -3,7 +3,7 @@
 import math
 from pathlib import Path
 
-from vocagnolm.cli import Exit, is_main, say
+from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
@@ -41,7 +41,7 @@ def train(job: Job) -> int:
     settings = settings_of(job)
     rank0(lambda: check_settings(output_dir, settings))
     if rank0(lambda: is_finished(output_dir)):
-        say(f"{output_dir} holds the finished run: nothing to do")
+        print_main(f"{output_dir} holds the finished run: nothing to do")
         return Exit.DONE
     checkpoint = rank0(lambda: resolve(args.resume_from_checkpoint, output_dir, settings))
     check_places(job, models)
@@ -49,7 +49,7 @@ def train(job: Job) -> int:
     # Plan: the first documents of a large corpus are enough.
     documents = load_documents(job, models, sample=True)
     if is_main():
-        say(plan(job, models, documents, checkpoint))
+        print_main(plan(job, models, documents, checkpoint))
     if args.dry_run:
         return Exit.DONE
     if not documents.is_whole:
@@ -71,7 +71,7 @@ def train(job: Job) -> int:
     trained = trainer.train(resume_from_checkpoint=checkpoint)
     if trainer.preemption.is_agreed:
         step, steps = trainer.state.global_step, trainer.state.max_steps
-        say(f"stopped after step {step} of {steps}; the same command resumes")
+        print_main(f"stopped after step {step} of {steps}; the same command resumes")
         return Exit.STOPPED
     # The mean over the steps that made an update.
     if math.isnan(trained.training_loss):
@@ -87,7 +87,7 @@ def train(job: Job) -> int:
     trainer.save_state()
     rank0(lambda: finish(trainer))
     wandb.finish()
-    say(f"saved {output_dir}")
+    print_main(f"saved {output_dir}")
     return Exit.DONE
 
 
@@ -149,8 +149,8 @@ def check_attention(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> 
     if documents.eval_blocks is not None:
         ours = max(ours, documents.eval_blocks.longest_segments(crosses)[0])
     # A teacher that shares the student's tokens reads the student's rows.
-    lengths = [ours, *(theirs or [ours] * len(trainer.resident))]
-    for model, longest in zip((trainer.model, *trainer.resident), lengths, strict=False):
+    lengths = [ours, *(theirs or [ours] * len(trainer.online_teachers))]
+    for model, longest in zip((trainer.model, *trainer.online_teachers), lengths, strict=False):
         check_longest(model, device, longest=longest)
         if not crosses:
             check_packing(model, device)

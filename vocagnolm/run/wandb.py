@@ -19,7 +19,7 @@ import numpy as np
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
 
-from vocagnolm.cli import note
+from vocagnolm.cli import log_main
 from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json
 from vocagnolm.run.options import RunOptions
 
@@ -141,7 +141,7 @@ def begin_run(arguments: Mapping[str, Any]) -> Any:
     except wandb.Error as error:
         run = wandb.init(**arguments, mode="offline")
         reason = " ".join(str(error).split())
-        note(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
+        log_main(f"wandb      offline ({reason}); `wandb sync {run.settings.sync_dir}` sends it")
     return run
 
 

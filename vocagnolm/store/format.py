@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.io import ASIDE, JsonObject, file_sha256, read_json, write_file, write_json
+from vocagnolm.io import TEMPORARY, JsonObject, file_sha256, read_json, write_file, write_json
 from vocagnolm.texts.tokens import Spans
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
@@ -190,7 +190,7 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
         shards = list(pool.map(_describe, paths))
     totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
     # What killed jobs left; a job that is writing a shard finds it written.
-    for path in directory.glob(f".shard-*{ASIDE}"):
+    for path in directory.glob(f".shard-*{TEMPORARY}"):
         path.unlink(missing_ok=True)
     content = {"format": _FORMAT, **description, **totals, SHARDS: shards}
     write_json(directory / MANIFEST_FILE, content)

@@ -1,7 +1,7 @@
-"""Record the losses of a resident teacher during training, as a teacher-loss store.
+"""Record the losses of an online teacher during training, as a teacher-loss store.
 
-Every process writes the losses of its own blocks as a shard before a checkpoint is saved, so that a
-run that is killed loses only those that it computes again.
+Every process writes the losses of its own packed sequences as a shard before a checkpoint is saved,
+so that a run that is killed loses only those that it computes again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PROCESSES = 10_000
 class LossRecorder(TrainerCallback):
     """Collects losses and writes them; see `VocAgnoTrainer(recorder=...)`.
 
-    The blocks are packed from the segments, and those cut from the corpus; the description goes
+    Packed sequences are made of the segments, and those cut from the corpus; the description goes
     into the manifest.
     """
 
@@ -73,7 +73,7 @@ class LossRecorder(TrainerCallback):
         self._written: set[int] = set()
 
     def add(self, block_B: Tensor, loss_BT: Tensor) -> None:
-        """Keep the teacher's losses [B, T] of some blocks, on their device until written."""
+        """Keep the teacher's losses [B, T] of packed sequences, on their device until written."""
         self._recorded.append((block_B, loss_BT.detach()))
 
     def on_step_end(
@@ -110,11 +110,11 @@ class LossRecorder(TrainerCallback):
         for block_B, loss_BT in self._recorded:
             rows = loss_BT.float().cpu().numpy()
             for block, row in zip(block_B.tolist(), rows, strict=True):
-                # An earlier epoch may have shown the block already.
+                # An earlier epoch may have shown the sequence already.
                 if block in self._written:
                     continue
                 self._written.add(block)
-                # A row holds the segments of a block, one behind the other, each after its start
+                # A row holds the segments of a packed sequence, concatenated, each after its start
                 # token, which has no loss:
                 #
                 #     row       s a b c s d e f g s h . .

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from vocagnolm.cli import Exit, Parser, json_settings, say, shell
+from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
 from vocagnolm.store.format import MANIFEST_FILE, SHARDS, Store, find_faults, manifest_of
 
 # Documents that are missing, of how many there may be.
@@ -109,9 +109,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     shards = manifest[SHARDS]
     faults = find_faults(directory, shards, by_hash=True)
     for file, fault in faults.items():
-        say(f"{directory / file} {fault}")
+        print_main(f"{directory / file} {fault}")
     if faults:
-        say(
+        print_main(
             f"{len(faults)} of {len(shards)} shards are bad: delete them, and give the command "
             "again that made the store"
         )
@@ -123,15 +123,15 @@ def _verify(arguments: argparse.Namespace) -> int:
         missing = find_missing(Store(directory), load_corpora(arguments))
     if missing:
         shown = ", ".join(map(str, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
-        say(
+        print_main(
             f"{len(missing):,} documents of {' '.join(arguments.dataset)} are not in "
             f"{directory}, or have another text there (indices from 0: {shown}): score this corpus "
             "into another directory, or train without them with --missing_losses skip"
         )
         return Exit.FAULTS
-    say(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
+    print_main(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
     if arguments.push_to_hub:
-        say(f"pushed to {_push(directory, arguments.push_to_hub)}")
+        print_main(f"pushed to {_push(directory, arguments.push_to_hub)}")
     return Exit.DONE
 
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 
 from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.render import Template
-from vocagnolm.cli import corpora_of, resolve_dtype, say
+from vocagnolm.cli import corpora_of, print_main, resolve_dtype
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.corpus import joined, load_corpus
 from vocagnolm.dist import connect, rank0
@@ -157,7 +157,7 @@ def score(options: Namespace) -> None:
     if state.is_main_process:
         made = store.manifest_of(job.directory)
         more = f", documents without losses: {made['unscored']:,}" if made["unscored"] else ""
-        say(f"{job.directory}: {made['tokens']:,} tokens{more}")
+        print_main(f"{job.directory}: {made['tokens']:,} tokens{more}")
 
 
 def _load_reader(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> Reader:
@@ -264,7 +264,7 @@ def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
     if store.SHARDS not in manifest:
         return False
     if not job.missing_shards():
-        say(f"{directory} is finished: nothing to do")
+        print_main(f"{directory} is finished: nothing to do")
         return True
     # The end computes new checksums, which must not be those of damaged shards.
     kept = [entry for entry in manifest[store.SHARDS] if (directory / entry["file"]).exists()]

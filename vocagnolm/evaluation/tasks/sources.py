@@ -1,6 +1,6 @@
 """From a file, the hub or the package to the items of a benchmark.
 
-A digest tells, wherever they came from, whether they are the ones behind the published numbers.
+A digest shows, wherever they came from, whether they are the ones behind the published numbers.
 """
 
 import hashlib
@@ -71,7 +71,7 @@ def _harness_rows(url: str) -> Iterator[RawRow]:
 def _hub_rows(benchmark: Benchmark, name: str) -> Iterator[RawRow]:
     import datasets
 
-    # Columns are named as the fields of the harness's; the digest tells which rows these are.
+    # Columns are named as the fields of the harness's; the digest identifies the rows.
     for config, split in benchmark.hub_parts:
         for row in datasets.load_dataset(name, name=config, split=split, revision="main"):
             if is_asked(benchmark.id, row):
