@@ -467,7 +467,7 @@ def test_log_reports_what_a_slow_count_finds(
         ({"data_collator": PackedCollator(MAX_LENGTH, chunks=8)}, True, "chunks=None"),
         ({"compute_metrics": print}, True, "compute_metrics has no effect"),
         ({"compute_loss_func": print}, True, "compute_loss_func has no effect"),
-        ({"data_collator": print}, True, "needs blocks of vocagnolm.packing.Blocks"),
+        ({"data_collator": print}, True, "packed sequences of vocagnolm.packing"),
         ({"teacher": []}, False, "--method vocagnolm needs a teacher"),
     ],
 )
@@ -502,7 +502,7 @@ def test_trainer_takes_arguments_by_position(
 
 def test_dataset_of_another_kind_names_blocks(pair: tuple[Any, Any], tmp_path: Path) -> None:
     rows = [{"input_ids": [1, 2, 3]}] * 8
-    with pytest.raises(ValueError, match=r"lacks block, .* expected the blocks of vocagnolm.pack"):
+    with pytest.raises(ValueError, match=r"lacks block, .* vocagnolm.packing"):
         make_trainer(tmp_path, rows, *pair).train()
 
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
 import torch
+import yaml
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_trainer
 
 from vocagnolm import objective
 from vocagnolm.collator import PackedCollator
 from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.tasks import benchmarks, questions, tasks
+from vocagnolm.evaluation.tasks import questions, tasks
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
 from vocagnolm.guidance import aggregate_teacher_losses
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import student_reader
@@ -79,12 +79,9 @@ def test_hardest_tokens_are_trained(blocks: Blocks, pair: Any, tmp_path: Path) -
 def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(questions.READERS, "halves", None)
     run("A benchmark")
-    records = (resources.files(tasks.__package__) / "benchmarks.yaml").read_text("utf-8")
     (record,), (lines,) = (blocks_of("A benchmark", language) for language in ("yaml", "json"))
-    (tmp_path / "benchmarks.yaml").write_text(f"{records}\n{record}", encoding="utf-8")
-    monkeypatch.setattr(benchmarks, "resources", SimpleNamespace(files=lambda _: tmp_path))
-    found = benchmarks._read_benchmarks()
-    monkeypatch.setattr(tasks, "BENCHMARKS", found)
+    mine = Benchmark("halves", **yaml.safe_load(record)["halves"])
+    monkeypatch.setitem(BENCHMARKS, "halves", mine)
     (tmp_path / "halves").mkdir()
     (tmp_path / "halves/test.jsonl").write_text(lines, encoding="utf-8")
     (task,) = tasks.load_tasks(["halves"], tmp_path, None, None)
@@ -96,7 +93,6 @@ def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.Monk
     assert prompt == "Question: What is half of 8?\nAnswer:"
     output = "Half of 30 is 15. The answer is 15."
     assert extract(task.benchmark.answer_kind, output) == items[1].gold
-    assert list(found)[:9] == list(benchmarks.PAPER_BENCHMARKS)
 
 
 def test_own_guide_gives_its_losses(

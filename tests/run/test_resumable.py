@@ -254,3 +254,11 @@ def test_skipped_step_changes_nothing(
     assert ["student_loss_nats" in log for log in logged] == [True, False, True, False, True]
     mean = sum(log["loss"] for log in logged if "loss" in log) / 3
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(mean)
+
+
+def test_checkpoint_of_another_sharding_is_rejected(
+    make: Callable[..., Any], tmp_path: Path
+) -> None:
+    (tmp_path / "pytorch_model_fsdp_0").mkdir()
+    with pytest.raises(ValueError, match=r"was saved with FSDP: .*`vocagnolm export`"):
+        make().train(resume_from_checkpoint=str(tmp_path))

@@ -252,7 +252,7 @@ class ResumableTrainer(Trainer):
         After a signal it returns early, with everything saved and `preemption.is_agreed`.
 
         Raises:
-            ValueError: there is no good checkpoint.
+            ValueError: there is no good checkpoint, or it was saved with another sharding.
         """
         directory = Path(str(self.args.output_dir))
         if resume_from_checkpoint is True:
@@ -261,14 +261,7 @@ class ResumableTrainer(Trainer):
                 raise ValueError(f"{directory} holds no good checkpoint to resume from")
         checkpoint = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if checkpoint:
-            saved = json_or_empty(checkpoint / MANIFEST_FILE)
-            before = saved.get("world_size", self.args.world_size)
-            if before != self.args.world_size and self.is_world_process_zero():
-                logger.warning(
-                    "%s was saved by %d processes, and %d resume: the global batches stay the "
-                    "same, dropout does not",
-                    *(checkpoint, before, self.args.world_size),
-                )
+            self._check_layout(checkpoint)
         self.metrics.restore(checkpoint)
         if self.is_world_process_zero():
             # What a killed save has left: files of other processes would pass for new ones.
@@ -283,6 +276,23 @@ class ResumableTrainer(Trainer):
         finally:
             self.args.eval_on_start = evaluates
         return output._replace(training_loss=output.metrics["train_loss"])
+
+    def _check_layout(self, checkpoint: Path) -> None:
+        """Reject a checkpoint of another sharding; warn of another number of processes."""
+        is_sharded = any(checkpoint.glob("pytorch_model_fsdp*"))
+        if is_sharded != self.is_fsdp_enabled:
+            how = "with" if is_sharded else "without"
+            raise ValueError(
+                f"{checkpoint} was saved {how} FSDP: resume {how} it, or begin a new run with the "
+                "student that `vocagnolm export` writes"
+            )
+        before = json_or_empty(checkpoint / MANIFEST_FILE).get("world_size", self.args.world_size)
+        if before != self.args.world_size and self.is_world_process_zero():
+            logger.warning(
+                "%s was saved by %d processes, and %d resume: the global batches stay the same, "
+                "dropout does not",
+                *(checkpoint, before, self.args.world_size),
+            )
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
         """Save a run that was asked to stop, where only the best is saved otherwise."""
