@@ -15,7 +15,6 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.data import Segments
 from vocagnolm.models.layers import decoder_layers
 from vocagnolm.models.sharding import devices_of_a_machine
 from vocagnolm.run.checkpoints import step_of
@@ -25,6 +24,7 @@ from vocagnolm.spans import encode
 from vocagnolm.texts.column import TEXT
 
 if TYPE_CHECKING:
+    from vocagnolm.data import Segments
     from vocagnolm.run.documents import Documents
     from vocagnolm.run.job import Job, Models
 
