@@ -5,7 +5,6 @@
     vocagnolm score --server URL --served_model NAME --teacher T ...    # T's tokenizer, no weights
     vocagnolm score --verify S         # compare every byte with the checksums
     vocagnolm score --verify S --dataset D    # and look for every document
-    vocagnolm score --verify S --push_to_hub NAME    # a data set with a card
 
 Killed at any moment, the same command continues at the shards that are not written. Delete those
 that --verify finds bad: the same command scores what is missing. Any number of processes may share
@@ -19,30 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vocagnolm.cli import Exit, Parser, json_settings, print_main, shell
-from vocagnolm.store.format import MANIFEST_FILE, SHARDS, Store, find_faults, manifest_of
+from vocagnolm.store.format import SHARDS, Store, find_faults, manifest_of
 
 # Documents that are missing, of how many there may be.
 _SHOWN = 10
-_CARD = """---
-pretty_name: Token losses of {teacher}
-tags: [vocagnolm, "arxiv:2503.19123", teacher-loss-store]
-configs: [{{config_name: default, data_files: "shard-*.arrow"}}]
----
-
-# Token losses of {teacher}
-
-The loss of {teacher} on each of {tokens:,} tokens of {documents:,} documents, tied to characters: a
-teacher-loss store of [VocAgnoLM](https://arxiv.org/abs/2503.19123). It guides students with any
-tokenizer, without the teacher. It contains no text: a digest of its text identifies each document.
-
-```
-hf download {name} --repo-type dataset --local-dir stores/mine
-vocagnolm score --verify stores/mine
-vocagnolm train --teacher_losses stores/mine --dataset CORPUS
-```
-
-`manifest.json` says how it was made.
-"""
 
 
 @shell(
@@ -84,7 +63,6 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--api", choices=("vllm", "sglang", "llama.cpp"), help="Of the server; default: found.")
     add("--concurrency", type=int, default=16, help="Requests at once.")
     add("--verify", type=Path, metavar="STORE", help="Compare a store with its checksums.")
-    add("--push_to_hub", metavar="NAME", help="Of the store that --verify has found good.")
     arguments = parser.parse_args(argv)
     required = ["verify"] if arguments.verify else ["teacher", "dataset", "output_dir"]
     if arguments.server:
@@ -95,8 +73,6 @@ def parse_score(argv: Sequence[str] | None = None) -> argparse.Namespace:
     for name in ("context", "min_context", "shard_documents", "batch_tokens", "concurrency"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
-    if arguments.push_to_hub and not arguments.verify:
-        raise ValueError("--push_to_hub needs a store that is verified: --verify STORE")
     if arguments.quantization is not None:
         arguments.quantization = json_settings("--quantization", arguments.quantization)
     return arguments
@@ -130,25 +106,4 @@ def _verify(arguments: argparse.Namespace) -> int:
         )
         return Exit.FAULTS
     print_main(f"{directory}: {len(shards)} shards, {manifest['tokens']:,} tokens, all good")
-    if arguments.push_to_hub:
-        print_main(f"pushed to {_push(directory, arguments.push_to_hub)}")
     return Exit.DONE
-
-
-def _push(directory: Path, name: str) -> str:
-    """Put a store and its card on the hub, and return where."""
-    from huggingface_hub import CommitOperationAdd, HfApi
-
-    manifest = manifest_of(directory)
-    teacher = Path(manifest["teacher"])
-    shown = teacher.name if teacher.is_absolute() else teacher.as_posix()
-    card = _CARD.format(**(manifest | {"name": name, "teacher": shown}))
-    files = [MANIFEST_FILE, *(entry["file"] for entry in manifest[SHARDS])]
-    operations = [CommitOperationAdd(file, directory / file) for file in files]
-    operations.append(CommitOperationAdd("README.md", card.encode()))
-    api = HfApi()
-    api.create_repo(name, repo_type="dataset", exist_ok=True)
-    commit = api.create_commit(
-        name, operations, commit_message="A store of teacher losses", repo_type="dataset"
-    )
-    return str(commit.repo_url)
