@@ -135,7 +135,7 @@ def test_records_equal_plain_generation(evaluated: SimpleNamespace, model: Path)
 
 def test_outputs_are_all_there_when_it_is_done(evaluated: SimpleNamespace, model: Path) -> None:
     names = {path.name for path in evaluated.path.iterdir()} - {"printed", "complained", ".lock"}
-    assert names == {"demo.jsonl", "results.json", "row.md", "row.tex", "settings.json"}
+    assert names == {"demo.jsonl", "results.json", "row.md", "settings.json"}
     results = json.loads((evaluated.path / "results.json").read_text())
     assert results["model"]["name"] == str(model)
     assert results["model"]["revision"].startswith("sha256:")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from inline_grader import graded_inline
 
+from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
-from vocagnolm.evaluation import regrading
+from vocagnolm.evaluation.evaluate import regrade
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.regrading import regrade
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 OUTPUTS: list[dict[str, Any]] = [
@@ -42,7 +42,7 @@ def read(text: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def inline() -> Iterator[None]:
     """Grading in this process: workers take seconds to start."""
-    with graded_inline(regrading):
+    with graded_inline(evaluate):
         yield
 
 

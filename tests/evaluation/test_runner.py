@@ -320,7 +320,7 @@ def test_items_are_the_same(
     assert seen == sorted(seen)
     assert launcher.wait(launcher.start([*arguments, str(path)], log)) == 0, log.read_text()
     assert files(path) == files(uninterrupted)
-    for name in ("row.md", "row.tex", "settings.json"):
+    for name in ("row.md", "settings.json"):
         assert (path / name).read_bytes() == (uninterrupted / name).read_bytes()
 
 

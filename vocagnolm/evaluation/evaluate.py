@@ -1,9 +1,12 @@
 """An evaluation of a model: load, ask, grade, report; `main` reads its command line."""
 
+import gzip
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -13,13 +16,17 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm import cli as command
 from vocagnolm.dist import connect, machine_first, rank0
 from vocagnolm.evaluation import report, runner
+from vocagnolm.evaluation.accuracy import summarize
 from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.records import Record, RunDirectory
+from vocagnolm.evaluation.normalization import strip_string
+from vocagnolm.evaluation.records import Record, RunDirectory, read_lines, to_line
+from vocagnolm.evaluation.tasks.benchmarks import Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
+from vocagnolm.io import write_text
 from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
 
 
@@ -73,7 +80,7 @@ def evaluate(arguments: Namespace) -> None:
             environment = _environment(arguments, state)
             results = report.build_results(tasks, directory, settings, environment)
             report.write_results(results, directory)
-            written = "results.json, row.md, row.tex and an item file per benchmark"
+            written = "results.json, row.md and an item file per benchmark"
             command.print_main(
                 f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}"
             )
@@ -148,3 +155,31 @@ def output_dir(arguments: Namespace) -> Path:
     model = Path(arguments.model)
     name = "evaluation-chat" if arguments.chat else "evaluation"
     return (model if model.is_dir() else Path("runs") / model.name) / name
+
+
+def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
+    """Grade stored outputs and write every line again with its verdict, to stdout without `output`.
+
+    The file holds JSON lines, gzipped if its name ends in .gz, each with `idx`, `gold` (already
+    parsed) and `raw_output`, such as our item files.
+    """
+    content = file.read_bytes()
+    records = list(read_lines(gzip.decompress(content) if file.suffix == ".gz" else content))
+    for record in records:
+        # Records of ours name their benchmark, and the chat protocol.
+        found = record.get("benchmark", benchmark.id), record.get("protocol", benchmark.protocol)
+        if found != (benchmark.id, benchmark.protocol):
+            raise ValueError(
+                f"{file} has an item of {' '.join(found).strip()}, not of {benchmark.id}"
+            )
+    answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
+    with Grader() as grader:
+        verdicts = list(map(asdict, grader.grade(benchmark.answer_kind, answers)))
+    graded = zip(records, verdicts, strict=True)
+    lines = [to_line({**record, **benchmark.names(), **verdict}) for record, verdict in graded]
+    if output:
+        write_text(output, "".join(lines))
+    else:
+        sys.stdout.writelines(lines)
+    line = f"{file} as {benchmark.id}: {report.in_a_line(summarize(verdicts))}\n"
+    (sys.stdout if output else sys.stderr).write(line)

@@ -26,12 +26,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
     arguments = _parse(argv)
     # Only now: the graders and engines take seconds to import.
-    from vocagnolm.evaluation import evaluate, regrading
+    from vocagnolm.evaluation import evaluate
 
     if arguments.regrade:
         benchmark = BENCHMARKS[arguments.benchmark]
         asked = benchmark.in_chat() if arguments.chat else benchmark
-        regrading.regrade(arguments.regrade, asked, arguments.output)
+        evaluate.regrade(arguments.regrade, asked, arguments.output)
     else:
         evaluate.evaluate(arguments)
 

@@ -1,10 +1,10 @@
-"""The results of an evaluation as data, and as a row of a table in Markdown and LaTeX."""
+"""The results of an evaluation as data, and as a row of a table in Markdown."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from huggingface_hub import EvalResult, ModelCard
+from huggingface_hub import ModelCard
 
 from vocagnolm.evaluation.accuracy import averages, summarize
 from vocagnolm.evaluation.records import Record, RunDirectory
@@ -14,10 +14,6 @@ from vocagnolm.io import json_or_empty, markdown_table, versions, write_json, wr
 
 GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
 RESULTS_FILE = "results.json"
-_LATEX = str.maketrans(
-    {mark: rf"\{mark}" for mark in "&%$#_{}"}
-    | {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}
-)
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
 
 
@@ -80,14 +76,6 @@ def to_markdown(results: Record) -> str:
     return "\n".join([markdown_table(_rows(results), padded=False), "", *notes]) + "\n"
 
 
-def to_latex(results: Record) -> str:
-    """Write the accuracies as a row of a LaTeX table; comments say what they are."""
-    heads, cells, *_ = _rows(results)
-    comments = [" & ".join(heads), *_notes(results)]
-    row = " & ".join([cells[0].translate(_LATEX), *cells[1:]])
-    return "".join(f"% {text}\n" for text in comments) + f"{row} \\\\\n"
-
-
 def progress(task: Task, directory: RunDirectory) -> str:
     """Sum up a finished benchmark in a line for the log."""
     return f"{task.benchmark.id}: {in_a_line(_column(task, directory))}"
@@ -128,39 +116,16 @@ def _notes(results: Record) -> list[str]:
 
 
 def write_results(results: Record, directory: RunDirectory) -> None:
-    """Write `results.json`, `row.md` and `row.tex`, and into the card of a model of ours."""
+    """Write `results.json` and `row.md`, and the table into the card of a model of ours."""
     table = to_markdown(results)
     write_json(directory.path / RESULTS_FILE, results)
     write_text(directory.path / "row.md", table)
-    write_text(directory.path / "row.tex", to_latex(results))
-    if not results["settings"].get("protocol"):
-        _add_to_card(results, table)
-
-
-def _add_to_card(results: Record, table: str) -> None:
-    # In place of earlier results; cards of other people stay as they are.
     path = Path(results["model"]["name"]) / "README.md"
-    card = path.is_file() and ModelCard.load(path, ignore_metadata_errors=True)
-    if not card or "vocagnolm" not in (card.data.tags or ()):
+    if results["settings"].get("protocol") or not path.is_file():
         return
-    whole = {name: x for name, x in results["benchmarks"].items() if "partial" not in x["marked"]}
-    if whole:
-        card.data.model_name = card.data.model_name or path.parent.name
-        card.data.eval_results = [_result(name, column) for name, column in whole.items()]
-    heading = "## Evaluation\n"
-    text = card.text.partition(heading)[0].rstrip()
-    card.text = f"{text}\n\n{heading}\n{table}"
-    write_text(path, str(card))
-
-
-def _result(name: str, column: Record) -> EvalResult:
-    # Where the hub looks for it.
-    return EvalResult(
-        task_type="text-generation",
-        dataset_type=BENCHMARKS[name].hub or name,
-        dataset_name=column["column"],
-        metric_type="accuracy",
-        # Marks say why a number may not stand beside published ones.
-        metric_name="; ".join(["accuracy, few-shot chain of thought", *column["marks"]]),
-        metric_value=column["rounded"],
-    )
+    card = ModelCard.load(path, ignore_metadata_errors=True)
+    # In place of earlier results; cards of other people stay as they are.
+    if "vocagnolm" in (card.data.tags or ()):
+        heading = "## Evaluation\n"
+        card.text = f"{card.text.partition(heading)[0].rstrip()}\n\n{heading}\n{table}"
+        write_text(path, str(card))
