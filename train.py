@@ -6,7 +6,7 @@ python train.py --help                         # all options by subject
 """
 
 from vocagnolm.cli import run_script
-from vocagnolm.run.start import main
+from vocagnolm.run.options import main
 
 if __name__ == "__main__":
     run_script(main)

@@ -4,7 +4,7 @@ The ways are steps of plain continual pretraining (CPT), with a store's losses a
 beside the student, and the teacher's forward pass alone. They run through `VocAgnoTrainer`; all
 models stay on the device. Models and losses are random. Documents have the lengths of
 OpenWebMath's, packed as in training; batches are made beforehand and moved within a step. MFU is
-that of `vocagnolm.run.throughput`.
+that of `vocagnolm.run.metrics`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from benchmarks.models import (
     some_blocks,
 )
 from vocagnolm import Method
-from vocagnolm.objective import Objective
+from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
+from vocagnolm.run.metrics import model_work, peak_tflops
 from vocagnolm.run.plan import Layout, sizes_of, student_memory, teacher_memory
-from vocagnolm.run.throughput import model_work, peak_tflops
-from vocagnolm.teacher import OnlineTeacher, StoredTeacher
 
 CPT, STORED = "CPT step", "stored step"
 ONLINE, TEACHER = "online step", "teacher forward"

@@ -3,20 +3,18 @@
 The method lies flat here; everything around it is in packages. Read it in this order:
 
     conventions    letters of shapes, -100 and -1, half-open, nats
+    method         the settings of a method
     corpus         a file, a directory, a hub name -> a column of text
     spans          text -> ids and character spans without gaps
     readers        tokens that open and close a text, and its limit; what guides a student
     alignment      Algorithm 1: the teacher tokens behind each student token
     data           documents -> segments that fit all readers, aligned, cached
-    packing        segments -> packed sequences of max_length tokens
-    row_segments   where documents end in a packed row
-    collator       packed sequences -> a batch, ranges re-based
-    output_head    hidden states -> logits, a tile at a time
-    token_loss     Eq. 1: the loss of every token, no logits kept
+    packing        segments -> packed sequences of max_length tokens -> a batch, ranges re-based
+    attention      where documents end in a packed row
+    token_loss     Eq. 1: the loss of every token, the logits a tile at a time
     guidance       Eq. 2, Eq. 4: losses in, weights out
     distillation   Eq. 5, Eq. 6
-    teacher        where the teacher's losses come from: a model, or a store
-    objective      what a method makes of a batch
+    objective      what a method makes of a batch, and where the teacher's losses come from
     trainer        Eq. 3: the step; its loop is `transformers.Trainer`'s
 
 The names of `__all__` are imported when they are first used, so that work on text loads no torch.
@@ -28,7 +26,7 @@ from typing import Any
 _MODULES = {
     "Blocks": "packing",
     "Method": "method",
-    "PackedCollator": "collator",
+    "PackedCollator": "packing",
     "VocAgnoTrainer": "trainer",
     "add_token_losses": "token_loss",
     "aggregate_teacher_losses": "guidance",

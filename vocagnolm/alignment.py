@@ -7,8 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.texts.offsets import find_disorder
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.spans import Spans, find_disorder
 
 IntArray = npt.NDArray[np.int64]
 

@@ -43,7 +43,7 @@ COMMANDS = {
     "inspect": ("vocagnolm.report.inspect", "A text with its tokens kept, dropped and unmapped"),
     "prepare": ("vocagnolm.run.prepare", "The corpus of a run aligned ahead of it, without a GPU"),
     "score": ("vocagnolm.store.score", "Write or verify a teacher-loss store"),
-    "train": ("vocagnolm.run.start", "Continually pretrain a student"),
+    "train": ("vocagnolm.run.options", "Continually pretrain a student"),
 }
 
 

@@ -11,6 +11,8 @@ Every loss is a natural logarithm, in nats, and stands at the token that is pred
 spans are half-open: [first, last) holds `first` and ends before `last`.
 """
 
+# The column of documents in a corpus.
+TEXT = "text"
 # A position whose token has no loss: padding, and the first token of a segment.
 IGNORED_LABEL = -100
 # Both ends of the teacher range of a student token that no teacher token covers.

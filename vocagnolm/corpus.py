@@ -4,14 +4,164 @@ Input: a path or a hub name. Output: a `datasets.Dataset` with one column, `text
 have the columns of `vocagnolm.chat.formats` beside it. Knows no tokenizer.
 """
 
-from collections.abc import Sequence
+import glob
+import hashlib
+import logging
+import lzma
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import datasets
+import pyarrow as pa
+import zstandard
+from datasets.exceptions import DatasetsError
+from datasets.utils import tqdm
 
-from vocagnolm.chat.columns import as_conversations, is_conversations
-from vocagnolm.chat.formats import find_format
-from vocagnolm.texts.column import TEXT
-from vocagnolm.texts.files import local_path, read_files, read_hub
+from vocagnolm.chat.formats import COLUMNS, ROLES, Conversation, Format, read_rows
+from vocagnolm.conventions import TEXT
+
+
+def column_values(column: pa.ChunkedArray | list[Any]) -> list[Any]:
+    """Return the values of a column; bytes where text is not valid UTF-8."""
+    if isinstance(column, list):
+        return column
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        return [_decode(value) for value in column.cast(pa.binary()).to_pylist()]
+
+
+def _decode(value: bytes | None) -> str | bytes | None:
+    try:
+        return value if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def unusable(text: object) -> str | None:
+    """Return the reason why a value of the column is no document; None if it is one."""
+    if isinstance(text, bytes):
+        return "not valid UTF-8"
+    if not isinstance(text, str):
+        return f"not text but {type(text).__name__}"
+    return None if text.strip() else "empty"
+
+
+# -- Files and the hub ---------------------------------------------------------------------------
+
+
+_BUILDERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".txt": "text"}
+_COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+# Raised by `datasets` on bad data: StopIteration on a file without documents, and what
+# decompression raises, as it comes.
+_UNREADABLE = (
+    *(DatasetsError, OSError, ValueError, TypeError, StopIteration),
+    *(EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError),
+)
+
+
+def local_path(dataset: str, option: str) -> Path | None:
+    """Return the path that a name is here, None for one that the hub is to be asked for."""
+    path = Path(dataset).expanduser()
+    if path.exists():
+        return path
+    if path.is_absolute() or dataset.startswith((".", "~")) or _builder(path):
+        raise ValueError(f"{option} {dataset}: no such file or directory")
+    return None
+
+
+def read_files(path: Path, option: str) -> Iterator[tuple[Path, datasets.Dataset]]:
+    """Read a file, or each file of a directory, in a stable order."""
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    files = [file for file in files if _builder(file)]
+    if not files:
+        known = ", ".join(_BUILDERS)
+        raise ValueError(f"{option} {path}: expected files ending in {known} (also compressed)")
+    # One by one, since their formats and other columns may differ.
+    for file in tqdm(files, desc="Reading files", disable=len(files) == 1):
+        builder = _builder(file)
+        options = {"sample_by": "document"} if builder == "text" else {}
+        # Escaped, since file names count as patterns.
+        name = glob.escape(str(file))
+        yield file, _read(builder, f"{option} {file}", data_files=name, split="train", **options)
+
+
+def read_hub(dataset: str, option: str, **options: object) -> datasets.Dataset:
+    """Read a data set of the hub."""
+    shown = f"{option} {dataset} (no file or directory here, so a hub dataset)"
+    return _read(dataset, shown, **options)
+
+
+def _builder(path: Path) -> str:
+    """Name the builder that reads a file, "" for none."""
+    suffixes = ["", *path.suffixes]
+    if suffixes[-1] in _COMPRESSIONS:
+        suffixes.pop()
+    return _BUILDERS.get(suffixes[-1], "")
+
+
+def _read(builder: str, shown: str, **options: Any) -> datasets.Dataset:
+    # Its errors come back as one line.
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    try:
+        return datasets.load_dataset(builder, **options)
+    except _UNREADABLE as error:
+        # The library wraps the error whose message helps the user.
+        reason = " ".join(str(error.__cause__ or error).split())
+        if not reason or "corresponds to no data" in reason:
+            reason = "it holds no documents, or is cut off"
+        raise ValueError(f"{shown} cannot be read: {reason}") from error
+
+
+# -- Conversations -------------------------------------------------------------------------------
+
+
+def as_conversations(corpus: datasets.Dataset, format: Format) -> datasets.Dataset:
+    """Replace all columns by those of `formats.read_rows`."""
+    texts, places = datasets.Value("string"), datasets.List(datasets.Value("int32"))
+    kinds = (texts, datasets.List(texts), places, places, texts, texts)
+    columns = dict(zip(COLUMNS, kinds, strict=True))
+    named = f"{corpus._fingerprint}|{format}|{[*columns]}"
+    return corpus.map(
+        partial(_read_batch, format=format),
+        batched=True,
+        remove_columns=corpus.column_names,
+        features=datasets.Features(columns),
+        new_fingerprint=hashlib.sha256(named.encode()).hexdigest()[:32],
+        desc="Reading conversations",
+    )
+
+
+def _read_batch(batch: Mapping[str, list[Any]], format: Format) -> dict[str, list[Any]]:
+    rows = zip(*batch.values(), strict=True)
+    return read_rows([dict(zip(batch, row, strict=True)) for row in rows], format)
+
+
+def conversations_of(
+    batch: Mapping[str, Any], documents: Sequence[int]
+) -> tuple[dict[int, Conversation], dict[int, str]]:
+    """Return the conversations of a batch by index, and the reasons why others are none."""
+    found: dict[int, Conversation] = {}
+    faults: dict[int, str] = {}
+    columns = (column_values(batch[name]) for name in COLUMNS)
+    for index, text, roles, ends, untrained, given, fault in zip(documents, *columns, strict=True):
+        if fault is not None:
+            faults[index] = fault
+        else:
+            places = tuple(ends), tuple(untrained)
+            found[index] = Conversation(text, tuple(roles), *places, given)
+    return found, faults
+
+
+def is_conversations(corpus: datasets.Dataset) -> bool:
+    """Test whether a corpus holds conversations, not documents."""
+    return ROLES in corpus.column_names
+
+
+# -- Corpora -------------------------------------------------------------------------------------
 
 
 def load_corpus(
@@ -93,3 +243,21 @@ def only_text(corpus: datasets.Dataset, text_column: str | None, shown: str) -> 
     text_column = text_column or TEXT
     corpus = corpus.select_columns([text_column])
     return corpus if text_column == TEXT else corpus.rename_column(text_column, TEXT)
+
+
+def find_format(columns: Collection[str], text_column: str | None, shown: str) -> Format:
+    """Return the format of a dataset by its columns; a column of texts that is given is read.
+
+    Raises:
+        ValueError: no column is one that can be read; `shown` names the dataset.
+    """
+    if text_column is None and "messages" in columns:
+        return "messages"
+    if text_column is None and {"prompt", "completion"} <= {*columns}:
+        return "prompt_completion"
+    if (text_column or "text") in columns:
+        return "text"
+    raise ValueError(
+        f"--text_column {text_column or 'text'!r} is not a column of {shown}; its columns are "
+        f"{', '.join(columns)}"
+    )

@@ -22,8 +22,14 @@ from torch.nn import functional as F
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.method import Distance
-from vocagnolm.output_head import Head, HeadGradients, log_softmax_, rows_per_tile
-from vocagnolm.token_loss import by_predicted_token, first_tokens
+from vocagnolm.token_loss import (
+    Head,
+    HeadGradients,
+    by_predicted_token,
+    first_tokens,
+    log_softmax_,
+    rows_per_tile,
+)
 
 # Gradients are as many times too large until backward: float16 would round small ones to zero
 # before its loss scaling, which comes later, could help. Exact in every dtype.

@@ -7,19 +7,214 @@ space) are given to the tokens beside them. Loads neither torch nor transformers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from vocagnolm.texts.offsets import encode_raw, tokenizer_name
-from vocagnolm.texts.token_bytes import SPELLINGS, TokenBytes
-from vocagnolm.texts.tokens import Encoding, Spans, Tokens
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# [N, 2], half-open, in characters (Unicode code points) of the text.
+Spans = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """N tokens of one text, without special tokens."""
+
+    ids: npt.NDArray[np.int32]
+    spans: Spans
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """N tokens of one model in T texts, concatenated.
+
+    Text t has those from edges[t] up to edges[t + 1]; spans are in characters of the text. `values`
+    are ids or, of an offline teacher, losses in nats; `start` is that of the token
+    before each segment (NaN for a loss), or those of all segments, `end` of the one behind the last
+    of a text, if any.
+    """
+
+    values: npt.NDArray[Any]
+    spans: Spans
+    edges: npt.NDArray[np.int64]
+    start: float | npt.NDArray[Any] = math.nan
+    end: int | None = None
+
+    @classmethod
+    def join(cls, values: Sequence[npt.ArrayLike], spans: Sequence[Spans], dtype: str) -> Tokens:
+        """Lay out what each text has."""
+        flat = np.concatenate([[], *values], dtype=dtype, casting="unsafe")
+        none = np.empty((0, 2), np.int64)
+        return cls(flat, np.concatenate([none, *spans]), np.cumsum([0, *map(len, spans)]))
+
+    def encoding(self, text: int) -> Encoding:
+        """Return the tokens of one text."""
+        part = slice(self.edges[text], self.edges[text + 1])
+        return Encoding(self.values[part], self.spans[part])
+
+
+# -- Spans from bytes ----------------------------------------------------------------------------
+
+
+# Bytes that stand for themselves in byte-level vocabularies; the others are U+0100 and following.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _PRINTABLE]
+_LETTERS = map(chr, [*_PRINTABLE, *range(0x100, 0x100 + len(_OTHERS))])
+_BYTE_LEVEL = dict(zip(_LETTERS, [*_PRINTABLE, *_OTHERS], strict=True))
+_FALLBACK = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(0x100)}
+
+
+def byte_level(token: str) -> bytes:
+    """Return the bytes of a token of letters for bytes; a KeyError where one is another."""
+    return bytes(_BYTE_LEVEL[letter] for letter in token)
+
+
+def sentencepiece(token: str) -> bytes:
+    """Return the bytes of a token, in which `▁` is a space; `<0xAB>` is a byte."""
+    return _FALLBACK.get(token) or token.replace("▁", " ").encode()
+
+
+# The ways in which vocabularies spell.
+SPELLINGS: tuple[Callable[[str], bytes], ...] = (byte_level, sentencepiece)
+
+
+class TokenBytes:
+    """The bytes of all tokens of a vocabulary, concatenated by id."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, spell: Callable[[str], bytes]):
+        vocabulary = tokenizer.get_vocab()
+        spelt = [b""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, index in vocabulary.items():
+            with suppress(KeyError):
+                spelt[index] = spell(token)
+        # These are literal, however the others are spelt.
+        for index, added in tokenizer.added_tokens_decoder.items():
+            spelt[index] = added.content.encode()
+        self._content = np.frombuffer(b"".join(spelt), np.uint8)
+        self._sizes = np.fromiter(map(len, spelt), np.int64, len(spelt))
+        self._starts = np.cumsum(self._sizes) - self._sizes
+
+    def find(
+        self,
+        ids: npt.NDArray[np.int32],
+        edges: npt.NDArray[np.int64],
+        texts: Sequence[str],
+        contents: Sequence[bytes],
+    ) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """Find the spans of texts' tokens, and the indices of the texts that they do not spell.
+
+        Text t, in UTF-8 contents[t], has the tokens from edges[t] up to edges[t + 1]. A token has
+        every character of which it has a byte; a token for the space alone that a tokenizer puts
+        before a text has the first one.
+        """
+        sizes = self._sizes[ids]
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        at = np.repeat(self._starts[ids] - starts, sizes)
+        at += np.arange(len(at))
+        spelt = self._content[at].tobytes()
+        begin, own = np.append(0, ends)[edges], np.cumsum([0, *map(len, contents)])
+        parts = zip(begin.tolist(), begin[1:].tolist(), contents, strict=False)
+        wrong = [t for t, (a, b, text) in enumerate(parts) if spelt[a:b] not in (text, b" " + text)]
+        # From bytes of the tokens to bytes of the texts, concatenated too: without that space.
+        #
+        #   tokens   _ a | b   b c | _ d       two of three texts have a space in front
+        #   texts      a | b   b c |   d
+        counts = np.diff(edges)
+        move = own[1:] - begin[1:]
+        starts = np.maximum(starts + np.repeat(move, counts), np.repeat(own[:-1], counts))
+        ends = np.maximum(ends + np.repeat(move, counts), starts + 1)
+        spans = np.stack((starts, ends - 1), axis=1)
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        if lengths.sum() < own[-1]:
+            # Index of the character that has a byte; the first byte of each is no 10xxxxxx.
+            first = np.frombuffer(b"".join(contents), np.uint8) & 0xC0 != 0x80
+            spans = np.take(np.cumsum(first) - 1, spans, mode="clip")
+        spans[:, 1] += 1
+        spans -= np.repeat(np.cumsum(lengths) - lengths, counts)[:, None]
+        return spans, wrong
+
+
+# -- Spans from offsets --------------------------------------------------------------------------
+
+
+def encode_raw(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], name: str, *, literal: bool = True
+) -> list[Encoding]:
+    """Tokenize texts, with spans as the tokenizer gives them, tested for order and limits.
+
+    What is not `literal` may name special tokens, such as a rendered conversation.
+    """
+    # The tokenizer itself fails on an empty list.
+    if not texts:
+        return []
+    output = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        split_special_tokens=literal,
+        return_offsets_mapping=True,
+        truncation=False,
+        padding=False,
+        # A text longer than the context is no news: it is cut into segments later.
+        verbose=False,
+    )
+    if "offset_mapping" not in output:
+        raise no_offsets(name)
+    encodings = []
+    columns = zip(texts, output["input_ids"], output["offset_mapping"], strict=True)
+    for text, id_list, offsets in columns:
+        count = len(id_list) if text else 0
+        ids = np.array(id_list[:count], dtype=np.int32)
+        spans = np.fromiter(chain.from_iterable(offsets), np.int64, 2 * count).reshape(count, 2)
+        if (wrong := find_disorder(spans)) is not None:
+            found = spans[max(wrong - 1, 0) : wrong + 1].tolist()
+            raise ValueError(
+                f"{name} gives offsets that are not in the order of the text ({found} at token"
+                f" {wrong}): use the tokenizer that the model was published with"
+            )
+        if count and (spans[0, 0] < 0 or spans[-1, 1] > len(text)):
+            raise ValueError(
+                f"{name} gives offsets from {spans[0, 0]} to {spans[-1, 1]} for a text of "
+                f"{len(text)} characters"
+            )
+        encodings.append(Encoding(ids, spans))
+    return encodings
+
+
+def find_disorder(spans: Spans) -> int | None:
+    """Find the first span that ends before it starts, or starts or ends before the one before."""
+    wrong, falling = spans[:, 0] > spans[:, 1], spans[1:] < spans[:-1]
+    # Several times faster than any() on the spans of one text.
+    if not np.count_nonzero(wrong) and not np.count_nonzero(falling):
+        return None
+    wrong[1:] |= falling.any(axis=1)
+    return int(wrong.argmax())
+
+
+def tokenizer_name(tokenizer: PreTrainedTokenizerBase, role: str = "") -> str:
+    """Name a tokenizer in an error: its role, where it comes from and its class."""
+    where = tokenizer.name_or_path or "in memory"
+    return f"{role} tokenizer {where} ({type(tokenizer).__name__})".lstrip()
+
+
+def no_offsets(name: str) -> ValueError:
+    """Make the error for a tokenizer without character offsets."""
+    return ValueError(
+        f"{name} gives no character offsets: use a fast tokenizer, with a tokenizer.json"
+    )
+
+
+# -- Spans without gaps --------------------------------------------------------------------------
+
 
 # White space of all kinds and lengths, and characters of one to four bytes.
 _PROBE = "Let  $x_1 = 2$,\n\t\tthen   3.14\r\n\n\n für   \n  Fälle. 😀 数学 \n\n \t  Q.E.D.  "

@@ -3,7 +3,7 @@
 The loop is transformers' `Trainer._inner_training_loop`. Overridden here: `get_batch_samples` (the
 divisor), `compute_loss`, `prediction_step`, `log`, `call_model_init`; the rest in `run.resume`.
 
-    text -> packed batch (`vocagnolm.collator`) -> losses of both models -> weights -> one update
+    text -> packed batch (`vocagnolm.packing`) -> losses of both models -> weights -> one update
 """
 
 import logging
@@ -19,16 +19,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import EvalPrediction, PreTrainedModel, TrainingArguments
 
-from vocagnolm.collator import Batch, PackedCollator, label_tokens, student_segments
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method, MethodName
-from vocagnolm.objective import Objective
-from vocagnolm.packing import Blocks
-from vocagnolm.run.callbacks import log_in_lines
+from vocagnolm.objective import Objective, OnlineTeacher, StoredTeacher
+from vocagnolm.packing import Batch, Blocks, PackedCollator, label_tokens, student_segments
+from vocagnolm.run.metrics import Throughput, log_in_lines
 from vocagnolm.run.resume import ResumableTrainer
-from vocagnolm.run.throughput import Throughput
-from vocagnolm.teacher import OnlineTeacher, StoredTeacher
 from vocagnolm.token_loss import add_token_losses, inner_model
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from benchmarks.models import (
     some_blocks,
 )
 from vocagnolm import Method
-from vocagnolm.teacher import StoredTeacher
+from vocagnolm.objective import StoredTeacher
 
 METHODS = {
     **{f"vocagnolm {how}": Method(aggregation=how) for how in ("max", "mean", "sum")},

@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vocagnolm.chat.formats import (
-    Conversation,
-    Format,
-    conversation,
-    find_format,
-    read_rows,
-)
+from vocagnolm.chat.formats import Conversation, Format, conversation, read_rows
+from vocagnolm.corpus import find_format
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 

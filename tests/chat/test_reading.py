@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from vocagnolm.alignment import align_spans, covered_shares, narrow_spans, widen_spans
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
-from vocagnolm.chat.render import Rendered, Template, template_of
+from vocagnolm.chat.render import Rendered, Template
+from vocagnolm.readers import template_of
 from vocagnolm.spans import encode_rendered
 
 MULTI = ["1 + 1?", "2", " And 2 + 2 ?\n", "It is 4.\n\n", "", ""]

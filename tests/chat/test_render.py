@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vocagnolm.chat.formats import Conversation, conversation
-from vocagnolm.chat.render import DATE, Rendered, Template, template_of
+from vocagnolm.chat.render import DATE, Rendered, Template
+from vocagnolm.readers import template_of
 
 TOKENS = (("bos_token", "<s>"), ("eos_token", "</s>"))
 

@@ -18,8 +18,8 @@ from vocagnolm.demo import world as demo_world
 from vocagnolm.demo.main import main
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.io import ASSETS
+from vocagnolm.readers import PROBE, load_tokenizer
 from vocagnolm.spans import encode
-from vocagnolm.texts.tokenizers import PROBE, load_tokenizer
 
 pytestmark = pytest.mark.processes
 

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.render import Rendered, template_of
+from vocagnolm.chat.render import Rendered
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
 from vocagnolm.evaluation.engines.chat import Chat
@@ -25,6 +25,7 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, INSTRUCTION
+from vocagnolm.readers import template_of
 
 # With its own start token, today's date, and white space before the end of a turn.
 TEMPLATE = (

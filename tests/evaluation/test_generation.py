@@ -24,7 +24,7 @@ from vocagnolm.evaluation.engines.generation import (
     end_of_text_ids,
 )
 from vocagnolm.evaluation.engines.hf_engine import GrowingLayer, HFEngine
-from vocagnolm.models.source import NO_LIMIT
+from vocagnolm.models.load import NO_LIMIT
 
 Tokenizers = dict[str, Tokenizer]
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")

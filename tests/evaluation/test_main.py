@@ -22,7 +22,7 @@ from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
 from vocagnolm.evaluation.tasks.tasks import load_tasks, prompt_sha256
-from vocagnolm.models.source import revision_of
+from vocagnolm.models.load import revision_of
 
 N_ITEMS = 16
 

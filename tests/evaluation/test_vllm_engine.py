@@ -18,7 +18,7 @@ from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
-from vocagnolm.models.source import ModelSource
+from vocagnolm.models.load import ModelSource
 
 NEW_TOKENS = 30
 PROMPTS = [

@@ -22,9 +22,8 @@ from vocagnolm.alignment import (
     narrow_spans,
     widen_spans,
 )
-from vocagnolm.spans import encode, encode_batch
-from vocagnolm.texts.tokenizers import load_tokenizer
-from vocagnolm.texts.tokens import Encoding, Spans
+from vocagnolm.readers import load_tokenizer
+from vocagnolm.spans import Encoding, Spans, encode, encode_batch
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 CORPORA = ("gsm8k_train", "math_train", "planetmath", "stacks_project")

@@ -13,9 +13,8 @@ from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerFast
 
 from vocagnolm.alignment import narrow_spans, widen_spans
-from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks, pack, segment_rows
+from vocagnolm.packing import Blocks, PackedCollator, pack, segment_rows
 from vocagnolm.readers import Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]

@@ -14,8 +14,7 @@ from typing import Any
 import datasets
 import pytest
 
-from vocagnolm.chat.columns import is_conversations
-from vocagnolm.corpus import load_corpus, load_sample
+from vocagnolm.corpus import is_conversations, load_corpus, load_sample
 
 TEXTS = ["First  document.\r\n\n$x^2$ 😀 数学 e\u0301\x00", "second"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -27,12 +27,11 @@ import vocagnolm.data
 import vocagnolm.readers
 from vocagnolm.alignment import align_segment, segment_shares
 from vocagnolm.corpus import load_corpus
-from vocagnolm.data import Segments, align_corpus
+from vocagnolm.data import TEACHER_ARRAYS, Segments, align_corpus
 from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.run.documents import write_reasons
 from vocagnolm.spans import encode, encode_texts
-from vocagnolm.texts.layout import TEACHER_ARRAYS
 
 PAIRS = [
     ("metaspace", "nfc_digits"),

@@ -13,10 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.harness import alone, resident_bytes
-from vocagnolm import output_head
+from vocagnolm import token_loss
 from vocagnolm.distillation import HeadStates, Pairs, losses_and_entropies
-from vocagnolm.output_head import last_hidden_state, read_head
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.token_loss import add_token_losses, last_hidden_state, read_head
 
 SIZES = {
     "hidden_size": 16,
@@ -81,7 +80,7 @@ def gradients(model: Any, loss: Tensor) -> dict[str, Tensor]:
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tiles, the last of them ragged, in every test."""
-    monkeypatch.setattr(output_head, "TILE_LOGITS", 5 * (STUDENT_WORDS + 50) + 1)
+    monkeypatch.setattr(token_loss, "TILE_LOGITS", 5 * (STUDENT_WORDS + 50) + 1)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -203,7 +202,7 @@ def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
 
 
 def one_position(logits: Tensor) -> HeadStates:
-    head = output_head.Head(1.0, None, logits.dtype)
+    head = token_loss.Head(1.0, None, logits.dtype)
     return HeadStates(torch.ones(1, 1, dtype=logits.dtype), logits[:, None], None, head)
 
 
@@ -226,8 +225,8 @@ def test_float16_gradients_survive_until_loss_scaling() -> None:
 
 
 def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, tiles, own = torch.randn(41).requires_grad_(), [], output_head.HeadGradients.add
-    monkeypatch.setattr(output_head.HeadGradients, "add", lambda *a: tiles.append(own(*a)))
+    logits, tiles, own = torch.randn(41).requires_grad_(), [], token_loss.HeadGradients.add
+    monkeypatch.setattr(token_loss.HeadGradients, "add", lambda *a: tiles.append(own(*a)))
     for wanted in (False, True):
         with torch.set_grad_enabled(wanted):
             total = distill_one(logits, torch.randn(57))
@@ -242,13 +241,13 @@ def test_losses_are_differentiated_once_and_on_request(monkeypatch: pytest.Monke
 
 def test_frozen_head_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As under adapters: a gradient [V, D] that nothing reads would be as large as the head."""
-    student, found, own = build("bias", STUDENT_WORDS, 0), [], output_head.HeadGradients.sums
+    student, found, own = build("bias", STUDENT_WORDS, 0), [], token_loss.HeadGradients.sums
 
     def sums(self: Any) -> Any:
         found.append(own(self))
         return found[0]
 
-    monkeypatch.setattr(output_head.HeadGradients, "sums", sums)
+    monkeypatch.setattr(token_loss.HeadGradients, "sums", sums)
     student.lm_head.requires_grad_(False)
     ids, tokens = torch.ones(1, 9).long(), torch.arange(1, 9)
     distill(student, ids, states_of(student, ids), tokens, "forward_kl")
@@ -266,17 +265,17 @@ def test_teacher_may_have_another_dtype(distance: Any) -> None:
 
 
 def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output_head, "TILE_LOGITS", 3 * (STUDENT_WORDS + 570))
+    monkeypatch.setattr(token_loss, "TILE_LOGITS", 3 * (STUDENT_WORDS + 570))
     student, teacher = build("llama", STUDENT_WORDS, 0), build("llama", 570, 1)
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     states, rows = states_of(teacher, ids), []
-    own = output_head.Head.logits
+    own = token_loss.Head.logits
 
     def logits(self: Any, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
         rows.append(len(hidden))
         return own(self, hidden, weight, *rest)
 
-    monkeypatch.setattr(output_head.Head, "logits", logits)
+    monkeypatch.setattr(token_loss.Head, "logits", logits)
     distill(student, ids, states, torch.arange(1, 9), "sorted_l1")
     assert list(filter(None, rows)) == [
         3,
@@ -293,9 +292,9 @@ def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPat
 
 def test_tile_holds_the_larger_teacher_vocabulary() -> None:
     student, teacher = torch.empty(10, 4), torch.empty(990, 4)
-    rows = output_head.TILE_LOGITS // 1000
-    assert output_head.rows_per_tile(10**6, student, teacher) == max(rows, 1)
-    assert output_head.rows_per_tile(10**6, student) == output_head.TILE_LOGITS // 10
+    rows = token_loss.TILE_LOGITS // 1000
+    assert token_loss.rows_per_tile(10**6, student, teacher) == max(rows, 1)
+    assert token_loss.rows_per_tile(10**6, student) == token_loss.TILE_LOGITS // 10
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -303,20 +302,18 @@ def test_tile_holds_the_larger_teacher_vocabulary() -> None:
 def test_entropies_equal_those_of_full_logits(
     name: str, tile_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_head, "TILE_LOGITS", tile_logits)
+    monkeypatch.setattr(token_loss, "TILE_LOGITS", tile_logits)
     model = build(name, STUDENT_WORDS, 0)
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(1, 30, (2, 9), generator=generator)
     labels = ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.4, -100)
     has_label = labels[:, 1:] != -100
     rows: list[int] = []
-    own = output_head.Head.logits
+    own = token_loss.Head.logits
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
         plain = model(input_ids=ids, labels=labels, token_losses=True)
-        monkeypatch.setattr(
-            output_head.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a)
-        )
+        monkeypatch.setattr(token_loss.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
         (losses, found), (more, _), (fewer, _) = (
             model(
                 input_ids=ids,
@@ -346,9 +343,9 @@ def test_entropies_equal_those_of_full_logits(
 
 def extra_bytes(distance: Any) -> int:
     """Return the memory of a distance of 512 pairs, forward and backward, beyond what two take."""
-    output_head.TILE_LOGITS = 200_000
+    token_loss.TILE_LOGITS = 200_000
     torch.manual_seed(0)
-    head = output_head.Head(1.0, None, torch.float32)
+    head = token_loss.Head(1.0, None, torch.float32)
     student, teacher = (torch.randn(513, 16) for _ in range(2))
     ours, theirs = (torch.randn(vocabulary, 16) / 4 for vocabulary in (4000, 19_000))
     if distance != "sorted_l1":

@@ -12,8 +12,7 @@ import torch
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import aggregate_teacher_losses, select_tokens
 from vocagnolm.method import Method
-from vocagnolm.objective import Objective
-from vocagnolm.teacher import OnlineTeacher, TeacherLosses
+from vocagnolm.objective import Objective, OnlineTeacher, TeacherLosses
 
 WRONG: list[dict[str, Any]] = [
     {"method": "ppo"},

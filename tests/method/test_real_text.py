@@ -14,7 +14,7 @@ import torch
 from real_data import real_data
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from vocagnolm.run.start import main
+from vocagnolm.run.options import main
 
 
 def make_model(source: Path, target: Path) -> Path:

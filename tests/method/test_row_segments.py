@@ -8,7 +8,7 @@ from architectures import build
 from packed_rows import SEGMENTS, rows
 from segment_attention import with_attention
 
-from vocagnolm.row_segments import segments_of
+from vocagnolm.attention import segments_of
 from vocagnolm.token_loss import add_token_losses
 
 

@@ -16,9 +16,8 @@ from tokenizers import Tokenizer, models, normalizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 import vocagnolm.spans
-from vocagnolm.spans import encode, encode_batch, encode_rendered, fill_gaps
-from vocagnolm.texts.tokenizers import check_tokenizer, load_tokenizer
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.readers import check_tokenizer, load_tokenizer
+from vocagnolm.spans import Spans, encode, encode_batch, encode_rendered, fill_gaps
 
 FAMILIES = ("metaspace", "prepend", "byte_level", "nfc_digits", "trimmed", "unigram")
 Tokenizers = dict[str, PreTrainedTokenizerFast]

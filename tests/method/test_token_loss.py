@@ -17,9 +17,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from benchmarks.claims import token_losses
 from benchmarks.harness import alone
-from vocagnolm import output_head, token_loss
+from vocagnolm import token_loss
 from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.models.probes import check_packing
+from vocagnolm.models.load import check_packing
 from vocagnolm.token_loss import add_token_losses, first_tokens, require_finite
 
 LENGTH = 13
@@ -50,7 +50,7 @@ def reference_losses(model, ids, labels, **kwargs):
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Several tiles, the last of them ragged, in every test."""
-    monkeypatch.setattr(output_head, "TILE_LOGITS", 4 * VOCABULARY + 1)
+    monkeypatch.setattr(token_loss, "TILE_LOGITS", 4 * VOCABULARY + 1)
 
 
 def test_losses_of_logits_far_apart_are_finite():
@@ -85,7 +85,7 @@ def test_losses_and_gradients_equal_full_logits(name):
 
 @pytest.mark.parametrize("name", ["gemma2", "granite", "cohere"])
 def test_attaching_rejects_a_head_it_does_not_reproduce(name, monkeypatch):
-    monkeypatch.setattr(output_head, "scale_and_cap", lambda config: (1.0, None))
+    monkeypatch.setattr(token_loss, "scale_and_cap", lambda config: (1.0, None))
     # The small logits of an untrained model must not hide the difference.
     for spread, dtype in ((0.3, "float32"), (0.001, "float32"), (0.001, "bfloat16")):
         model = build(name, spread).to(getattr(torch, dtype))
@@ -134,8 +134,8 @@ def test_forward_reads_only_rows_that_have_a_loss(monkeypatch):
     model = add_token_losses(build())
     ids, labels, _ = batch()
     count = int((labels[:, 1:] != -100).sum())
-    rows, own = [], output_head.Head.logits
-    monkeypatch.setattr(output_head.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
+    rows, own = [], token_loss.Head.logits
+    monkeypatch.setattr(token_loss.Head, "logits", lambda *a: rows.append(len(a[1])) or own(*a))
     for told, read in ((None, ids.numel()), (count, count), (0, 0)):
         rows.clear()
         losses = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=told)
@@ -149,8 +149,8 @@ def test_backward_computes_only_rows_that_carry_weight(monkeypatch):
     model = add_token_losses(build())
     ids, labels, weights = batch()
     rows = []
-    own = output_head.Head.gradient
-    monkeypatch.setattr(output_head.Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
+    own = token_loss.Head.gradient
+    monkeypatch.setattr(token_loss.Head, "gradient", lambda *a: rows.append(len(a[1])) or own(*a))
     for bound in (None, int((weights[:, 1:] != 0).sum())):
         losses = model(input_ids=ids, labels=labels, token_losses=True, weighted_tokens=bound)
         (losses * weights).sum().backward()
@@ -224,7 +224,7 @@ def test_gradients_of_a_bfloat16_head_sum_in_float32():
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
-        head = output_head.Head(1.0, None, dtype)
+        head = token_loss.Head(1.0, None, dtype)
         given = (hidden, weight, None, targets, torch.arange(len(targets)), head, None)
         token_loss._TokenLoss.apply(*given).sum().backward()
         found[dtype] = weight.grad.float()
@@ -441,7 +441,7 @@ def compare_wrapped(wrapper):
     assert_same_gradients(found, expected)
     if wrapper == "fsdp2":  # a head that nothing has gathered is gathered here
         assert isinstance(model.lm_head.weight, DTensor)
-        whole, *_ = output_head.read_head(model, torch.zeros(1))
+        whole, *_ = token_loss.read_head(model, torch.zeros(1))
         assert not isinstance(whole, DTensor)
 
 

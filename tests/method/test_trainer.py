@@ -22,13 +22,11 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from world import MAX_LENGTH, make_blocks, make_segments, make_trainer
 
-from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL, NonFiniteLoss
 from vocagnolm.method import Aggregation, Method
-from vocagnolm.output_head import Head
-from vocagnolm.packing import Blocks
-from vocagnolm.teacher import StoredTeacher, TeacherLosses
-from vocagnolm.token_loss import add_token_losses
+from vocagnolm.objective import StoredTeacher, TeacherLosses
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.token_loss import Head, add_token_losses
 from vocagnolm.trainer import VocAgnoTrainer
 
 

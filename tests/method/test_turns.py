@@ -18,9 +18,8 @@ from vocagnolm.alignment import align_segment
 from vocagnolm.chat.formats import read_rows
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.render import Template
-from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 
 Tokenizers = dict[str, PreTrainedTokenizerBase]

@@ -18,10 +18,10 @@ from world import make_models
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.method import Method
+from vocagnolm.objective import OnlineTeacher
 from vocagnolm.report.measure import LoadedPair, view_documents
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
-from vocagnolm.teacher import OnlineTeacher
 from vocagnolm.token_loss import add_token_losses
 
 TOLERANCE = 1e-5

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase, masking_utils
 from world import make_models, make_trainer
 
 from vocagnolm import distillation
-from vocagnolm.teacher import StoredTeacher
+from vocagnolm.objective import StoredTeacher
 
 # What a host waits for: operations whose result's size or value it must know, and copies to it.
 OPERATIONS = ("nonzero", "_local_scalar_dense", "masked_select", "unique", "equal.default")

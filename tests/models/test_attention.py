@@ -18,11 +18,11 @@ from transformers import AttentionInterface, masking_utils
 from transformers.modeling_flash_attention_utils import FlashAttentionKwargs
 from world import make_models
 
-from vocagnolm import row_segments, token_loss
-from vocagnolm.models import attention as packed_attention
-from vocagnolm.models.probes import check_longest, check_packing
-from vocagnolm.row_segments import RowSegments, segments_of
-from vocagnolm.teacher import OnlineTeacher
+from vocagnolm import attention as packed_attention
+from vocagnolm import token_loss
+from vocagnolm.attention import RowSegments, segments_of
+from vocagnolm.models.load import check_longest, check_packing
+from vocagnolm.objective import OnlineTeacher
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
 
@@ -126,9 +126,9 @@ def test_rows_with_segments_need_no_mask_code(
 def test_model_with_its_own_flash_attention_gets_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = with_flash(monkeypatch), rows()
     arguments = {name: batch[name] for name in ("input_ids", "position_ids")}
-    assert row_segments.segment_call(model, SEGMENTS, arguments)["attention_mask"].numel() == 0
+    assert packed_attention.segment_call(model, SEGMENTS, arguments)["attention_mask"].numel() == 0
     monkeypatch.setattr(model, "_supports_attention_backend", False)
-    assert "attention_mask" not in row_segments.segment_call(model, SEGMENTS, arguments)
+    assert "attention_mask" not in packed_attention.segment_call(model, SEGMENTS, arguments)
 
 
 def test_flash_attention_gets_its_own_arguments() -> None:

@@ -12,7 +12,7 @@ from architectures import build
 from packed_rows import rows
 from transformers.integrations import liger
 
-from vocagnolm.models.layers import leave_teachers_alone
+from vocagnolm.models.load import leave_teachers_alone
 from vocagnolm.token_loss import add_token_losses
 
 

@@ -8,7 +8,7 @@ import transformers
 from architectures import build
 from torch.nn import functional as F
 
-from vocagnolm.models.probes import check_longest, check_packing
+from vocagnolm.models.load import check_longest, check_packing
 from vocagnolm.token_loss import add_token_losses
 
 

@@ -27,7 +27,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from vocagnolm.models.source import (
+from vocagnolm.models.load import (
     NO_LIMIT,
     ModelSource,
     check_distinct,

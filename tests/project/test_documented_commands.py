@@ -14,7 +14,7 @@ import pytest
 from accelerate.commands.launch import launch_command_parser
 
 from vocagnolm.cli import COMMANDS
-from vocagnolm.run.recipe import parse
+from vocagnolm.run.options import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md")))

@@ -16,12 +16,11 @@ from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, make_trainer
 
 from vocagnolm import objective
-from vocagnolm.collator import PackedCollator
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks import questions, tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
 from vocagnolm.guidance import aggregate_teacher_losses
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader
 
 ROOT = Path(__file__).resolve().parents[2]

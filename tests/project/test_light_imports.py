@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts.tokenizers"
+TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.readers"
 
 
 @pytest.mark.processes
@@ -23,7 +23,7 @@ TEXT = "vocagnolm.spans, vocagnolm.readers, vocagnolm.alignment, vocagnolm.texts
         ),
         ("import vocagnolm.report.plots", "matplotlib"),
         # The commands' pages of help need what they import at the top, and no more.
-        ("import vocagnolm.run.start, vocagnolm.evaluation.main", "torch transformers datasets"),
+        ("import vocagnolm.run.options, vocagnolm.evaluation.main", "torch transformers datasets"),
         (
             "import vocagnolm.report.audit, vocagnolm.demo.main",
             "torch transformers datasets",

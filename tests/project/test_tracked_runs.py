@@ -13,7 +13,7 @@ from vocagnolm.demo import world
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, student_config
 from vocagnolm.evaluation import main as evaluation
 from vocagnolm.io import ASSETS
-from vocagnolm.run import start as train
+from vocagnolm.run import options as train
 
 RECIPE = """
 student: {root}/student

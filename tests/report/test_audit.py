@@ -16,11 +16,11 @@ from transformers import PreTrainedTokenizerFast as Tokenizer
 
 from vocagnolm import cli
 from vocagnolm.alignment import align_spans
+from vocagnolm.readers import load_tokenizer
 from vocagnolm.report import audit as audit_module
 from vocagnolm.report.audit import audit
 from vocagnolm.report.overlap import chunk_overlaps, count_map
 from vocagnolm.spans import encode
-from vocagnolm.texts.tokenizers import load_tokenizer
 
 SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64)}
 # The paper's overlap, in percent of the teacher's vocabulary; then over bytes (docs/audit.md).

@@ -14,9 +14,8 @@ import torch
 from transformers import PreTrainedTokenizerBase, TrainerControl, TrainerState
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
-from vocagnolm.collator import PackedCollator
 from vocagnolm.method import Method
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader
 from vocagnolm.report.callback import GuidanceTable
 from vocagnolm.report.render import write_view

@@ -26,7 +26,7 @@ from vocagnolm.report.curves import read_curves
 from vocagnolm.report.page import bar_series
 from vocagnolm.report.paper import REPORTED_FILE, read_reported, teacher_name
 from vocagnolm.report.runs import METHODS, find_sources, heading
-from vocagnolm.run import recipe as config
+from vocagnolm.run import options as config
 from vocagnolm.run.job import settings_of
 
 ROW = "Qwen2.5-Math-Instruct VocAgnoLM"

@@ -12,9 +12,9 @@ from methods_world import World
 from transformers import PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models
 
+from vocagnolm.objective import OnlineTeacher
 from vocagnolm.readers import student_reader, teacher_reader
 from vocagnolm.report.measure import LoadedPair, measure
-from vocagnolm.teacher import OnlineTeacher
 
 
 @pytest.fixture

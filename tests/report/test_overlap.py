@@ -19,8 +19,7 @@ from vocagnolm.report.overlap import (
     overlaps,
     vocabulary_overlap,
 )
-from vocagnolm.spans import encode
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.spans import Spans, encode
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 FAMILIES = ("metaspace", "byte_level", "nfc_digits", "unigram")

@@ -17,13 +17,12 @@ from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 from world import MAX_LENGTH, TEACHER_CONTEXT
 
-from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
-from vocagnolm.packing import Blocks
-from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
+from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.readers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.report import inspect
 from vocagnolm.report.view import (
     Sample,
@@ -34,7 +33,6 @@ from vocagnolm.report.view import (
 )
 from vocagnolm.spans import encode
 from vocagnolm.store.read import StoredReader
-from vocagnolm.texts.tokenizers import load_tokenizer
 
 SETTINGS = ViewSettings("s", "t", Method(), "each text", step=7)
 

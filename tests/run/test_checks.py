@@ -11,7 +11,7 @@ import pytest
 from adapter_world import World
 from huggingface_hub.errors import HTTPError, LocalTokenNotFoundError
 
-from vocagnolm.run import card, documents, start
+from vocagnolm.run import card, documents, options
 
 
 def argv_of(world: World, out: Path, **changes: str) -> list[str]:
@@ -30,7 +30,7 @@ def test_missing_weights_are_reported(
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
     if part == "model.safetensors":
         (place / part).rename(place / "model-2.safetensors")
-    assert start.main(argv_of(world, tmp_path / "out", student=str(place))) == 2
+    assert options.main(argv_of(world, tmp_path / "out", student=str(place))) == 2
     assert f"--student {place} lacks {part}: give the complete" in capfd.readouterr().err
 
 
@@ -46,7 +46,7 @@ def test_hub_is_asked_before_a_push(
         raise error
 
     monkeypatch.setattr(card.HfApi, "whoami", reject)
-    assert start.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
+    assert options.main(argv_of(world, tmp_path / "out", push_to_hub="True")) == 2
     reason = " ".join(str(error).split())
     assert f"--push_to_hub: {reason}: run `hf auth login`" in capfd.readouterr().err
 
@@ -54,7 +54,7 @@ def test_hub_is_asked_before_a_push(
 def plan_of(capfd: pytest.CaptureFixture[str], argv: list[str]) -> dict[str, str]:
     """The lines of a plan by their first word."""
     capfd.readouterr()
-    assert start.main([*argv, "--dry_run"]) == 0
+    assert options.main([*argv, "--dry_run"]) == 0
     lines = capfd.readouterr().out.splitlines()
     return {line[:11].strip(): line[11:] for line in lines}
 
@@ -98,5 +98,5 @@ def test_small_corpus_is_read_whole_when_its_part_is_too_small(
     monkeypatch.setattr(documents, "_SMALL_DOCUMENTS", 3)
     monkeypatch.setattr(documents, "_SAMPLE_DOCUMENTS", 3)
     argv = argv_of(world, tmp_path / "out", global_batch_tokens="640000", dry_run="True")
-    assert start.main(argv) == 2
+    assert options.main(argv) == 2
     assert "one optimizer step needs 10,000: lower" in capfd.readouterr().err

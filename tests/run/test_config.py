@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vocagnolm.run.config import RunArguments, split_global_batch
-from vocagnolm.run.recipe import OPTIONS, Parser, parse
+from vocagnolm.run.options import OPTIONS, Parser, parse
 
 T = ("--teacher", "t", "--use_cpu")
 

@@ -16,8 +16,7 @@ from torch.utils.data import Subset
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from world import MAX_LENGTH, make_trainer
 
-from vocagnolm.collator import PackedCollator
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
 
 EVENTS = (
     "train_begin train_end epoch_begin epoch_end step_begin step_end substep_end "

@@ -13,8 +13,8 @@ import pytest
 from adapter_world import World
 
 from vocagnolm import data
+from vocagnolm.run import options as train
 from vocagnolm.run import prepare
-from vocagnolm.run import start as train
 from vocagnolm.run.plan import epoch_steps
 from vocagnolm.store import score
 

@@ -18,11 +18,11 @@ from launch import run_jobs
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
-from vocagnolm.models.source import ModelSource
+from vocagnolm.models.load import ModelSource
 from vocagnolm.run import export
-from vocagnolm.run import start as train
+from vocagnolm.run import options as train
 from vocagnolm.run.job import read_models
-from vocagnolm.run.recipe import parse
+from vocagnolm.run.options import parse
 from vocagnolm.store import score
 
 pytestmark = pytest.mark.processes

@@ -15,8 +15,8 @@ from adapter_world import World, make_world
 from held_memory import STUDENT, held_of, measure_runs
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vocagnolm.run import recipe as config
-from vocagnolm.run import start, train
+from vocagnolm.run import options as command
+from vocagnolm.run import train
 from vocagnolm.run.job import read_models
 from vocagnolm.run.plan import (
     Layout,
@@ -163,7 +163,7 @@ def world(
 
 def plan(world: World, *options: str, **changes: str | None) -> tuple[Any, dict[str, float]]:
     argv = [*world.argv("plan", use_cpu="True", **changes), *options, "--dry_run"]
-    job = config.parse(argv)
+    job = command.parse(argv)
     models = read_models(job.model, job.load, job.pack, job.method, job.run.device)
     sizes = models.student.sizes, [teacher.sizes for teacher in models.teachers]
     return sizes, device_memory(job, models)
@@ -173,7 +173,7 @@ def test_plan_counts_what_one_process_holds(world: World, monkeypatch: pytest.Mo
     monkeypatch.setattr(train, "add_trackers", train.add_trackers)  # restored behind the test
     measure_runs()
     short = {"max_steps": "2", "save_strategy": "no", "eval_fraction": None}
-    assert start.main(world.argv("run", use_cpu="True", **short)) == 0
+    assert command.main(world.argv("run", use_cpu="True", **short)) == 0
     held, planned = held_of(world.root / "run")
     assert held == pytest.approx({name: planned[name] for name in held}, rel=0.1)
 
@@ -214,7 +214,7 @@ def test_plan_says_what_the_options_change(world: World, monkeypatch: pytest.Mon
 def test_layout_is_accelerates_when_the_launcher_says_it(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = config.parse(world.argv("plan", use_cpu="True")).run
+    run = command.parse(world.argv("plan", use_cpu="True")).run
     assert student_layout(run) == Layout()
     monkeypatch.setattr(type(run), "world_size", 32)
     run.gradient_accumulation_steps = 4

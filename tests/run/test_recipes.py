@@ -13,7 +13,7 @@ import pytest
 from vocagnolm import dist as processes
 from vocagnolm.report.paper import REPORTED_FILE
 from vocagnolm.run.config import RunArguments
-from vocagnolm.run.recipe import parse, recipe_options
+from vocagnolm.run.options import parse, recipe_options
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "recipes"

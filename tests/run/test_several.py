@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from vocagnolm.evaluation import main as evaluation
-from vocagnolm.run import start as train
+from vocagnolm.run import options as train
 
 ROOT = Path(__file__).resolve().parents[2]
 

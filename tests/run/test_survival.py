@@ -18,7 +18,7 @@ import pytest
 from survival_worker import Runs
 
 from vocagnolm.run.checkpoints import checkpoint_fault, newest_checkpoint
-from vocagnolm.run.throughput import TIMING_KEYS
+from vocagnolm.run.metrics import TIMING_KEYS
 
 pytestmark = pytest.mark.processes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,8 @@ from world import make_trainer
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.packing import Blocks
-from vocagnolm.run import throughput
-from vocagnolm.run.throughput import Throughput, model_work, peak_tflops
+from vocagnolm.run import metrics
+from vocagnolm.run.metrics import Throughput, model_work, peak_tflops
 from vocagnolm.token_loss import add_token_losses
 
 SIZES: dict[str, Any] = {
@@ -175,8 +176,8 @@ def keys_by_hand(batch: dict[str, Any], prefix: str = "") -> int:
 def ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look at the clock is a second after the last one."""
     seconds = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(seconds)))
-    monkeypatch.setattr(throughput, "time", clock)
+    clock = SimpleNamespace(monotonic=time.monotonic, perf_counter=lambda: float(next(seconds)))
+    monkeypatch.setattr(metrics, "time", clock)
 
 
 def batches_of(trainer: Any) -> list[dict[str, Any]]:
@@ -249,7 +250,7 @@ def test_gpu_reports_its_own_peaks(
 ) -> None:
     gpu, names = torch.device("cuda"), iter(["NVIDIA H200", "NVIDIA Z9"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: next(names))
-    assert throughput._peak_flops(gpu, None) == 989.4e12
-    assert throughput._peak_flops(gpu, 50.0) == 50e12
-    assert throughput._peak_flops(gpu, None) is None
+    assert metrics._peak_flops(gpu, None) == 989.4e12
+    assert metrics._peak_flops(gpu, 50.0) == 50e12
+    assert metrics._peak_flops(gpu, None) is None
     assert "the peak of NVIDIA Z9 is unknown; give --device_peak_tflops" in caplog.text

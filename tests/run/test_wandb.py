@@ -15,9 +15,10 @@ import pytest
 from wandb_files import stored
 
 from vocagnolm.cli import Exit
-from vocagnolm.run import start, wandb
+from vocagnolm.run import options as command
+from vocagnolm.run import wandb
 from vocagnolm.run.job import settings_of
-from vocagnolm.run.recipe import parse
+from vocagnolm.run.options import parse
 from vocagnolm.trainer import VocAgnoTrainer
 
 SECTIONS = ("train/", "guidance/", "teacher/", "speed/", "memory/", "eval/")
@@ -55,7 +56,7 @@ def test_trackers_hold_all_that_was_logged(
     recipe.parent.mkdir(parents=True)
     recipe.write_text("project: lab/p\nguidance_table_steps: 1\n")
     argv = [*options, f"--config={recipe}", f"--output_dir={out}"]
-    assert start.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
+    assert command.main([*argv, "--report_to", "wandb", "tensorboard"]) == 0
     (run,) = offline.glob("offline-run-*")
     found = stored(run)
     about, config = found["run"], found["config"]
@@ -101,9 +102,9 @@ def test_resumed_run_is_one_with_what_was_cut_off(
 
     with monkeypatch.context() as patch:
         patch.setattr(VocAgnoTrainer, "training_step", stopped)
-        assert start.main(argv) == Exit.STOPPED
+        assert command.main(argv) == Exit.STOPPED
     time.sleep(1.1)  # directories of offline runs are named by the second
-    assert start.main(argv) == 0
+    assert command.main(argv) == 0
     ids = {path.name.rpartition("-")[2] for path in offline.glob("offline-run-*")}
     assert len(ids) == 1
     assert len([*offline.glob("offline-run-*")]) == 2

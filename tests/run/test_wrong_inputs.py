@@ -11,7 +11,7 @@ from adapter_world import World
 
 from vocagnolm import cli
 from vocagnolm.run import documents
-from vocagnolm.run.recipe import parse
+from vocagnolm.run.options import parse
 
 T = ("--teacher", "t")
 TWO = ("--teacher", "t", "u")
@@ -179,7 +179,7 @@ def test_command_ends_in_one_line(
 )
 def test_quick_answer_needs_no_torch(argv: str) -> None:
     code = (
-        "import sys; from vocagnolm.run.recipe import parse\n"
+        "import sys; from vocagnolm.run.options import parse\n"
         "try: parse(sys.argv[1:])\n"
         "except (ValueError, SystemExit): print('torch' in sys.modules)"
     )

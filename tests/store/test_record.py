@@ -22,8 +22,7 @@ from transformers import AutoTokenizer
 from vocagnolm.cli import Exit
 from vocagnolm.data import align_corpus
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run import recipe as config
-from vocagnolm.run import start as train
+from vocagnolm.run import options as train
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.job import read_models
 from vocagnolm.store import record as recording
@@ -170,7 +169,7 @@ def test_store_differs_when_the_teacher_is_quantized_otherwise(
     found = []
     for bits in (8, 8, 4, None):
         given = [f'--teacher_quantization={{"bits": {bits}}}'] if bits else []
-        job = config.parse([*argv, *given])
+        job = train.parse([*argv, *given])
         pair = read_models(job.model, job.load, job.pack, job.method, job.run.device)
         documents = load_documents(job, pair)
         message = "quantization was {'bits': 8}, now " + (f"{{'bits': {bits}}}" if bits else "None")

@@ -23,19 +23,18 @@ from tokenizer_stubs import tokens_between
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_trainer
 
-from vocagnolm.collator import PackedCollator
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.guidance import reduce_teachers
 from vocagnolm.method import Aggregation, Method
-from vocagnolm.models import source as models
-from vocagnolm.packing import Blocks
+from vocagnolm.models import load as models
+from vocagnolm.objective import StoredTeacher
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run import start as train
+from vocagnolm.run import options as train
 from vocagnolm.store import score
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
-from vocagnolm.teacher import StoredTeacher
 
 Tokenizers = dict[str, PreTrainedTokenizerFast]
 Tensors = dict[str, torch.Tensor]

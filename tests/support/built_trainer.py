@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from vocagnolm.run.documents import load_documents
 from vocagnolm.run.job import read_models
-from vocagnolm.run.recipe import parse
+from vocagnolm.run.options import parse
 from vocagnolm.run.train import make_trainer
 from vocagnolm.trainer import VocAgnoTrainer
 

@@ -11,16 +11,15 @@ import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
 from vocagnolm.chat.formats import read_rows
-from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.method import Method
-from vocagnolm.packing import Blocks
+from vocagnolm.objective import StoredTeacher
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Reader, Teachers, student_reader, teacher_reader
 from vocagnolm.store.format import Store, finish_store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.scoring import ScoringJob, score_shard
 from vocagnolm.store.windows import HFScorer
-from vocagnolm.teacher import StoredTeacher
 
 METHODS = (
     *("kld", "kld forward", "uld", "uld last", "rho1", "rho1 entropy"),

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from architectures import VOCABULARY
 
-from vocagnolm.row_segments import segments_of
+from vocagnolm.attention import segments_of
 
 LENGTHS = ((5, 9, 2), (16,), (1, 7, 6, 1, 1))
 

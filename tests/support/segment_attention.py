@@ -10,8 +10,8 @@ from architectures import build
 from torch import Tensor
 from transformers import modeling_flash_attention_utils as flash
 
-from vocagnolm.models import attention as packed_attention  # registers torch_varlen
-from vocagnolm.row_segments import RowSegments
+from vocagnolm import attention as packed_attention  # registers torch_varlen
+from vocagnolm.attention import RowSegments
 from vocagnolm.token_loss import add_token_losses
 
 

@@ -15,9 +15,9 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoModelForCausalLM
 
-from vocagnolm.models.sharding import shard_inside_machine
-from vocagnolm.row_segments import segments_of
-from vocagnolm.teacher import OnlineTeacher
+from vocagnolm.attention import segments_of
+from vocagnolm.models.load import shard_inside_machine
+from vocagnolm.objective import OnlineTeacher
 
 DEVICE = torch.device("cpu")
 

@@ -33,7 +33,7 @@ from fork_server import serve
 from transformers import LlamaForCausalLM
 
 from vocagnolm.cli import run_script
-from vocagnolm.run import documents, resume, start, train
+from vocagnolm.run import documents, options, resume, train
 from vocagnolm.trainer import VocAgnoTrainer
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +212,7 @@ def run(request: dict[str, Any]) -> None:
     watch(Moment(request))
     sys.argv = ["train.py", *request["argv"]]
     try:
-        run_script(start.main)
+        run_script(options.main)
     except SystemExit as left:
         status = int(left.code or 0)
     sys.stdout.flush()

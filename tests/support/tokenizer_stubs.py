@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vocagnolm.spans import encode
-from vocagnolm.texts.tokens import Encoding, Spans
+from vocagnolm.spans import Encoding, Spans, encode
 
 
 def assert_spans_hold(spans: Spans, text: str) -> None:

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from world import make_blocks, make_trainer
 
 from vocagnolm.method import Method
-from vocagnolm.run import start as train
+from vocagnolm.run import options as train
 
 
 def run_job(directory: Path, number: int, job: dict) -> None:

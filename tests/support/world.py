@@ -11,11 +11,10 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
-from vocagnolm.collator import PackedCollator
 from vocagnolm.data import Segments, align_corpus
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.run.throughput import TIMING_KEYS
+from vocagnolm.run.metrics import TIMING_KEYS
 from vocagnolm.trainer import VocAgnoTrainer
 
 MAX_LENGTH = 48

@@ -6,7 +6,7 @@ share it, wherever each one's template puts the contents.
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -129,24 +129,6 @@ def _has_surrogate(text: str) -> bool:
 
 def _shown(value: object) -> str:
     return "an empty list" if value == [] else "nothing" if value is None else type(value).__name__
-
-
-def find_format(columns: Collection[str], text_column: str | None, shown: str) -> Format:
-    """Return the format of a dataset by its columns; a column of texts that is given is read.
-
-    Raises:
-        ValueError: no column is one that can be read; `shown` names the dataset.
-    """
-    if text_column is None and "messages" in columns:
-        return "messages"
-    if text_column is None and {"prompt", "completion"} <= {*columns}:
-        return "prompt_completion"
-    if (text_column or "text") in columns:
-        return "text"
-    raise ValueError(
-        f"--text_column {text_column or 'text'!r} is not a column of {shown}; its columns are "
-        f"{', '.join(columns)}"
-    )
 
 
 def read_rows(rows: Sequence[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:

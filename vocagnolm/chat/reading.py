@@ -1,4 +1,4 @@
-r"""Tokens of a rendered conversation, tied to the characters that all models share.
+r"""Conversations read by a tokenizer in a chat template, and fitted into all contexts.
 
     text of the conversation            W h y ? . N o .
                                        0       4 5     8
@@ -9,14 +9,22 @@ A token in a content has its characters there, one that begins or ends outside o
 A template's has none: it stands where contents meet, and no range of tokens holds it.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.chat.formats import Conversation
-from vocagnolm.chat.render import Rendered
+from vocagnolm.chat.render import Rendered, Template
+from vocagnolm.spans import Encoding, Tokens, tokenizer_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 TrainOn = Literal["completions", "all"]
 TRAIN_ON: tuple[TrainOn, ...] = get_args(TrainOn)
@@ -43,7 +51,7 @@ class TurnTokens:
     stops: dict[int, int]
     trimmed: int
 
-    def until(self, answer: int) -> "TurnTokens":
+    def until(self, answer: int) -> TurnTokens:
         """End it behind an answer."""
         stop = self.stops[answer]
         stops = {index: end for index, end in self.stops.items() if end <= stop}
@@ -117,3 +125,174 @@ def _turn_ends(spans: IntArray, last: IntArray, places: IntArray, special: IntAr
     limit = np.append(places[1:, 0], np.iinfo(np.int64).max)
     closes = (spans[token, 1] > places[:, 1]) & (spans[token, 0] < limit)
     return np.where(closes, token + 1, last)
+
+
+# -- Turns ---------------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+Encode = Callable[[Sequence[str]], Sequence[Encoding]]
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> npt.NDArray[np.int64]:
+    """Return the ids of the special tokens, of which the named ones are a part."""
+    added = tokenizer.added_tokens_decoder.items()
+    marked = {index for index, token in added if token.special}
+    return np.array(sorted(marked | {*tokenizer.all_special_ids}), np.int64)
+
+
+def read_turns(
+    conversations: Sequence[Conversation],
+    template: Template,
+    encode: Encode,
+    special: npt.NDArray[np.int64] | None,
+    train_on: TrainOn,
+) -> list[TurnTokens | str]:
+    """Read conversations in a template, or return why one cannot be read.
+
+    With the ids of special tokens, the ends of answers have labels, though they are no content.
+    """
+    rendered = [template.render(one) for one in conversations]
+    try:
+        encodings = iter(encode([one.text for one in rendered if not isinstance(one, str)]))
+    except ValueError as error:
+        # One of many is at fault: read alone, it alone cannot be.
+        if len(conversations) == 1:
+            return [str(error)]
+        rest = (template, encode, special, train_on)
+        return [read_turns([one], *rest)[0] for one in conversations]
+    found: list[TurnTokens | str] = []
+    for one, shown in zip(conversations, rendered, strict=True):
+        if isinstance(shown, str):
+            found.append(shown)
+            continue
+        encoding = next(encodings)
+        is_special = None if special is None else np.isin(encoding.ids, special)
+        found.append(read_tokens(one, shown, encoding.ids, encoding.spans, is_special, train_on))
+    return found
+
+
+def check_turns(
+    template: Template | None, tokenizer: PreTrainedTokenizerBase, role: str, encode: Encode
+) -> None:
+    """Raise a ValueError where conversations cannot be read; warn where answers have no end."""
+    if template is None:
+        raise ValueError(
+            f"{tokenizer_name(tokenizer, role)} has no chat template, in which to read "
+            f"conversations: name one with --{role}_chat_template (plain, chatml or a file)"
+        )
+    template.check()
+    if role != "student":
+        return
+    special, probe = special_ids(tokenizer), Conversation("?\n!", ("user", "assistant"), (1, 3))
+    (found,) = read_turns([probe], template, encode, special, "completions")
+    if not isinstance(found, str) and found.values[found.stops[1] - 1] not in special:
+        logger.warning(
+            "the student's chat template puts no special token behind an answer: its end has "
+            "no label, and the student is not taught to stop"
+        )
+
+
+# -- Rows ----------------------------------------------------------------------------------------
+
+
+NOTHING = "no answer of an assistant to train on"
+
+
+@dataclass(frozen=True)
+class FittedTurns:
+    """Conversations by index, each ended behind its last answer that fits.
+
+    `models` have what each of them reads of every one; `skipped` the reasons why others are not
+    read, `left_out` the messages that each of these lacks, `ends` their last characters.
+    """
+
+    documents: list[int]
+    models: list[list[TurnTokens]]
+    ends: list[int]
+    left_out: list[int]
+    skipped: dict[int, str]
+
+    def tokens(self, model: int) -> Tokens:
+        """Return a model's tokens; losses of those without labels are left out."""
+        reads = self.models[model]
+        values = [read.values if read.values.dtype.kind == "i" else _masked(read) for read in reads]
+        dtype = values[0].dtype.name if values else "int32"
+        laid = Tokens.join(values, [read.spans for read in reads], dtype)
+        return replace(laid, start=np.array([read.first for read in reads]))
+
+    def columns(self) -> dict[str, Any]:
+        """Make the columns that only conversations have: integers, or (edges, values) of arrays."""
+        reads = list(zip(*self.models, strict=True))
+        trimmed = [sum(read.trimmed for read in row) for row in reads]
+        return {
+            "document": np.array(self.documents, np.int64),
+            "left_out_messages": np.array(self.left_out, np.int64),
+            "trimmed_characters": np.array(trimmed, np.int64),
+            "student_labelled": _labelled([row[:1] for row in reads]),
+            "teacher_labelled": _labelled([row[1:] for row in reads]),
+        }
+
+
+def fit_turns(
+    conversations: Mapping[int, Conversation],
+    models: Sequence[Sequence[TurnTokens | str]],
+    limits: Sequence[int],
+) -> FittedTurns:
+    """Fit what the student and the teachers read into at most so many tokens of each."""
+    kept: list[list[TurnTokens]] = []
+    fitted = FittedTurns([], [], [], [], {})
+    for (document, one), *reads in zip(conversations.items(), *models, strict=True):
+        found = _fitting(one, reads, limits)
+        if isinstance(found, str):
+            fitted.skipped[document] = found
+            continue
+        fitting, last = found
+        kept.append(fitting)
+        fitted.documents.append(document)
+        fitted.ends.append(one.ends[last])
+        fitted.left_out.append(len(one.ends) - 1 - last)
+    fitted.models.extend([row[model] for row in kept] for model in range(len(models)))
+    return fitted
+
+
+def _fitting(
+    conversation: Conversation, reads: Sequence[TurnTokens | str], limits: Sequence[int]
+) -> tuple[list[TurnTokens], int] | str:
+    """Return what fits into all contexts with the index of the last message, or why none does."""
+    found = []
+    for read in reads:
+        if isinstance(read, str):
+            return read
+        found.append(read)
+    last = len(conversation.roles) - 1
+    both = list(zip(found, limits, strict=True))
+    if any(len(read.spans) > limit for read, limit in both):
+        answers = [n for n in found[0].stops if all(read.stops[n] <= limit for read, limit in both)]
+        if not answers:
+            return "its first answer alone exceeds a context" if found[0].stops else NOTHING
+        last = answers[-1]
+        found = [read.until(last) for read in found]
+    return (found, last) if np.diff(found[0].labelled).any() else NOTHING
+
+
+def _masked(read: TurnTokens) -> npt.NDArray[np.float32]:
+    losses = np.full(len(read.values), np.nan, np.float32)
+    for first, last in read.labelled.tolist():
+        losses[first:last] = read.values[first:last]
+    return losses
+
+
+def _labelled(rows: Sequence[Sequence[TurnTokens]]) -> tuple[IntArray, IntArray]:
+    """Place the labelled ranges of models in a row, each behind the token that it begins with."""
+    placed = [np.empty(0, np.int64)]
+    for reads in rows:
+        at, ranges = 1, np.empty((0, 2), np.int64)
+        for read in reads:
+            ranges = np.concatenate([ranges, read.labelled + at])
+            at += len(read.spans) + 1
+        kept = ranges[ranges[:, 0] < ranges[:, 1]].ravel()
+        # No range would stand for all tokens: that of the first one has no label.
+        placed.append(kept if len(kept) or not reads else np.array([0, 1]))
+    return np.cumsum([0, *map(len, placed[1:])]), np.concatenate(placed)

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,20 +24,8 @@ import numpy.typing as npt
 from vocagnolm.chat.formats import Conversation
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    pass
 
-# For models without a template of their own.
-_BUILT_IN = {
-    "plain": (
-        "{{ bos_token }}{% for message in messages %}{{ message['role'] | capitalize }}: "
-        "{{ message['content'] }}{{ eos_token if message['role'] == 'assistant' else '\n\n' }}"
-        "{% endfor %}{{ 'Assistant:' if add_generation_prompt }}"
-    ),
-    "chatml": (
-        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
-        "<|im_end|>{{ '\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
-    ),
-}
 # Private characters, and white space that templates trim and do not write.
 _MARK, _LEFT, _RIGHT = "\ue000{}\ue001", "\u2003\u2002", "\u2002\u2003"
 _IS_MARK = re.compile("\ue000(\\d+)\ue001")
@@ -153,21 +140,3 @@ def _pieces(template: Template, roles: tuple[str, ...], given: str) -> _Pieces:
     trims = [(not a.endswith(_LEFT), not b.startswith(_RIGHT)) for a, b in pairwise(texts)]
     bare = [piece.removeprefix(_RIGHT).removesuffix(_LEFT) for piece in texts]
     return _Pieces(tuple(bare), tuple(trims))
-
-
-def template_of(
-    tokenizer: "PreTrainedTokenizerBase", role: str, given: str | None = None
-) -> Template | None:
-    """Return a tokenizer's template, or the one of a file or a built-in name; None without any."""
-    tokens = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    pairs = tuple(tokens.items())
-    if given is None:
-        # Some have several, by name.
-        source = tokenizer.get_chat_template() if tokenizer.chat_template else None
-        return Template(source, pairs) if source else None
-    if given in _BUILT_IN:
-        return Template(_BUILT_IN[given], pairs)
-    if not Path(given).is_file():
-        known = " or ".join(_BUILT_IN)
-        raise ValueError(f"--{role}_chat_template {given}: expected {known}, or a Jinja template")
-    return Template(Path(given).read_text(encoding="utf-8"), pairs)

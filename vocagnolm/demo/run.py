@@ -30,7 +30,7 @@ from vocagnolm.demo.main import METHODS
 from vocagnolm.demo.models import STUDENT_TOKENIZER, TEACHER, judge, student_config
 from vocagnolm.dist import cores
 from vocagnolm.io import ASSETS, markdown_table
-from vocagnolm.run.start import main as run_training
+from vocagnolm.run.options import main as run_training
 
 BASE = "base"
 # Lies in the package, so that an installed demo has it; recipes/demo.yaml is a link to it.

@@ -27,7 +27,7 @@ from vocagnolm.evaluation.records import Record, RunDirectory, read_lines, to_li
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 from vocagnolm.io import write_text
-from vocagnolm.models.source import NO_LIMIT, ModelSource, context_length, revision_of
+from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 
 
 def evaluate(arguments: Namespace) -> None:

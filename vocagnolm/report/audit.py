@@ -24,7 +24,9 @@ from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, corpora_of, print_main, shell
+from vocagnolm.conventions import TEXT
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
+from vocagnolm.readers import load_tokenizer, tokenizer_sha256
 from vocagnolm.report.overlap import (
     chunk_overlaps,
     count_map,
@@ -34,10 +36,7 @@ from vocagnolm.report.overlap import (
     vocabulary_overlap,
 )
 from vocagnolm.report.plots import add_legend, dashes, new_plot, save_plot, series_style
-from vocagnolm.spans import encode_batch
-from vocagnolm.texts.column import TEXT, unusable, values
-from vocagnolm.texts.tokenizers import load_tokenizer, tokenizer_sha256
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.spans import Spans, encode_batch
 
 if TYPE_CHECKING:
     import datasets
@@ -116,12 +115,15 @@ def audit(
 
 def _batches(corpus: datasets.Dataset, indices: Iterable[int]) -> Iterator[dict[int, str]]:
     """Read some documents, in the order given; yield those that are text by index."""
+    # Here, because it brings datasets, which the command's --help does not need.
+    from vocagnolm.corpus import column_values, unusable
+
     if getattr(corpus.features[TEXT], "dtype", None) == "string":
         # As Arrow: the library would fail on a whole batch if one text in it is not valid UTF-8.
         corpus = corpus.with_format("arrow")
     rest = iter(indices)
     while batch := list(itertools.islice(rest, _BATCH)):
-        texts = zip(batch, values(corpus[batch][TEXT]), strict=True)
+        texts = zip(batch, column_values(corpus[batch][TEXT]), strict=True)
         yield {index: text for index, text in texts if not unusable(text)}
 
 
@@ -270,8 +272,7 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Audit the tokenizers, and print what was found."""
     arguments = _parse(argv)
-    from vocagnolm.chat.columns import is_conversations
-    from vocagnolm.corpus import load_corpus, load_sample
+    from vocagnolm.corpus import is_conversations, load_corpus, load_sample
 
     # Before the work, which may take minutes.
     if arguments.output_dir:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from vocagnolm.collator import Batch
 from vocagnolm.guidance import TokenGuidance
+from vocagnolm.packing import Batch
 from vocagnolm.report.render import piece_text, token_label, write_view
 from vocagnolm.report.view import GuidanceView, Sample, ViewSettings, view_rows
 

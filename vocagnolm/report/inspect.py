@@ -95,10 +95,10 @@ def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
     import torch
 
     from vocagnolm.dist import is_on_cpu
+    from vocagnolm.objective import OnlineTeacher
     from vocagnolm.report.measure import LoadedPair
     from vocagnolm.run.job import load_weights, read_models
     from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
-    from vocagnolm.teacher import OnlineTeacher
     from vocagnolm.token_loss import add_token_losses
 
     # As a run of train.py would have it, so that the same checks apply.
@@ -132,8 +132,8 @@ def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", 
     """Return the texts to show, in the column `text`, and their indices."""
     import datasets
 
+    from vocagnolm.conventions import TEXT
     from vocagnolm.corpus import load_sample
-    from vocagnolm.texts.column import TEXT
 
     if arguments.text is not None:
         return datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]

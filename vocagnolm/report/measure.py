@@ -11,16 +11,14 @@ from accelerate.utils import send_to_device
 from torch import nn
 
 from vocagnolm.chat.reading import TrainOn
-from vocagnolm.collator import Batch, PackedCollator, student_segments
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
 from vocagnolm.method import Method
-from vocagnolm.objective import Objective
-from vocagnolm.packing import as_block
+from vocagnolm.objective import Objective, OnlineTeacher
+from vocagnolm.packing import Batch, PackedCollator, as_block, student_segments
 from vocagnolm.readers import Reader
 from vocagnolm.report.view import TextView, read_segment, view_rows
-from vocagnolm.teacher import OnlineTeacher
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.conventions import UNMAPPED
-from vocagnolm.texts.token_bytes import byte_level, sentencepiece
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.spans import Spans, byte_level, sentencepiece
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -17,15 +17,14 @@ import numpy as np
 from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.conventions import UNMAPPED
 from vocagnolm.io import JsonObject
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.spans import Spans
 
 if TYPE_CHECKING:
     import datasets
 
-    from vocagnolm.collator import Batch
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.method import Method
-    from vocagnolm.packing import Block, Blocks
+    from vocagnolm.packing import Batch, Block, Blocks
     from vocagnolm.readers import Reader
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]

@@ -13,14 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
-from vocagnolm.chat.columns import is_conversations
 from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import corpora_of, listed
-from vocagnolm.collator import PackedCollator
-from vocagnolm.corpus import joined, load_corpus, load_sample, only_text
+from vocagnolm.corpus import is_conversations, joined, load_corpus, load_sample, only_text
 from vocagnolm.data import MISSING, Segments, align_corpus
 from vocagnolm.dist import cores, machine_first
-from vocagnolm.packing import Blocks
+from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Guide, Teachers, student_reader, teacher_reader
 from vocagnolm.run.job import Job, Models
 from vocagnolm.run.options import DataOptions

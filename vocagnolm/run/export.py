@@ -22,10 +22,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import RUN_FILE, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
-from vocagnolm.models.source import ModelSource, is_adapter
+from vocagnolm.models.load import ModelSource, is_adapter
+from vocagnolm.readers import load_tokenizer
 from vocagnolm.run.checkpoints import checkpoint_fault, is_finished, run_of
 from vocagnolm.run.options import ModelOptions
-from vocagnolm.texts.tokenizers import load_tokenizer
 
 # In a sharded checkpoint, as Accelerate names it.
 _SHARDS = "pytorch_model_fsdp_0"

@@ -12,21 +12,35 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.training_args import ParallelMode
 
+from vocagnolm.attention import needs_segments
 from vocagnolm.cli import one_for_each, resolve_dtype
 from vocagnolm.method import Method
 from vocagnolm.models.adapters import add_adapters
-from vocagnolm.models.quantization import QUANTIZATIONS, quantization
-from vocagnolm.models.sharding import require_several_devices, shard_inside_machine
-from vocagnolm.models.source import ModelSource, check_distinct, context_length
-from vocagnolm.readers import Guide, Reader, Teachers, student_reader, teacher_reader
-from vocagnolm.row_segments import needs_segments
+from vocagnolm.models.load import (
+    QUANTIZATIONS,
+    ModelSource,
+    check_distinct,
+    context_length,
+    quantization,
+    require_several_devices,
+    shard_inside_machine,
+)
+from vocagnolm.objective import StoredTeacher
+from vocagnolm.readers import (
+    Guide,
+    Reader,
+    Role,
+    Teachers,
+    check_same_tokens,
+    student_reader,
+    teacher_reader,
+    tokenizer_sha256,
+)
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.options import DataOptions, LoadOptions, ModelOptions, PackOptions
 from vocagnolm.run.plan import Sizes, sizes_of
 from vocagnolm.store.format import Store, manifest_of
 from vocagnolm.store.read import StoredReader
-from vocagnolm.teacher import StoredTeacher
-from vocagnolm.texts.tokenizers import Role, check_same_tokens, tokenizer_sha256
 
 _RUN_IDENTITY = (
     "global_batch_tokens num_train_epochs max_steps seed data_seed bf16 fp16 learning_rate "

@@ -15,13 +15,12 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from vocagnolm.alignment import align_spans
-from vocagnolm.models.layers import decoder_layers
-from vocagnolm.models.sharding import devices_of_a_machine
+from vocagnolm.conventions import TEXT
+from vocagnolm.models.load import decoder_layers, devices_of_a_machine
 from vocagnolm.run.checkpoints import step_of
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.resume import mixed_counts
 from vocagnolm.spans import encode
-from vocagnolm.texts.column import TEXT
 
 if TYPE_CHECKING:
     from vocagnolm.data import Segments

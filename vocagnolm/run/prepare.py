@@ -23,8 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Only now: a page of help does not need them.
     from vocagnolm.run.documents import load_documents
     from vocagnolm.run.job import read_models
+    from vocagnolm.run.options import parse
     from vocagnolm.run.plan import describe_documents
-    from vocagnolm.run.recipe import parse
 
     job = parse(argv)
     models = read_models(job.model, job.load, job.pack, job.method, job.run.device)

@@ -21,16 +21,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from accelerate.utils import gather_object
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed import ReduceOp
 from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from torch.utils.data import RandomSampler, Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
+from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import MANIFEST_FILE, json_or_empty, sizes
-from vocagnolm.run.callbacks import GuidanceMetrics, StepGuard
 from vocagnolm.run.checkpoints import (
     SAVING,
     Settings,
@@ -39,6 +41,7 @@ from vocagnolm.run.checkpoints import (
     rotate,
 )
 from vocagnolm.run.config import check_arguments
+from vocagnolm.run.metrics import NO_BLOCK, GuidanceMetrics
 
 if TYPE_CHECKING:
     from vocagnolm.store.record import LossRecorder
@@ -174,6 +177,99 @@ class Preemption(TrainerCallback):
         control.should_save = control.should_log or control.should_evaluate or not is_saved
 
 
+# -- The guard of the updates ------------------------------------------------------------------
+
+
+class StepGuard(TrainerCallback):
+    """Let no update be made that rests on a NaN; stop after this step if a signal asks.
+
+    A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
+    on training on the wrong ones, silently. One in the gradient would be saved with the student.
+    The check makes one host-device sync per optimizer step, none per micro-batch.
+
+    Args:
+        recorder: gets the teacher's losses of steps that made an update.
+        max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
+            student's last good state is saved.
+    """
+
+    def __init__(
+        self, trainer: "ResumableTrainer", recorder: "LossRecorder | None", max_bad_steps: int
+    ):
+        self._trainer, self._recorder, self._max_bad_steps = trainer, recorder, max_bad_steps
+        # Of the step in progress.
+        self._teacher_losses: list[tuple[Tensor, Tensor]] = []
+
+    def add_teacher(self, block_B: Tensor, loss_BT: Tensor) -> None:
+        """Hold the teacher's losses [B, T] for the recorder until the step is kept."""
+        if self._recorder is not None:
+            self._teacher_losses.append((block_B, loss_BT))
+
+    def on_pre_optimizer_step(
+        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
+        model: nn.Module = kwargs["model"]
+        metrics, preemption = self._trainer.metrics, self._trainer.preemption
+        # One maximum over processes of four numbers, each -1 or 0 where all is well:
+        #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
+        gradient = self._gradient_fault(model)
+        asked = torch.full_like(gradient, preemption.is_asked)
+        worst = torch.cat([metrics.bad_blocks, torch.stack([gradient, asked])])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
+        *faults, is_asked = worst.tolist()
+        if is_asked:
+            preemption.is_agreed = control.should_training_stop = True
+        if max(faults) == NO_BLOCK:
+            metrics.keep_step()
+            for found in self._teacher_losses:
+                assert self._recorder is not None
+                self._recorder.add(*found)
+        else:
+            self._skip_or_stop(model, state.global_step + 1, *faults)
+        self._teacher_losses = []
+
+    def _gradient_fault(self, model: nn.Module) -> Tensor:
+        """0 if this process's gradients are not finite, else -1; without a host-device sync."""
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
+        if not gradients or self._trainer.accelerator.scaler is not None:
+            # float16's scaler meets infinities as a matter of course, and skips the step itself.
+            return torch.full((), NO_BLOCK, device=self._trainer.args.device)
+        # Offloaded gradients are on another device than the losses.
+        is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
+        return is_finite.long().neg().to(self._trainer.args.device)
+
+    def _skip_or_stop(
+        self, model: nn.Module, step: int, student: int, teacher: int, gradient: int
+    ) -> None:
+        """Make no update, on all processes alike."""
+        trainer, metrics = self._trainer, self._trainer.metrics
+        if teacher != NO_BLOCK:
+            fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher}"
+            advice = "load it in another precision (--teacher_dtype float32) or use another one"
+        elif student != NO_BLOCK:
+            fault = f"the student's losses are NaN or infinite in packed sequence {student}"
+            advice = "lower --learning_rate, or look at the text of this sequence"
+        else:
+            fault = "the student's gradient is NaN or infinite, though all losses are finite"
+            advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
+        if metrics.bad_steps >= self._max_bad_steps:
+            saved = trainer.save_progress()
+            before = f"the state before it is in {saved}" if saved else "and none before"
+            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {before}; {advice}")
+        metrics.drop_step()
+        # An optimizer passes over parameters without a gradient, and leaves their state alone.
+        for parameter in model.parameters():
+            parameter.grad = None
+        if trainer.is_world_process_zero():
+            logger.warning(
+                "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
+                *(step, fault, metrics.bad_steps, self._max_bad_steps),
+            )
+
+
 # -- The trainer -------------------------------------------------------------------------------
 
 
@@ -181,7 +277,7 @@ class ResumableTrainer(Trainer):
     """A Trainer whose runs end alike however often they are cut off and resumed.
 
     Checkpoints hold the sums of the log too, so the log of a resumed run is that of an
-    uninterrupted one, without the entries in `vocagnolm.run.throughput.TIMING_KEYS`.
+    uninterrupted one, without the entries in `vocagnolm.run.metrics.TIMING_KEYS`.
 
     Attributes:
         settings: of the run, kept in its checkpoints, which resume under the same only.

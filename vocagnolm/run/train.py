@@ -7,9 +7,7 @@ from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
-from vocagnolm.models.layers import leave_teachers_alone
-from vocagnolm.models.probes import check_longest, check_packing
-from vocagnolm.models.source import model_files
+from vocagnolm.models.load import check_longest, check_packing, leave_teachers_alone, model_files
 from vocagnolm.report.callback import GuidanceTable
 from vocagnolm.report.view import ViewSettings, sample_blocks
 from vocagnolm.run import wandb

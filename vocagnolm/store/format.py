@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vocagnolm.io import TEMPORARY, JsonObject, file_sha256, read_json, write_file, write_json
-from vocagnolm.texts.tokens import Spans
+from vocagnolm.spans import Spans
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
 LossDtype = Literal["float16", "float32"]

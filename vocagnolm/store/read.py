@@ -9,11 +9,10 @@ import numpy as np
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.reading import TrainOn, TurnTokens, read_tokens
 from vocagnolm.chat.render import Template
-from vocagnolm.data import MISSING
+from vocagnolm.data import EMPTY, MISSING
 from vocagnolm.readers import Guide, TeacherTokens
+from vocagnolm.spans import Spans, Tokens
 from vocagnolm.store.format import LossArray, Store, StoredSegment
-from vocagnolm.texts.cutting import EMPTY
-from vocagnolm.texts.tokens import Spans, Tokens
 
 
 def spans_and_losses(segments: Sequence[StoredSegment]) -> tuple[Spans, LossArray]:

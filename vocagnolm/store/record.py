@@ -18,9 +18,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from vocagnolm.alignment import widen_spans
 from vocagnolm.cli import is_main
+from vocagnolm.conventions import TEXT
 from vocagnolm.io import versions
-from vocagnolm.models.source import revision_of
+from vocagnolm.models.load import revision_of
 from vocagnolm.packing import Blocks
+from vocagnolm.readers import tokenizer_sha256
 from vocagnolm.store.format import (
     SHARDS,
     LossArray,
@@ -33,8 +35,6 @@ from vocagnolm.store.format import (
     write_shard,
 )
 from vocagnolm.store.scoring import PACKAGES, check_plan
-from vocagnolm.texts.column import TEXT
-from vocagnolm.texts.tokenizers import tokenizer_sha256
 
 if TYPE_CHECKING:
     from vocagnolm.run.documents import Documents

@@ -17,23 +17,26 @@ import torch
 from accelerate import PartialState
 from transformers import PreTrainedConfig
 
-from vocagnolm.chat.columns import conversations_of, is_conversations
 from vocagnolm.chat.render import Template
 from vocagnolm.cli import corpora_of, print_main, resolve_dtype
-from vocagnolm.conventions import NonFiniteLoss
-from vocagnolm.corpus import joined, load_corpus
+from vocagnolm.conventions import TEXT, NonFiniteLoss
+from vocagnolm.corpus import (
+    column_values,
+    conversations_of,
+    is_conversations,
+    joined,
+    load_corpus,
+    unusable,
+)
 from vocagnolm.dist import connect, rank0
 from vocagnolm.io import check_writable, differences, duration, versions
-from vocagnolm.models.source import ModelSource, context_length, revision_of
-from vocagnolm.readers import Reader, teacher_reader
-from vocagnolm.spans import encode_batch, encode_rendered
+from vocagnolm.models.load import ModelSource, context_length, revision_of
+from vocagnolm.readers import Reader, teacher_reader, tokenizer_sha256
+from vocagnolm.spans import Encoding, Spans, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer
 from vocagnolm.store.windows import HFScorer, Scorer, Unscored, Window, windows
-from vocagnolm.texts.column import TEXT, unusable, values
-from vocagnolm.texts.tokenizers import tokenizer_sha256
-from vocagnolm.texts.tokens import Encoding, Spans
 
 logger = logging.getLogger(__name__)
 
@@ -396,7 +399,7 @@ def read_texts(
         part = range(first, min(first + 1000, indices.stop))
         columns = corpus.with_format("arrow")[part.start : part.stop]
         if template is None:
-            for index, text in zip(part, values(columns[TEXT]), strict=True):
+            for index, text in zip(part, column_values(columns[TEXT]), strict=True):
                 if not unusable(text):
                     yield index, text
         else:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from vocagnolm.io import JsonObject
-from vocagnolm.readers import Reader
+from vocagnolm.readers import PROBE, Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.format import LossArray
 from vocagnolm.store.windows import Unscored, Window
-from vocagnolm.texts.tokenizers import PROBE
 
 if TYPE_CHECKING:
     import httpx

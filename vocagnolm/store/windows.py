@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from vocagnolm.attention import segments_of
 from vocagnolm.conventions import IGNORED_LABEL
-from vocagnolm.row_segments import segments_of
 from vocagnolm.store.format import LossArray
 from vocagnolm.token_loss import add_token_losses
 

@@ -6,8 +6,8 @@ from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from vocagnolm.chat.reading import special_ids
 from vocagnolm.chat.render import DATE, check_date
-from vocagnolm.chat.turns import special_ids
 from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
 
 _MARK = "\ue000"

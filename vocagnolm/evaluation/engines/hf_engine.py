@@ -25,7 +25,7 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from vocagnolm.evaluation.engines import generation
 from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, Row
-from vocagnolm.models.source import context_length
+from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)
 # Without position ids, and right beside left padding.

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from vocagnolm.evaluation.engines.chat import Chat
 from vocagnolm.evaluation.engines.generation import Completion, Decoding, Row, end_of_text_ids
-from vocagnolm.models.source import ModelSource, context_length, tensor_parallel_size
+from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
 _LONGEST_CONTEXT = 8192

@@ -1,14 +1,19 @@
-"""Load models with their tokenizers, and name their content."""
+"""Load models: whole, quantized or sharded; name their content, and probe their attention."""
 
 import hashlib
+import importlib
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -16,10 +21,50 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    TorchAoConfig,
 )
 
+from vocagnolm.attention import segments_of, takes_segments
+from vocagnolm.cli import json_settings
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.io import file_sha256, json_or_empty
-from vocagnolm.texts.tokenizers import Role, load_tokenizer
+from vocagnolm.readers import Role, load_tokenizer
+from vocagnolm.token_loss import (
+    add_token_losses,
+    inner_model,
+    is_exact,
+    probe_ids,
+    probing,
+    require_finite,
+)
+
+
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers that repeat, as a model names those that must not be split."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
+            "--teacher_sharding shards one by one: leave it out"
+        )
+    return layers
+
+
+def leave_teachers_alone(
+    settings: Mapping[str, object], student: PreTrainedConfig, teachers: Sequence[PreTrainedConfig]
+) -> dict[str, object]:
+    """Turn Liger's rotary embedding off where a teacher would compute with it, too.
+
+    It replaces a function of the module of a model's family, as training begins: behind the probes
+    of the teachers.
+    """
+    shared = student.model_type in (teacher.model_type for teacher in teachers)
+    return {**settings, "rope": False} if shared else dict(settings)
+
+
+# -- Loading -------------------------------------------------------------------------------------
+
 
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
@@ -235,4 +280,153 @@ def check_distinct(
             f"{student.name_or_path} and {teacher.name_or_path} are the same model, but their "
             "tokenizers differ: give both the model's own (--student_tokenizer, "
             "--teacher_tokenizer)"
+        )
+
+
+# -- Quantization --------------------------------------------------------------------------------
+
+
+# The package of each.
+QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"}
+
+
+def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, object]:
+    """Make the quantization config that an option stands for; all else is in `dtype`.
+
+    The option is a config as JSON, or a name. `fp8`: weights and activations, scaled by row.
+    `nf4`: weights, 4 bits each, in blocks of 64. `int8`: LLM.int8(), weights and activations except
+    outliers.
+    """
+    if text not in QUANTIZATIONS:
+        return json_settings(f"--teacher_quantization ({', '.join(QUANTIZATIONS)} or JSON)", text)
+    # Which layers are spared is left to transformers: the head is one of them.
+    if text == "int8":
+        return {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    if text == "nf4":
+        return {
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": str(dtype).removeprefix("torch."),
+        }
+    content: dict[str, object] = TorchAoConfig(fp8_products()).to_dict()  # type: ignore[no-untyped-call]
+    return content
+
+
+def fp8_products() -> object:
+    """Make the config of `torchao` that `fp8` stands for; it needs a GPU like the H100 or L4."""
+    # Imported by name: the package is optional, and has no types.
+    torchao = importlib.import_module("torchao.quantization")
+    config: object = torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow())
+    return config
+
+
+# -- Sharding ------------------------------------------------------------------------------------
+
+
+def devices_of_a_machine() -> int:
+    """Return the processes of this machine, as the launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def require_several_devices() -> None:
+    """Raise a ValueError where this machine has one process: nothing to spread a teacher over."""
+    if devices_of_a_machine() < 2:
+        raise ValueError(
+            "--teacher_sharding node has no effect with one process on a machine: leave it out"
+        )
+
+
+def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Spread the weights of a frozen model over the processes of each machine, in place.
+
+    Every process must then call the model equally often, each with rows of its own. The losses are
+    those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
+    CPU, the same in all processes, and leaves frozen, each shard on its process's device.
+    """
+    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
+    if world % local:
+        raise ValueError(
+            f"--teacher_sharding node needs as many processes on every machine: {world} processes "
+            f"cannot be {local} on each"
+        )
+    # Sharded inside a machine, replicated between machines.
+    names = ("node", "device")
+    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
+    model.train(False).requires_grad_(False)
+    # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    # Behind the sharding, so that its probe runs on the device.
+    return add_token_losses(model)
+
+
+# -- Probes --------------------------------------------------------------------------------------
+
+
+def check_longest(
+    model: PreTrainedModel, device: torch.device | None = None, *, longest: int
+) -> None:
+    """Reject attention that needs segments and cannot serve one of so many tokens.
+
+    Such as one with a sliding window. A few tokens are read, under the claim that they are so many.
+    Calls `add_token_losses` first. `device` is where the model will run, if it is not there yet.
+    """
+    call: Callable[..., Tensor] = add_token_losses(model, device)
+    if not takes_segments(inner_model(model)):
+        return
+    with probing(model, device):
+        ids = probe_ids(model, (1, 4))
+        positions = torch.arange(4, device=ids.device)[None]
+        segments = segments_of([4])._replace(longest=longest)
+        rows = {"input_ids": ids, "position_ids": positions, "labels": ids}
+        call(**rows, segments=segments, token_losses=True)
+
+
+def check_packing(model: PreTrainedModel, device: torch.device | None = None) -> None:
+    """Verify that documents packed into one row have the losses they have alone.
+
+    Position ids restart with every document, and attention must not cross documents. Not every
+    attention implementation isolates them (flash attention does not in batches of several rows),
+    and not every model can (recurrent ones carry their state on). Calls `add_token_losses` first.
+    `device` is where the model will run, if it is not there yet, in its final dtype and attention.
+    """
+    call: Callable[..., Tensor] = add_token_losses(model, device)
+
+    def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
+        """Take the same path as training."""
+        rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
+        return call(**rows, segments=segments_of(lengths), token_losses=True)
+
+    # Tokens by row; other borders in the second row, since masks may differ by row.
+    documents = ((5, 11), (9, 7))
+    with probing(model, device):
+        ids = probe_ids(model, (2, 16))
+        # plain        0 1 2 3 4 5 6 7 ...
+        # restarting   0 1 2 3 4 0 1 2 ...
+        plain = torch.arange(16, device=ids.device).expand(2, -1)
+        restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
+        labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
+        packed = losses(ids, restarting, labels, sum(documents, ()))
+        crossing = losses(ids, plain, labels, [16, 16])
+        alone = [
+            losses(one, plain[:1, :n], one, [n])
+            for row, lengths in zip(ids, documents, strict=True)
+            for n, one in zip(lengths, row[None].split_with_sizes(lengths, 1), strict=True)
+        ]
+    separate = torch.cat(alone, dim=1).view_as(packed)
+    require_finite(model, packed, crossing, separate)
+    error, scale = (float((losses - separate).abs().max()) for losses in (packed, crossing))
+    # Rounding differs between shapes. Below the floor even crossing looks like isolation, as in
+    # some untrained models; a small share of the scale still shows the leak of one layer in many.
+    exact = is_exact(model, model.dtype) and not torch.is_autocast_enabled(ids.device.type)
+    floor, share = (1e-4, 0.01) if exact else (5e-2, 0.2)
+    if error > floor + share * scale:
+        attention = inner_model(model).config._attn_implementation
+        raise ValueError(
+            f"{type(model).__name__} with attention implementation {attention} lets "
+            f"packed documents see each other: losses differ by up to {error:.2g} nats from those "
+            f"of the same documents alone (by {scale:.2g} when attention crosses on purpose). Use "
+            "--attn_implementation sdpa or eager, or accept it with --attend_across_documents"
         )

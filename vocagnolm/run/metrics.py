@@ -1,37 +1,43 @@
-"""What watches the steps of a run: the sums of its log, the guard of its updates, and the log."""
+"""Measure a run: losses and shares of the tokens, tokens per second, MFU, memory; and its log.
+
+MFU is model FLOPs / (seconds x peak FLOP/s). FLOPs are counted from a decoder's linear layers: only
+matrix products that the losses need, so no padding, no recomputation, attention to visible keys.
+"""
 
 import json
 import logging
+import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil  # type: ignore[import-untyped]  # accelerate needs it too
 import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.distributed import ReduceOp
-from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 from transformers import (
+    PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
     Trainer,
     TrainerCallback,
-    TrainerControl,
     TrainerState,
     TrainingArguments,
 )
+from transformers.pytorch_utils import Conv1D
 
-from vocagnolm.conventions import NonFiniteLoss
+from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import random_scores
 from vocagnolm.io import duration, in_short, write_text
 
 if TYPE_CHECKING:
-    from vocagnolm.run.resume import ResumableTrainer
-    from vocagnolm.store.record import LossRecorder
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +48,7 @@ _SUMS = (
 ).split()
 # Tokens whose excess losses are sampled between two logs: a quantile's rank is off by 0.6 %.
 _SAMPLED = 2**13
-_NONE = -1
+NO_BLOCK = -1
 _METRICS_FILE = "metrics_{}.safetensors"  # of one process
 LOG_FILE = "log.jsonl"
 
@@ -72,7 +78,7 @@ class GuidanceMetrics:
         self._added = torch.zeros_like(self._kept)
         # The tokens with the largest random scores, and their excess losses: the same sample for
         # every split of the tokens into micro-batches and processes.
-        scores = torch.full((_SAMPLED,), _NONE, dtype=torch.int64, device=self._device)
+        scores = torch.full((_SAMPLED,), NO_BLOCK, dtype=torch.int64, device=self._device)
         self._kept_sample = self._sample = scores, torch.zeros(_SAMPLED, device=self._device)
         self._kept_steps = self._dropped_steps = 0
 
@@ -88,7 +94,7 @@ class GuidanceMetrics:
         """Forget all additions since the last step, which made no update."""
         self._added.zero_()
         self._sample = self._kept_sample
-        self.bad_blocks.fill_(_NONE)
+        self.bad_blocks.fill_(NO_BLOCK)
         self._dropped_steps += 1
         self.bad_steps += 1
 
@@ -124,13 +130,13 @@ class GuidanceMetrics:
         """Count the label tokens that have a teacher loss, and sample their excess losses."""
         self._add(mapped_tokens=mapped_BS)
         position_S = torch.arange(mapped_BS.shape[1], device=self._device)
-        score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, _NONE)
+        score_BS = random_scores(block_B, position_S, seed=0).where(mapped_BS, NO_BLOCK)
         more = score_BS.flatten(), excess_BS.detach().float().flatten()
         self._sample = _sampled([self._sample, more])
 
     def _mark_bad(self, model: int, loss: Tensor, block_B: Tensor) -> None:
         is_bad_B = ~loss.isfinite().all(-1)
-        worst = block_B.where(is_bad_B, _NONE).max()
+        worst = block_B.where(is_bad_B, NO_BLOCK).max()
         self.bad_blocks[model] = self.bad_blocks[model].maximum(worst)
 
     def _add(self, **values: Tensor) -> None:
@@ -167,7 +173,7 @@ class GuidanceMetrics:
             report["teacher_tokens_per_student_token"] = sums["teacher_tokens"] / tokens
             report["unmapped_fraction"] = 1.0 - sums["mapped_tokens"] / tokens
             scores, excess = _sampled([(scores, excess)])
-            sample = self.excess_sample = excess[scores != _NONE].cpu()
+            sample = self.excess_sample = excess[scores != NO_BLOCK].cpu()
             for percent in (10, 50, 90) if len(sample) else ():
                 report[f"excess_loss_p{percent}_nats"] = sample.quantile(percent / 100).item()
         return report
@@ -195,7 +201,7 @@ class GuidanceMetrics:
 
     def restore(self, directory: Path | None) -> None:
         """Start from a checkpoint's sums, if it has any, or from none."""
-        self.bad_blocks = torch.full((2,), _NONE, device=self._device)
+        self.bad_blocks = torch.full((2,), NO_BLOCK, device=self._device)
         self.bad_steps, self.excess_sample = 0, None
         self._clear()
         process, world_size = self._accelerator.process_index, self._accelerator.num_processes
@@ -221,99 +227,6 @@ def _sampled(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     scores, values = (torch.cat(each) for each in zip(*parts, strict=True))
     best = scores.topk(_SAMPLED)
     return best.values, values[best.indices]
-
-
-# -- The guard of the updates ------------------------------------------------------------------
-
-
-class StepGuard(TrainerCallback):
-    """Let no update be made that rests on a NaN; stop after this step if a signal asks.
-
-    A NaN in the teacher would not reach the loss, only the choice of tokens: the student would go
-    on training on the wrong ones, silently. One in the gradient would be saved with the student.
-    The check makes one host-device sync per optimizer step, none per micro-batch.
-
-    Args:
-        recorder: gets the teacher's losses of steps that made an update.
-        max_bad_steps: steps in a row that may be skipped; one more stops the run, after the
-            student's last good state is saved.
-    """
-
-    def __init__(
-        self, trainer: "ResumableTrainer", recorder: "LossRecorder | None", max_bad_steps: int
-    ):
-        self._trainer, self._recorder, self._max_bad_steps = trainer, recorder, max_bad_steps
-        # Of the step in progress.
-        self._teacher_losses: list[tuple[Tensor, Tensor]] = []
-
-    def add_teacher(self, block_B: Tensor, loss_BT: Tensor) -> None:
-        """Hold the teacher's losses [B, T] for the recorder until the step is kept."""
-        if self._recorder is not None:
-            self._teacher_losses.append((block_B, loss_BT))
-
-    def on_pre_optimizer_step(
-        self, args: object, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Skip the update, or stop, if a loss or a gradient is not finite on any process."""
-        model: nn.Module = kwargs["model"]
-        metrics, preemption = self._trainer.metrics, self._trainer.preemption
-        # One maximum over processes of four numbers, each -1 or 0 where all is well:
-        #     bad sequence of the student | of the teacher | gradient is bad | asked to stop
-        gradient = self._gradient_fault(model)
-        asked = torch.full_like(gradient, preemption.is_asked)
-        worst = torch.cat([metrics.bad_blocks, torch.stack([gradient, asked])])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(worst, op=ReduceOp.MAX)
-        *faults, is_asked = worst.tolist()
-        if is_asked:
-            preemption.is_agreed = control.should_training_stop = True
-        if max(faults) == _NONE:
-            metrics.keep_step()
-            for found in self._teacher_losses:
-                assert self._recorder is not None
-                self._recorder.add(*found)
-        else:
-            self._skip_or_stop(model, state.global_step + 1, *faults)
-        self._teacher_losses = []
-
-    def _gradient_fault(self, model: nn.Module) -> Tensor:
-        """0 if this process's gradients are not finite, else -1; without a host-device sync."""
-        gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        gradients = [g.to_local() if isinstance(g, DTensor) else g for g in gradients]
-        if not gradients or self._trainer.accelerator.scaler is not None:
-            # float16's scaler meets infinities as a matter of course, and skips the step itself.
-            return torch.full((), _NONE, device=self._trainer.args.device)
-        # Offloaded gradients are on another device than the losses.
-        is_finite = torch.nn.utils.get_total_norm(gradients).isfinite()
-        return is_finite.long().neg().to(self._trainer.args.device)
-
-    def _skip_or_stop(
-        self, model: nn.Module, step: int, student: int, teacher: int, gradient: int
-    ) -> None:
-        """Make no update, on all processes alike."""
-        trainer, metrics = self._trainer, self._trainer.metrics
-        if teacher != _NONE:
-            fault = f"the teacher's losses are NaN or infinite in packed sequence {teacher}"
-            advice = "load it in another precision (--teacher_dtype float32) or use another one"
-        elif student != _NONE:
-            fault = f"the student's losses are NaN or infinite in packed sequence {student}"
-            advice = "lower --learning_rate, or look at the text of this sequence"
-        else:
-            fault = "the student's gradient is NaN or infinite, though all losses are finite"
-            advice = "lower --learning_rate, or train without bf16 and fp16 to see its source"
-        if metrics.bad_steps >= self._max_bad_steps:
-            saved = trainer.save_progress()
-            before = f"the state before it is in {saved}" if saved else "and none before"
-            raise NonFiniteLoss(f"step {step}: {fault}; no update was made, {before}; {advice}")
-        metrics.drop_step()
-        # An optimizer passes over parameters without a gradient, and leaves their state alone.
-        for parameter in model.parameters():
-            parameter.grad = None
-        if trainer.is_world_process_zero():
-            logger.warning(
-                "step %d: %s; no update was made (%d in a row, --max_bad_steps %d)",
-                *(step, fault, metrics.bad_steps, self._max_bad_steps),
-            )
 
 
 # -- The log -----------------------------------------------------------------------------------
@@ -390,3 +303,265 @@ def log_in_lines(trainer: Trainer, tokens_per_step: int) -> None:
     if trainer.pop_callback(ProgressCallback):
         trainer.add_callback(_Bar)
     trainer.add_callback(RunLog(tokens_per_step))
+
+
+# -- Throughput ----------------------------------------------------------------------------------
+
+
+logger = logging.getLogger(__name__)
+
+# Entries of a log that depend on the clock and the machine, and differ from run to run.
+TIMING_KEYS = (
+    "tokens_per_s student_mfu teacher_mfu teacher_time_fraction memory_allocated_gib "
+    "memory_reserved_gib memory_resident_gib train_runtime train_samples_per_second "
+    "train_steps_per_second eval_runtime eval_samples_per_second eval_steps_per_second "
+    "eval_model_preparation_time"
+).split()
+_GIB = 2**30
+# Dense bfloat16 TFLOP/s with sums in float32, by words of the name that CUDA gives a device; from
+# NVIDIA's data sheets (half of "with sparsity") and, for GeForce, its Ada and Ampere white papers.
+_PEAK_TFLOPS = {
+    "B200": 2250.0,
+    "H200": 989.4,
+    "H200 NVL": 835.5,
+    "GH200": 989.4,
+    "H100 HBM3": 989.4,  # the SXM module
+    "H100 PCIE": 756.5,
+    "H100 NVL": 835.5,
+    "A100": 312.0,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "A10": 125.0,
+    "4090": 165.2,
+    "3090": 71.0,
+}
+# Fewer or slower units under the same name.
+_OTHER_CHIPS = {"LAPTOP", "MIG", "TI", "D"}
+
+
+class Throughput(TrainerCallback):
+    """Measure the steps of a run, with one host-device sync per `read`.
+
+    Time counts from the first step after a log to the next log: what is evaluated and saved right
+    after a log costs no time.
+
+    Args:
+        teachers: online ones, whose forward passes are timed.
+        peak_tflops: of one device in dense bfloat16; looked up by default. Without, no MFU.
+    """
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        teachers: Sequence[PreTrainedModel],
+        peak_tflops: float | None = None,
+    ):
+        self._accelerator, self._device = accelerator, accelerator.device
+        self._teachers = teachers
+        # Of the student and the teachers; empty if one of them cannot be counted.
+        self._works: list[ModelWork] = []
+        self._peak_flops = _peak_flops(self._device, peak_tflops)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._since: float | None = None
+        self._teacher_s = 0.0
+        self._teacher_events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        # Of student and teachers: tokens with a loss, their keys, and the tokens that a head reads.
+        shape = 1 + len(self._teachers), 3
+        self._counts = torch.zeros(shape, dtype=torch.int64, device=self._device)
+
+    def on_train_begin(self, *args: object, **kwargs: Any) -> None:
+        """Count the weights of all models, and forget an earlier run."""
+        self._clear()
+        try:
+            self._works = [model_work(model) for model in (kwargs["model"], *self._teachers)]
+        except ValueError as error:
+            self._works = []
+            logger.warning("no MFU: %s", error)
+
+    def on_step_begin(self, *args: object, **kwargs: object) -> None:
+        """Start the clock, if a log has stopped it."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    @contextmanager
+    def teacher(self) -> Iterator[None]:
+        """Count the time of what is computed inside as the teacher's."""
+        if self._device.type != "cuda":
+            start_s = time.perf_counter()
+            yield
+            self._teacher_s += time.perf_counter() - start_s
+            return
+        start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        yield
+        stop.record()
+        self._teacher_events.append((start, stop))
+
+    def count(
+        self, model: int, position_BT: Tensor, label_BT: Tensor, head_tokens: int | None = None
+    ) -> None:
+        """Count a micro-batch of the student, 0, or of a teacher; a head reads all by default."""
+        valid_BT = label_BT != IGNORED_LABEL
+        # A label token at position p of its document is predicted from the p tokens before it.
+        tokens, keys = valid_BT.sum(), (position_BT * valid_BT).sum()
+        head = tokens if head_tokens is None else torch.full_like(tokens, head_tokens)
+        self._counts[model] += torch.stack([tokens, keys, head])
+
+    def read(self) -> dict[str, float]:
+        """Return all measures since the last read, {} outside of `train`; every process calls it.
+
+        The teacher's MFU is of the time of its forward passes, the student's of all other time;
+        memory is the most of any process in GiB.
+        """
+        if self._since is None:
+            return {}
+        elapsed_s = time.perf_counter() - self._since
+        teacher_s = self._teacher_s
+        for start, stop in self._teacher_events:
+            stop.synchronize()
+            teacher_s += start.elapsed_time(stop) / 1000
+        ours, *theirs = self._counts.tolist()
+        flops = [0.0, 0.0]
+        if self._works:
+            student, *teachers = self._works
+            flops[0] = student.training_flops(*ours)
+            for teacher, counts in zip(teachers, theirs, strict=True):
+                flops[1] += teacher.forward_flops(*counts)
+        self._clear()
+        memory = _memory_gib(self._device)
+        # A row of each process: [ sums ... | memory ... ], added up and maximised.
+        dtype = torch.float32 if self._device.type == "mps" else torch.float64
+        row = [elapsed_s, teacher_s, ours[0], *flops, *memory.values()]
+        rows = self._accelerator.gather(torch.tensor([row], dtype=dtype, device=self._device)).cpu()
+        elapsed_s, teacher_s, tokens, *flops = rows[:, :5].sum(0).tolist()
+        report = {"tokens_per_s": tokens / elapsed_s * len(rows)}
+        if theirs:
+            report["teacher_time_fraction"] = teacher_s / elapsed_s
+        seconds = (elapsed_s - teacher_s, teacher_s)
+        for role, done, busy_s in zip(("student", "teacher"), flops, seconds, strict=True):
+            if self._peak_flops and done:
+                report[f"{role}_mfu"] = done / (busy_s * self._peak_flops)
+        return report | dict(zip(memory, rows[:, 5:].amax(0).tolist(), strict=True))
+
+
+def _memory_gib(device: torch.device) -> dict[str, float]:
+    if device.type != "cuda":
+        return {"memory_resident_gib": psutil.Process().memory_info().rss / _GIB}
+    memory = {
+        "memory_allocated_gib": torch.cuda.max_memory_allocated(device) / _GIB,
+        "memory_reserved_gib": torch.cuda.max_memory_reserved(device) / _GIB,
+    }
+    torch.cuda.reset_peak_memory_stats(device)
+    return memory
+
+
+# -- FLOPs and peaks ---------------------------------------------------------------------------
+
+
+def peak_tflops(device_name: str) -> float | None:
+    """Look up the peak of a GPU in dense bfloat16, in TFLOP/s; None of an unknown one.
+
+    >>> peak_tflops("NVIDIA H100 80GB HBM3"), peak_tflops("NVIDIA H100 PCIe")
+    (989.4, 756.5)
+    >>> peak_tflops("NVIDIA A100-SXM4-40GB MIG 1g.5gb")
+    """
+    words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
+    known = [name for name in _PEAK_TFLOPS if words.issuperset(name.split())]
+    if not known or words & _OTHER_CHIPS:
+        return None
+    return _PEAK_TFLOPS[max(known, key=lambda name: len(name.split()))]
+
+
+def _peak_flops(device: torch.device, tflops: float | None) -> float | None:
+    if tflops is None and device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        if (tflops := peak_tflops(name)) is None:
+            logger.warning("no MFU: the peak of %s is unknown; give --device_peak_tflops", name)
+    return tflops and tflops * 1e12
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """Cost of tokens in a decoder: two FLOPs for each multiplication with its addition.
+
+    Attributes:
+        body: weights of all linear layers without the output head; the embedding is a look-up.
+        head: weights of the output head.
+        trained_body, trained_head: those of them that get a gradient.
+        attention: layers x heads x head dimension, the multiplications of Q K^T for one key; A V
+            takes as many.
+    """
+
+    body: int
+    head: int
+    trained_body: int
+    trained_head: int
+    attention: int
+
+    def forward_flops(self, tokens: float, keys: float, head_tokens: float) -> float:
+        """FLOPs of a forward pass of tokens that attend to so many keys in all."""
+        weights = self.body * tokens + self.head * head_tokens
+        return 2 * weights + 4 * self.attention * keys
+
+    def training_flops(self, tokens: float, keys: float, used_tokens: float) -> float:
+        """FLOPs of a forward and a backward pass, in which the head reads the used tokens only."""
+        # Backward, each weight is multiplied for the gradient of its input, and once more for its
+        # own if it has one. (Below the first trained weight nothing needs an input's gradient: with
+        # adapters this counts a little too much, less than 1 % from 10 layers on.)
+        body = (self.body + self.trained_body) * tokens
+        head = (self.head + self.trained_head) * used_tokens
+        forward = self.forward_flops(tokens, keys, tokens)
+        return forward + 2 * (body + head) + 8 * self.attention * keys
+
+
+def model_work(model: PreTrainedModel) -> ModelWork:
+    """Count the weights of a causal language model of `transformers`, adapters included.
+
+    Raises:
+        ValueError: not every token meets every weight in a linear layer, as with experts.
+    """
+    config = model.config.get_text_config()
+    output_head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    body = head = trained_body = trained_head = 0
+    for name, module in model.named_modules():
+        # A layer that PEFT keeps of before, beside the trained copy of it that runs.
+        if "original_module" in name.split("."):
+            continue
+        # By its features: quantized weights have other shapes.
+        if isinstance(module, nn.Linear):
+            count = module.in_features * module.out_features
+        elif isinstance(module, Conv1D):
+            count = module.weight.numel()
+        elif isinstance(module, nn.Embedding) or not _has_weights(module):
+            continue
+        else:
+            raise ValueError(
+                f"the FLOPs of {type(model).__name__} cannot be counted from its linear layers: it "
+                f"has a {type(module).__name__}"
+            )
+        trained = count * module.weight.requires_grad
+        if module is output_head:
+            head, trained_head = head + count, trained_head + trained
+        else:
+            body, trained_body = body + count, trained_body + trained
+    heads, layers = config.num_attention_heads, config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return ModelWork(body, head, trained_body, trained_head, layers * heads * head_dim)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    """Return True for a matrix, quantized or not, and for a choice of experts."""
+    if "Expert" in type(module).__name__ or any(
+        p.dim() > 1 for p in module.parameters(recurse=False)
+    ):
+        return True
+    # Quantized ones are buffers of integers or bytes; masks are bools, tables of positions floats.
+    matrices = [buffer for buffer in module.buffers(recurse=False) if buffer.dim() > 1]
+    return any(
+        matrix.dtype != torch.bool
+        and (matrix.element_size() == 1 or not matrix.is_floating_point())
+        for matrix in matrices
+    )

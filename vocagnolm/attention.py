@@ -1,0 +1,271 @@
+"""Attention that reads where documents end in packed rows, instead of a mask.
+
+The flash attention of `transformers`, and `torch_varlen`, PyTorch's variable-length attention that
+is registered here, find the segments of a batch of one row by `cu_seq_lens`; so all rows are
+concatenated.
+
+    rows [2, 6]   a a a b b .   c c d d d d        . padding, a segment of its own
+    as one [12]   a a a b b . c c d d d d
+    edges         0     3   5 6   8       12       segment i holds [edges[i], edges[i + 1])
+
+Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
+"""
+
+import inspect
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+TORCH_VARLEN = "torch_varlen"
+USE_SDPA = "use --attn_implementation sdpa"
+# Attentions that ignore a mask where there are segments; `models.attention` adds its own.
+MASKLESS: set[str] = set()
+
+
+class RowSegments(NamedTuple):
+    """Places of a batch's segments, its rows concatenated."""
+
+    # int32 [segments + 1], from 0 to B * T; no segment reaches beyond its row.
+    edges: Tensor
+    # Tokens of the longest one, known on the host: the kernel's launch needs it.
+    longest: int
+
+
+def segments_of(lengths: Iterable[int], device: torch.device | None = None) -> RowSegments:
+    """Make segments of these lengths, in the order of the rows; empty ones are dropped."""
+    lengths = [length for length in lengths if length]
+    edges = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=device)
+    return RowSegments(edges, max(lengths, default=0))
+
+
+def takes_segments(model: PreTrainedModel) -> bool:
+    """Test whether a model's attention needs segments; other sees them in the position ids."""
+    return needs_segments(model.config._attn_implementation)
+
+
+def needs_segments(attention: str | None) -> bool:
+    """Test it by the attention's name. On a GPU such attention computes in 16 bits only."""
+    return attention is not None and (attention == TORCH_VARLEN or "flash" in attention)
+
+
+def segment_call(
+    model: PreTrainedModel, segments: RowSegments | None, arguments: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Lay the rows [B, T] of a base model's arguments out as one, [1, N], with its segments.
+
+    Without segments, every row is one segment from position 0 on.
+    """
+    if segments is None:
+        if arguments.get("position_ids") is not None:
+            raise ValueError(
+                f"{_name(model)} does not see in position_ids where packed documents end: pass "
+                "segments= (PackedCollator gives them) with the position_ids of packed rows"
+            )
+        return dict(arguments)
+    names = ("input_ids", "position_ids")
+    if any(arguments.get(name) is None for name in names):
+        raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
+    if arguments.get("attention_mask") is not None:
+        raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
+    # The kernel reads the edges, rotary embeddings the positions, which restart.
+    ids = arguments["input_ids"]
+    edges = segments.edges.to(ids.device)
+    # To make a mask, transformers would ask the device whether rows are packed: a host-device sync.
+    # One of four dimensions it takes as made. A model with attention of its own might read it.
+    is_registered = model._supports_attention_backend
+    is_maskless = is_registered and model.config._attn_implementation in MASKLESS
+    mask = {"attention_mask": ids.new_empty(1, 1, 0, 0)} if is_maskless else {}
+    return {
+        **arguments,
+        **mask,
+        **{name: arguments[name].reshape(1, -1) for name in names},
+        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), edges),
+        **dict.fromkeys(("max_length_q", "max_length_k"), segments.longest),
+    }
+
+
+def check_attention(model: PreTrainedModel) -> None:
+    """Reject a model that its attention cannot serve."""
+    if not takes_segments(model):
+        return
+    # A model without **kwargs loses the edges on their way to the attention.
+    parameters = inspect.signature(model.base_model.forward).parameters.values()
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        raise ValueError(f"{_name(model)} does not take the ends of documents: {USE_SDPA}")
+    if model.config._attn_implementation != TORCH_VARLEN:
+        return
+    # Names that differ between families of models.
+    names = ("attention_chunk_size", "attention_dropout", "attn_pdrop")
+    config = model.config.get_text_config()
+    chunk, *dropouts = (getattr(config, name, None) or 0.0 for name in names)
+    if chunk:
+        raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {USE_SDPA}")
+    # A frozen model drops nothing.
+    if any(dropouts) and any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(
+            f"{_name(model)} cannot drop attention weights out, as its dropout of {max(dropouts)} "
+            f"asks: set it to 0 in the model's configuration, or {USE_SDPA}"
+        )
+
+
+def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
+    """Autocast to bfloat16 where a model in float32 has attention for 16 bits only."""
+    kind = model.device.type
+    # Trainer has it on already, where it trains in 16 bits.
+    if kind != "cuda" or model.dtype != torch.float32 or torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, torch.bfloat16) if takes_segments(model) else nullcontext()
+
+
+def _name(model: PreTrainedModel) -> str:
+    attention = model.config._attn_implementation
+    return f"{type(model).__name__} with --attn_implementation {attention}"
+
+
+# -- torch_varlen --------------------------------------------------------------------------------
+
+
+_ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
+_MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
+# Query, key and value.
+_Rows = tuple[Tensor, Tensor, Tensor]
+
+
+class _DeferredMask:
+    """The mask of `sdpa`, made on demand: with segments there is none."""
+
+    def __init__(self, **arguments: object):
+        self._arguments = arguments
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        make: Callable[..., Tensor | None] = _MASKS["sdpa"]
+        return make(**self._arguments)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query_BHTD: Tensor,
+    key_BHTD: Tensor,
+    value_BHTD: Tensor,
+    attention_mask: _DeferredMask | Tensor | None,
+    *,
+    scaling: float | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights."""
+    _check(module, options, max_length_q or 0)
+    if cu_seq_lens_q is None or max_length_q is None:
+        mask = attention_mask.mask if isinstance(attention_mask, _DeferredMask) else attention_mask
+        sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
+        return sdpa(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling, **options)
+    # All rows are concatenated: B is 1.
+    kind = query_BHTD.device.type
+    # The kernel is unknown to autocast, under which rotary embeddings leave float32 behind.
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value_BHTD.dtype
+    query, key, value = (x[0].transpose(0, 1).to(dtype) for x in (query_BHTD, key_BHTD, value_BHTD))
+    segments = RowSegments(cu_seq_lens_q, max_length_q)
+    attend = _on_gpu if kind == "cuda" else _reference
+    return attend((query, key, value), segments, scaling)[None], None
+
+
+def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int) -> None:
+    """Reject a model whose attention is more than the kernel's: causal, without extras."""
+    window = options.get("sliding_window")
+    is_short = isinstance(window, int) and window != 0 and window < longest
+    # By name, true where the model asks for it.
+    asked = {
+        f"a sliding window of {window} tokens, shorter than a segment of {longest}": is_short,
+        "a soft cap of attention scores": options.get("softcap"),
+        "attention sinks": options.get("s_aux") is not None,
+        "a bias of positions": options.get("position_bias") is not None,
+        "dropout of attention weights": options.get("dropout"),
+        "attention that is not causal": options.get("is_causal") is False
+        or not getattr(module, "is_causal", True),
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise ValueError(
+                f"--attn_implementation {TORCH_VARLEN} cannot do {what}, which "
+                f"{type(module).__name__} asks for: {USE_SDPA}"
+            )
+
+
+@torch.compiler.disable(recursive=True)  # type: ignore[no-untyped-call, untyped-decorator]
+def _reference(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
+    """Segment by segment, for devices without the kernel."""
+    # Each segment is a batch of one row, [1, H, n, D].
+    lengths = segments.edges.diff().tolist()
+    rows = [x.transpose(0, 1)[None] for x in rows_NHD]
+    options = {"is_causal": True, "scale": scale, "enable_gqa": True}
+    attend: Callable[..., Tensor] = F.scaled_dot_product_attention
+    segments_of_rows = zip(*(row.split_with_sizes(lengths, 2) for row in rows), strict=True)
+    parts = [attend(*segment, **options) for segment in segments_of_rows]
+    return torch.cat(parts, 2)[0].transpose(0, 1)
+
+
+def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tensor:
+    if (dtype := rows_NHD[0].dtype) not in (torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
+            f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {USE_SDPA}"
+        )
+    has_groups = _has_groups()
+    from torch.nn.attention.varlen import varlen_attn
+
+    edges, longest = segments
+    # The window: all positions before, none behind.
+    attend = partial(varlen_attn, scale=scale, window_size=(-1, 0))
+    # PyTorch 2.11 takes fewer heads of keys than of queries without the option.
+    if has_groups:
+        attend = partial(attend, enable_gqa=True)
+    out = attend(*rows_NHD, edges, edges, longest, longest)
+    assert isinstance(out, Tensor)
+    return out
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_groups() -> bool:
+    """Test whether the kernel of PyTorch has an option for groups of queries."""
+    return "enable_gqa" in _kernel_options()
+
+
+@cache
+def _kernel_options() -> Collection[str]:
+    """Return the parameters of PyTorch's kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return inspect.signature(varlen_attn).parameters
+
+
+def _flash(
+    flash: Callable[..., tuple[Tensor, None]],
+    module: torch.nn.Module,
+    query_BHTD: Tensor,
+    key_BHTD: Tensor,
+    value_BHTD: Tensor,
+    attention_mask: Tensor | None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attend as transformers does, which looks at a mask before it looks at segments."""
+    rows = (query_BHTD, key_BHTD, value_BHTD)
+    if options.get("cu_seq_lens_q") is None:
+        return flash(module, *rows, attention_mask, **options)
+    return flash(module, *rows, None, **options)
+
+
+for _flash_name in ("flash_attention_2", "flash_attention_3"):
+    AttentionInterface.register(_flash_name, partial(_flash, _ATTENTIONS[_flash_name]))
+    MASKLESS.add(_flash_name)
+MASKLESS.add(TORCH_VARLEN)
+AttentionInterface.register(TORCH_VARLEN, _attend)
+AttentionMaskInterface.register(TORCH_VARLEN, _DeferredMask)

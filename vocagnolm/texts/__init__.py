@@ -1,1 +1,0 @@
-"""Texts before any two are aligned: files, offsets, bytes of tokens, places to cut, columns."""
