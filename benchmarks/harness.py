@@ -162,7 +162,7 @@ def take_turns_apart(
     First come `memory` turns, in which what is freed is given back at once, so that the memory is
     what is in use; then those of time, with a heap as it always is. Before both is one that does
     not count. The processes are forked from this one, and have imported what it has; beside a GPU
-    it must not have run a backward pass, which PyTorch then refuses in them.
+    it must not have run a backward pass, which PyTorch then rejects in them.
     """
     one_thread()
     rng, context = random.Random(seed), multiprocessing.get_context("fork")
@@ -206,7 +206,7 @@ def _serve_turns(make: Callable[[], Way], pipe: Connection) -> None:
             elif hasattr(libc, "malloc_trim"):
                 libc.malloc_trim(0)  # what is free already would hide what this turn takes
             pipe.send(_turn(way, given, "cpu", memory=is_lean))
-    except BaseException:  # noqa: BLE001 - whatever it is, the other side tells it
+    except BaseException:  # noqa: BLE001 - whatever it is, the other side reports it
         pipe.send(traceback.format_exc())
 
 

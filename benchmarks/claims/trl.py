@@ -5,7 +5,7 @@ of its own; one runs at a time, on other documents in each turn. Time is process
 thread; memory is the most that a step adds to what is resident before it, in a turn of its own.
 Models are random, float32, with no clipping and no checkpointing.
 
-TRL's GOLD takes byte-level tokenizers alone (it refuses those of Llama-2, TinyLlama and Mistral
+TRL's GOLD takes byte-level tokenizers alone (it rejects those of Llama-2, TinyLlama and Mistral
 v0.1: `NotImplementedError`), at least one word of prompt, and one document a row; ours and TRL's
 SFT take the same documents as one packed row. ULD there is `cross-entropy + 0.5 ULD` as ours (Eq.
 6), with `uld_token_merge_strategy="bayesian"`, whose logits predict the tokens that are compared;

@@ -2,7 +2,7 @@
 
 `DemoWorld` is that of `make demo`; `TextWorld` has real documents, as they are or spoilt. What is
 spoilt is known by character, so that an oracle can be made that knows it: a world where the oracle
-is not ahead of plain pretraining tells nothing about the selection of tokens.
+is not ahead of plain pretraining says nothing about the selection of tokens.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def look_for_waits(report: Report) -> None:
 
 @contextmanager
 def _where_waits_are(mode: str) -> Iterator[None]:
-    """Set CUDA's mode for operations that wait, but for the one known in transformers.
+    """Set CUDA's mode for operations that wait, except for the one known in transformers.
 
     With sdpa and eager it asks once per forward pass whether rows are packed (docs/running.md).
     """

@@ -40,7 +40,7 @@ def model(
     tiny_llama: Callable[..., Any],
     student_tokenizer: Tokenizer,
 ) -> Path:
-    """A tiny model that says something else every time; read-only by agreement."""
+    """A tiny model that says something else every time; tests must not change it."""
     path = tmp_path_factory.mktemp("models") / "student"
     tiny_llama(len(student_tokenizer), initializer_range=0.5).save_pretrained(path)
     student_tokenizer.save_pretrained(path)

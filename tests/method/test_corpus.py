@@ -216,8 +216,8 @@ def test_compressed_file_is_said_to_be_cut_off(
 
 @pytest.mark.parametrize("name", ["nope.jsonl", "/no/such/directory"])
 def test_missing_path_is_rejected(name: str) -> None:
-    told = f"--eval_dataset {name}: no such file or directory"
-    assert error_of(name, option="--eval_dataset") == told
+    expected = f"--eval_dataset {name}: no such file or directory"
+    assert error_of(name, option="--eval_dataset") == expected
 
 
 def test_unknown_name_is_said_to_mean_the_hub() -> None:

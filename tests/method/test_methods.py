@@ -291,7 +291,7 @@ def test_rho1_equals_vocagnolm_with_its_reference_as_teacher(world: World, tmp_p
 
 
 def test_ranges_are_the_identity_for_equal_tokenizers(world: World) -> None:
-    """But for a character of several tokens, each of which is mapped to all of them."""
+    """Except for a character of several tokens, each of which is mapped to all of them."""
     world.blocks(world.ours)
     (segments,) = (s for key, s in world.segments.items() if key == (id(world.ours), False))
     split = total = 0

@@ -141,7 +141,7 @@ def test_forward_reads_only_rows_that_have_a_loss(monkeypatch):
         losses = model(input_ids=ids, labels=labels, token_losses=True, label_tokens=told)
         assert sum(rows) == read
         assert max(rows, default=0) <= 4
-    # Of none was told: no loss is silently wrong.
+    # Not a single one was announced: no loss is silently wrong.
     assert losses.isnan().sum() == count
 
 

@@ -1,4 +1,4 @@
-"""Attention that is told of segments, against that of `sdpa` and its mask."""
+"""Attention that takes segments, against that of `sdpa` and its mask."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Documents that are told apart by their numbers, of which every second one is a problem."""
+    """Documents with a number each, of which every second one is a problem."""
     path, rng = tmp_path / "corpus.jsonl", Random(0)
     words = "one two three four five six seven eight nine ten".split()
     with path.open("w") as file:

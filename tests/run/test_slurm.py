@@ -15,7 +15,7 @@ STAND_INS = {
     "srun": 'while [[ "$1" == --* ]]; do echo "$1" >> srun; shift; done; exec "$@"',
     "scontrol": 'if [[ "$1" == show ]]; then echo first; else echo "$@" >> "$LOG"; fi',
     "pkill": 'echo "pkill $*" >> "$LOG"; touch stop',
-    # Says what it was given, then runs until it is told to stop, and fails as the launcher does.
+    # Says what it was given, then runs until it is asked to stop, and fails as the launcher does.
     "accelerate": (
         'printf "%s\\n" "$@" > given; echo started >> "$LOG"\n'
         'if [[ "${DONE:-}" ]]; then exit 0; fi\n'

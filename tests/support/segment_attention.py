@@ -1,4 +1,4 @@
-"""Tiny models with an attention that is told of segments."""
+"""Tiny models with an attention that takes segments."""
 
 from __future__ import annotations
 

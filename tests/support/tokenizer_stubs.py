@@ -32,7 +32,7 @@ def tokens_between(tokenizer: Any, text: str, start: int, end: int) -> Encoding:
 
 
 class StubTokenizer:
-    """A tokenizer that returns what it is told to."""
+    """A tokenizer that returns what it is given."""
 
     is_fast = True
     name_or_path = "stub"
