@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from vocagnolm import dist as processes
-from vocagnolm.report.paper import REPORTED_FILE
+from vocagnolm.report.runs import REPORTED_FILE
 from vocagnolm.run.config import RunArguments
 from vocagnolm.run.options import parse, recipe_options
 

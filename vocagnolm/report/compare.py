@@ -19,33 +19,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pandas as pd
-
 from vocagnolm.cli import Parser, print_main, shell
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
-from vocagnolm.report.curves import read_curves
-from vocagnolm.report.page import bar_series, draw_bars, draw_curves, render_page
-from vocagnolm.report.paper import read_reported
-from vocagnolm.report.plots import embed, save_plot
+from vocagnolm.report.plots import bar_series, draw_bars, draw_curves, embed, read_curves, save_plot
+from vocagnolm.report.render import render_page
 from vocagnolm.report.runs import (
+    Row,
     Run,
     TrainingRun,
     differing,
-    find_sources,
+    find_places,
     group_by_setting,
     heading,
     in_order,
+    read_reported,
     read_run,
     read_training,
     reject,
     setting_text,
 )
-from vocagnolm.report.statistics import PAIRING_COLUMNS, pair
+from vocagnolm.report.statistics import pair
 from vocagnolm.report.wandb_runs import fetch
 from vocagnolm.run.card import public_name
 
 RESAMPLES = 10_000
-_SCORE = ["run", "column", "value", "rounded", "low", "high", "marked"]
 # All that has to be known to read the tables and pictures.
 _STAR = "*: may not be put beside a published number; the notes on its run say why."
 _ACCURACIES = f"+-: half the width of the 95 % interval. {_STAR}"
@@ -63,9 +60,8 @@ _CURVES = (
     "Over the seeds of a setting: the mean, and a band from the lowest to the highest. Of the "
     "excess: the tokens' median, and a band from their 10th to their 90th percentile."
 )
-_Rows = Sequence[Sequence[str]]
 # Title, rows with their header first, notes.
-_Section = tuple[str, _Rows, Sequence[str]]
+_Section = tuple[str, list[list[str]], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -79,12 +75,10 @@ class Comparison:
     settings: Mapping[str, Sequence[TrainingRun]]
     # Names of all of them.
     labels: Sequence[str]
-    # All numbers of the evaluations: columns as `_SCORE`.
-    scores: pd.DataFrame
     # The paper's numbers: row, table, column, reported.
-    reported: pd.DataFrame
-    # Every other run against the first of its protocol, few-shot or chat: `PAIRING_COLUMNS`.
-    pairings: pd.DataFrame
+    reported: Sequence[Row]
+    # Every other run against the first of its protocol, few-shot or chat, as `pair` does.
+    pairings: Sequence[Row]
     resamples: int
     seed: int
 
@@ -95,37 +89,25 @@ def compare(
     """Read runs, pair each evaluation with its protocol's first, and add rows of the paper."""
     if not paths:
         reject("a RUN to compare", "none", "give directories of train.py or evaluate_math.py")
-    theirs = read_reported(reported)
-    sources = find_sources(paths)
-    runs = [read_run(x.label, x.evaluation) for x in sources if x.evaluation]
-    trained = [read_training(x.label, x.run) for x in sources if x.run]
+    theirs, places = read_reported(reported), find_places(paths)
+    runs = [read_run(label, place) for label, (_, place) in places.items() if place]
+    trained = [read_training(label, place) for label, (place, _) in places.items() if place]
     # Asked few-shot and in a chat, a model gives other answers to other prompts.
     first: dict[bool, Run] = {}
-    pairings = []
+    pairings: list[Row] = []
     for run in runs:
         baseline = first.setdefault(run.prompts == "chat", run)
         if baseline is not run:
             pairings += pair(baseline, run, resamples, seed)
-    rows = [{"run": run.label, **score} for run in runs for score in run.scores]
-    scores = pd.DataFrame(rows, columns=_SCORE)
-    return Comparison(
-        runs=runs,
-        trained=trained,
-        settings=group_by_setting(trained),
-        labels=[x.label for x in sources],
-        scores=scores,
-        reported=theirs,
-        pairings=pd.DataFrame(pairings, columns=PAIRING_COLUMNS),
-        resamples=resamples,
-        seed=seed,
-    )
+    settings = group_by_setting(trained)
+    return Comparison(runs, trained, settings, list(places), theirs, pairings, resamples, seed)
 
 
 # -- Tables ----------------------------------------------------------------------------------
 
 
 def comparison_markdown(comparison: Comparison) -> str:
-    """Lay out the comparison as tables."""
+    """Lay out a comparison as tables."""
     parts = []
     for title, rows, notes in _sections(comparison):
         # A note, and a list about the runs.
@@ -142,54 +124,54 @@ def _sections(comparison: Comparison) -> list[_Section]:
 
 
 def _accuracies(comparison: Comparison) -> _Section:
-    cells = {
-        (x.run, x.column): f"{x.rounded:.1f}{_star(x.marked)} +- {(x.high - x.low) / 2:.1f}"
-        for x in comparison.scores.itertuples()
-    }
-    heads = {run.label: run.prompts for run in comparison.runs}
-    # Reported rows stand below ours, in the same columns.
-    if comparison.runs:
-        for x in comparison.reported.itertuples():
-            title = f"reported: {x.row} ({x.table})"
-            cells[title, x.column], heads[title] = f"{x.reported:.1f}", "paper"
-    columns = in_order(column for _, column in cells)
-    rows = [["run", "prompts", *map(heading, columns)]]
-    for label, prompts in heads.items():
-        rows.append([label, prompts, *(cells.get((label, column), "-") for column in columns)])
     notes = [_ACCURACIES]
+    # Cells by column of each line, a run and its prompts.
+    lines: dict[tuple[str, str], dict[str, str]] = {}
     for run in comparison.runs:
+        cells = lines[run.label, run.prompts] = {}
+        for x in run.scores:
+            width = (x["high"] - x["low"]) / 2
+            cells[x["column"]] = f"{x['rounded']:.1f}{_star(x['marked'])} +- {width:.1f}"
         name, revision = run.model.rsplit(", revision ", 1)
         # As much of a hash as identifies it.
         model = f"{public_name(name)}, revision {revision[:19]}"
         notes.append(f"- {run.label}: {model}; verdicts of {run.grader}")
         notes += [f"  - {note}" for note in run.notes]
+    # Reported rows stand below ours, in the same columns.
+    for x in comparison.reported if comparison.runs else ():
+        cells = lines.setdefault((f"reported: {x['row']} ({x['table']})", "paper"), {})
+        cells[x["column"]] = f"{x['reported']:.1f}"
+    columns = in_order(column for cells in lines.values() for column in cells)
+    rows = [["run", "prompts", *map(heading, columns)]]
+    for line, cells in lines.items():
+        rows.append([*line, *(cells.get(column, "-") for column in columns)])
     return "Accuracy (%)", rows, notes
 
 
 def _pairings(comparison: Comparison) -> list[_Section]:
     """Lay out the paired tests, a table for each baseline."""
-    marked = {(x.run, x.column) for x in comparison.scores.itertuples() if x.marked}
+    marked = {(x["run"], x["column"]) for run in comparison.runs for x in run.scores if x["marked"]}
     note = _PAIRINGS.format(resamples=comparison.resamples, seed=comparison.seed)
-    sections: list[_Section] = []
-    for first, pairings in comparison.pairings.groupby("first", sort=False):
-        rows = [["run", "benchmark", "points", "95 % interval", "items"]]
-        rows[0] += [f"only {first} right", "only the run right", "p", "p (Holm)"]
-        for other, of_run in pairings.groupby("other", sort=False):
-            by_column = {x.column: x for x in of_run.itertuples()}
-            for column in in_order(by_column):
-                x = by_column[column]
-                star = _star({(first, column), (other, column)} & marked)
-                row = [str(other), heading(column) + star]
-                if pd.notna(x.not_paired):
-                    rows.append([*row, f"not paired: {x.not_paired}", *["-"] * 6])
-                    continue
-                row += [_points(x.points), f"{_points(x.low)} to {_points(x.high)}"]
-                row += [_cell(count, ".0f") for count in (x.items, x.only_first, x.only_other)]
-                for p in (x.p, x.p_holm):
-                    row.append("-" if pd.isna(p) else "< 0.001" if p < 0.001 else f"{p:.3f}")
-                rows.append(row)
-        sections.append((f"Points above {first}, over the same items", rows, [note]))
-    return sections
+    tables: dict[str, list[list[str]]] = {}
+    for x in comparison.pairings:
+        first, other, column = x["first"], x["other"], x["column"]
+        head = ["run", "benchmark", "points", "95 % interval", "items"]
+        head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
+        rows = tables.setdefault(first, [head])
+        star = _star({(first, column), (other, column)} & marked)
+        row = [other, heading(column) + star]
+        if x["not_paired"]:
+            rows.append([*row, f"not paired: {x['not_paired']}", *["-"] * 6])
+            continue
+        row += [_points(x["points"]), f"{_points(x['low'])} to {_points(x['high'])}"]
+        row += [_cell(x[name], "") for name in ("items", "only_first", "only_other")]
+        for p in (x["p"], x["p_holm"]):
+            row.append("< 0.001" if p is not None and p < 0.001 else _cell(p, ".3f"))
+        rows.append(row)
+    return [
+        (f"Points above {first}, over the same items", rows, [note])
+        for first, rows in tables.items()
+    ]
 
 
 def _points(value: float) -> str:
@@ -197,7 +179,7 @@ def _points(value: float) -> str:
 
 
 def _cell(value: float | None, form: str) -> str:
-    return "-" if value is None or pd.isna(value) else f"{value:{form}}"
+    return "-" if value is None else f"{value:{form}}"
 
 
 def _star(marked: object) -> str:
@@ -219,14 +201,11 @@ def _costs(comparison: Comparison) -> _Section:
     for run in comparison.trained:
         log, steps = run.state.get("log_history", []), run.state.get("global_step", 0)
         speeds = [entry["tokens_per_s"] for entry in log if "tokens_per_s" in entry]
-        speed = statistics.median(speeds) if speeds else None
         seconds = [entry["train_runtime"] for entry in log if "train_runtime" in entry]
-        hours = max(seconds) / 3600 if seconds else None
         row = [run.label, run.name, str(json.loads(run.seed)[0])]
-        row += [f"{steps:,}", f"{steps * run.batch_tokens:,}"]
-        # A loss that is not finite is shown.
-        row.append("-" if run.eval_loss is None else f"{run.eval_loss:.4f}")
-        row += [_cell(speed, ",.0f"), _cell(hours, ",.2f")]
+        row += [f"{steps:,}", f"{steps * run.batch_tokens:,}", _cell(run.eval_loss, ".4f")]
+        row.append(_cell(statistics.median(speeds) if speeds else None, ",.0f"))
+        row.append(_cell(max(seconds) / 3600 if seconds else None, ",.2f"))
         rows.append([*row, _cell(run.state.get("total_flos"), ".3g")])
     return "Cost", rows, [_COSTS]
 
@@ -239,19 +218,19 @@ def to_json(comparison: Comparison) -> JsonObject:
     setting_of = {x.label: name for name, runs in comparison.settings.items() for x in runs}
     evaluated = ("label", "model", "grader", "prompts", "conditions", "notes")
     trained = ("method", "teacher", "seed", "options", "eval_loss")
-    content: JsonObject = {
+    return {
         "runs": [{name: getattr(run, name) for name in evaluated} for run in comparison.runs],
         "trained": [
             {"run": run.label, "setting": setting_of[run.label]}
             | {name: getattr(run, name) for name in trained}
             for run in comparison.trained
         ],
+        "scores": [score for run in comparison.runs for score in run.scores],
+        "reported": comparison.reported,
+        "pairings": comparison.pairings,
+        "resamples": comparison.resamples,
+        "seed": comparison.seed,
     }
-    for name in ("scores", "reported", "pairings"):
-        # None stands for what a row has not.
-        frame = getattr(comparison, name).astype(object)
-        content[name] = frame.where(frame.notna(), None).to_dict("records")
-    return content | {"resamples": comparison.resamples, "seed": comparison.seed}
 
 
 def write_comparison(comparison: Comparison, directory: Path) -> None:
@@ -263,7 +242,9 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     if comparison.runs:
         graders = ", ".join(dict.fromkeys(run.grader for run in comparison.runs))
         series = bar_series(comparison.runs, comparison.settings, comparison.reported)
-        figure = draw_bars(series, f"Accuracies; verdicts of {graders}")
+        columns = in_order(column for bars in series.values() for column in bars.index)
+        headings = {column: heading(column) for column in columns}
+        figure = draw_bars(series, headings, f"Accuracies; verdicts of {graders}")
         save_plot(figure, directory / "comparison.png")
         pictures.append(("Accuracy", embed(figure), _BARS))
     if curves := read_curves(comparison.settings):
@@ -271,7 +252,7 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
     page = render_page(
         "comparison.html",
         names=comparison.labels,
-        baselines=list(dict.fromkeys(comparison.pairings["first"])),
+        baselines=list(dict.fromkeys(x["first"] for x in comparison.pairings)),
         pictures=pictures,
         sections=_sections(comparison),
     )

@@ -12,14 +12,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean
 
+import jinja2
+
 from vocagnolm.io import markdown_table, write_text
-from vocagnolm.report.page import render_page
 from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView, ViewSettings
 from vocagnolm.run.card import public_name
 
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.PackageLoader("vocagnolm", "assets"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+)
 # Categories of Unicode.
 _INVISIBLE = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp"}
 _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
+
+
+def render_page(template: str, **values: object) -> str:
+    """Fill a template of `assets`; every text is escaped."""
+    return _TEMPLATES.get_template(template).render(**values)
 
 
 def write_view(view: GuidanceView, path: Path) -> None:

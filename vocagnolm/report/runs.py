@@ -1,23 +1,23 @@
-"""Read the directories of evaluations and of training runs."""
+"""Read the directories of evaluations and of training runs, and the paper's numbers."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from vocagnolm.evaluation.records import read_records
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.io import RUN_FILE, JsonObject, read_json
-from vocagnolm.report.paper import teacher_name
+from vocagnolm.io import ASSETS, RUN_FILE, JsonObject, read_json
 from vocagnolm.run.card import public_name
 
 Row: TypeAlias = dict[str, Any]
 # Of each item, by `idx`: whether it is right, the hash of its prompt, its gold.
 Items: TypeAlias = dict[int, tuple[bool, str, object]]
 RESULTS_FILE, STATE_FILE = "results.json", "trainer_state.json"
+REPORTED_FILE = ASSETS / "reported.json"
 # Of evaluations, beside a model.
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 # Table 1's columns, then those of other benchmarks, each once.
@@ -37,19 +37,6 @@ _OF_A_SEED = {"seed", "data_seed", "corpus_digest", "blocks", "teacher_losses_sh
 _SEED_IN_A_PATH = re.compile(r"seed[-_=]?\d+")
 
 
-class Source(NamedTuple):
-    """What there is to read of a directory; chats are sources of their own."""
-
-    # Unlike that of any other source.
-    label: str
-    # As given.
-    path: Path
-    # Of train.py.
-    run: Path | None
-    # Holds `results.json` and one file of items per benchmark.
-    evaluation: Path | None
-
-
 @dataclass(frozen=True)
 class Run:
     """The results of one evaluation."""
@@ -61,9 +48,9 @@ class Run:
     grader: str
     # Authors of the exemplars: "ours", "harness", "other", "none", or several of them; or "chat".
     prompts: str
-    # Rows in Table 1's order: column (a benchmark's id or an average), value in percent, rounded as
-    # the harness does, low and high of the 95 % interval, and marked: words for why it may not
-    # stand beside a published number.
+    # Rows in Table 1's order: run, column (a benchmark's id or an average), value in percent,
+    # rounded as the harness does, low and high of the 95 % interval, and marked: words for why it
+    # may not stand beside a published number.
     scores: Sequence[Row]
     # Items and right answers by benchmark.
     counts: Mapping[str, tuple[int, int]]
@@ -111,11 +98,10 @@ class TrainingRun:
     @property
     def eval_loss(self) -> float | None:
         """The held-out loss after the last step; None if training has not come so far."""
-        found = None
-        for entry in self.state.get("log_history", ()):
-            if entry["step"] == self.state["max_steps"]:
-                found = entry.get("eval_loss", found)
-        return found
+        for entry in reversed(self.state.get("log_history", [])):
+            if entry["step"] == self.state["max_steps"] and "eval_loss" in entry:
+                return float(entry["eval_loss"])
+        return None
 
 
 def reject(expected: object, found: object, advice: str) -> NoReturn:
@@ -144,36 +130,36 @@ def in_order(columns: Iterable[str]) -> list[str]:
 # -- Directories -----------------------------------------------------------------------------
 
 
-def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Find runs of train.py and evaluations in directories, or in their `evaluation/`."""
-    sources: list[Source] = []
+def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
+    """Find the directories of runs of train.py and of evaluations, or their `evaluation/`.
+
+    Returns by label the directory with the settings of a run, and the one with the results of an
+    evaluation; chats have labels of their own.
+    """
+    found: list[tuple[str, Path, Path | None, Path | None]] = []
     for path in paths:
-        # The present directory has a name, and a link has a name of its own.
-        home = Path(os.path.abspath(path))
-        if home.name == EVALUATION_FOLDER and (home.parent / RUN_FILE).is_file():
+        before, home = len(found), path.absolute()
+        if home.name == CHAT_FOLDER:
+            found.append((f"{home.parent.name}-chat", path, None, home))
+            continue
+        if home.name == EVALUATION_FOLDER:
             home = home.parent
         run = home if (home / RUN_FILE).is_file() else None
         places = [home / EVALUATION_FOLDER, home]
         evaluation = next((place for place in places if (place / RESULTS_FILE).is_file()), None)
-        chat = home / CHAT_FOLDER
-        has_chat = (chat / RESULTS_FILE).is_file()
-        name = home.name
-        if name in (EVALUATION_FOLDER, CHAT_FOLDER):
-            name = home.parent.name + name.removeprefix(EVALUATION_FOLDER)
         if run or evaluation:
-            sources.append(Source(name, path, run, evaluation))
-        if has_chat:
-            sources.append(Source(f"{name}-chat", path / CHAT_FOLDER, None, chat))
-        if not (run or evaluation or has_chat):
+            found.append((home.name, path, run, evaluation))
+        chat = home / CHAT_FOLDER
+        if (chat / RESULTS_FILE).is_file():
+            found.append((f"{home.name}-chat", path / CHAT_FOLDER, None, chat))
+        if len(found) == before:
             expected = f"{RUN_FILE} or {RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
             reject(expected, "none", "run train.py or evaluate_math.py first")
-    if len({source.path.resolve() for source in sources}) < len(sources):
-        reject("different runs", "one of them twice", "give it once")
-    names = [source.label for source in sources]
-    return [
-        source if names.count(source.label) == 1 else source._replace(label=str(source.path))
-        for source in sources
-    ]
+    names = [name for name, *_ in found]
+    return {
+        name if names.count(name) == 1 else str(path): (run, evaluation)
+        for name, path, run, evaluation in found
+    }
 
 
 # -- Evaluations -----------------------------------------------------------------------------
@@ -187,9 +173,9 @@ def read_run(label: str, directory: Path) -> Run:
     scores = []
     for name in in_order(columns):
         column = columns[name]
-        row = {"column": name, "value": float(column["exact"]), "rounded": float(column["rounded"])}
-        low, high = map(float, column["interval"])
-        scores.append({**row, "low": low, "high": high, "marked": tuple(column["marked"])})
+        row = {"run": label, "column": name, "value": column["exact"], "rounded": column["rounded"]}
+        row["low"], row["high"] = column["interval"]
+        scores.append({**row, "marked": column["marked"]})
     authors, conditions = [], {}
     for name, column in benchmarks.items():
         is_chat, prompts = "chat" in column["marked"], column["prompts"]
@@ -298,3 +284,46 @@ def setting_text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {setting_text(one)}" for name, one in value.items())
     return "-" if value is None else public_name(str(value))
+
+
+# -- The paper -------------------------------------------------------------------------------
+
+
+@cache
+def _paper() -> JsonObject:
+    return read_json(REPORTED_FILE)
+
+
+def read_reported(names: Sequence[str]) -> list[Row]:
+    """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
+    tables = {table["table"]: table for table in _paper()["tables"]}
+    table_of = {row: table for table in tables.values() for row in table["rows"]}
+    rows: list[str] = []
+    for name in names:
+        if name not in tables and name not in table_of:
+            known = ", ".join(map(repr, [*tables, *table_of]))
+            expected = "--reported to name a row or a table of the paper"
+            reject(expected, repr(name), f"give one of {known}")
+        rows += tables[name]["rows"] if name in tables else [name]
+    found = []
+    for row in dict.fromkeys(rows):
+        table = table_of[row]
+        values = dict(zip(table["columns"], table["rows"][row], strict=True))
+        for column, value in values.items():
+            if value is not None:
+                own = {"row": row, "table": table["table"]}
+                found.append({**own, "column": column, "reported": value})
+    return found
+
+
+def teacher_name(reference: str) -> str:
+    """Return the paper's name of a model, or else the last part of its own.
+
+    >>> teacher_name("Qwen/Qwen2.5-Math-7B-Instruct"), teacher_name("runs/TinyLlama-CPT")
+    ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
+    """
+    own = Path(reference).name
+    for name, others in _paper()["models"].items():
+        if own.casefold() in (name.casefold(), *map(str.casefold, others)):
+            return str(name)
+    return own

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES
-from vocagnolm.report.runs import Items, Row, Run, heading, reject
+from vocagnolm.report.runs import Items, Row, Run, heading, in_order
 
 _Floats = npt.NDArray[np.float64]
 PAIRING_COLUMNS = ["first", "other", "column", "points", "low", "high", "items"]
@@ -29,43 +29,38 @@ def pair(first: Run, other: Run, resamples: int, seed: int) -> list[Row]:
     rows: list[Row] = []
     # {benchmark: (difference in points, resampled differences)}
     differences: dict[str, tuple[float, _Floats]] = {}
-    names = [name for name in first.counts if name in other.counts]
-    if not names:
-        found = f"{', '.join(first.counts)} and {', '.join(other.counts)}"
-        reject(f"{first.label} and {other.label} to share a benchmark", found, "compare others")
-    for name in names:
-        row: Row = {"first": first.label, "other": other.label, "column": name}
+    shared = {x["column"] for x in first.scores} & {x["column"] for x in other.scores}
+    # Averages come behind their members.
+    for name in in_order(shared):
+        row: Row = dict.fromkeys(PAIRING_COLUMNS)
+        row |= {"first": first.label, "other": other.label, "column": name}
         rows.append(row)
-        ours, theirs = first.items(name), other.items(name)
-        if reason := _unlike(first.conditions[name], other.conditions[name], ours, theirs):
-            row["not_paired"] = reason
-            continue
-        only_first = sum(ours[idx][0] and not theirs[idx][0] for idx in ours)
-        only_other = sum(theirs[idx][0] and not ours[idx][0] for idx in ours)
-        points = (only_other - only_first) / len(ours) * 100
-        # A benchmark has a seed of its own, so that its interval does not depend on the others.
-        own_seed = [seed, *name.encode()]
-        sample = resampled_differences(len(ours), only_first, only_other, resamples, own_seed)
-        differences[name] = points, sample
-        row |= {"points": points, "items": len(ours)}
-        row |= {"only_first": only_first, "only_other": only_other}
+        if name in AVERAGES:
+            members = AVERAGES[name]
+            if missing := [heading(member) for member in members if member not in differences]:
+                row["not_paired"] = f"{', '.join(missing)} not paired"
+                continue
+            row["points"] = sum(differences[member][0] for member in members) / len(members)
+            # Each benchmark is resampled on its own, as its items were drawn on their own.
+            sample = np.mean([differences[member][1] for member in members], axis=0)
+        else:
+            ours, theirs = first.items(name), other.items(name)
+            if reason := _unlike(first.conditions[name], other.conditions[name], ours, theirs):
+                row["not_paired"] = reason
+                continue
+            only_first = sum(ours[idx][0] and not theirs[idx][0] for idx in ours)
+            only_other = sum(theirs[idx][0] and not ours[idx][0] for idx in ours)
+            row |= {"items": len(ours), "only_first": only_first, "only_other": only_other}
+            row["points"] = (only_other - only_first) / len(ours) * 100
+            row["p"] = mcnemar_p(only_first, only_other)
+            # A benchmark has a seed of its own, so that its interval does not depend on the others.
+            own_seed = [seed, *name.encode()]
+            sample = resampled_differences(len(ours), only_first, only_other, resamples, own_seed)
+            differences[name] = row["points"], sample
         row["low"], row["high"] = percentile_interval(sample)
-        row["p"] = mcnemar_p(only_first, only_other)
-    paired = [row for row in rows if "p" in row]
-    for row, p in zip(paired, holm([row["p"] for row in paired]), strict=True):
+    tested = [row for row in rows if row["p"] is not None]
+    for row, p in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_holm"] = p
-    for average, members in AVERAGES.items():
-        if not all(average in (score["column"] for score in run.scores) for run in (first, other)):
-            continue
-        row = {"first": first.label, "other": other.label, "column": average}
-        rows.append(row)
-        if missing := [heading(name) for name in members if name not in differences]:
-            row["not_paired"] = f"{', '.join(missing)} not paired"
-            continue
-        # Each benchmark is resampled on its own, as its items were drawn on their own.
-        sample = np.mean([differences[name][1] for name in members], axis=0)
-        row["points"] = sum(differences[name][0] for name in members) / len(members)
-        row["low"], row["high"] = percentile_interval(sample)
     return rows
 
 
