@@ -18,8 +18,8 @@ from world import make_models
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.method import Method
-from vocagnolm.objective import OnlineTeacher
-from vocagnolm.report.measure import LoadedPair, view_documents
+from vocagnolm.objective import Objective, OnlineTeacher
+from vocagnolm.report.inspect import view_documents
 from vocagnolm.store.format import Store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.token_loss import add_token_losses
@@ -116,20 +116,19 @@ def test_store_of_documents_is_told_apart(world: World, store: Store, tmp_path: 
 
 def test_view_of_conversations_conserves_nats(world: World) -> None:
     corpus, student, teacher = world.conversations()
-    device = torch.device("cpu")
-    loaded = LoadedPair(
-        add_token_losses(world.student), student, OnlineTeacher([world.teacher], device), teacher,
-        device,
-    )  # fmt: skip
-    method = Method(aggregation="share")
-    for view in view_documents(corpus.select(range(5)), loaded, method, train_on="all"):
+    readers, model = (student, teacher), add_token_losses(world.student)
+    objective = Objective(
+        Method(aggregation="share"), OnlineTeacher([world.teacher], torch.device("cpu"))
+    )
+    first_five = corpus.select(range(5))
+    for view in view_documents(first_five, readers, model, objective, train_on="all"):
         shown = "".join(token.text for token in view.tokens if not token.is_special)
         assert shown == view.text.replace("\n", "", 1)
         assert [token.text for token in view.tokens if token.is_special] == ["<s>", "</s>", "</s>"]
-        pieces = {id(p): p.loss_nats for token in view.tokens for p in token.pieces}
+        pieces = {id(p): p[1] for token in view.tokens for p in token.pieces}
         nats = [token.teacher_loss_nats for token in view.tokens if token.teacher_loss_nats]
         assert sum(nats) == pytest.approx(np.sum([*pieces.values()]), abs=1e-3)
-    view = view_documents(corpus.select([0]), loaded, method)[0]
+    view = view_documents(corpus.select([0]), readers, model, objective)[0]
     first = next(n for n, token in enumerate(view.tokens) if token.status != "unlabelled")
     assert view.tokens[first].start > view.text.index("\n")
     assert view.tokens[-1].status == "unmapped"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,11 @@ from world import MAX_LENGTH, TEACHER_CONTEXT, make_models, make_segments, make_
 
 from vocagnolm.method import Method
 from vocagnolm.packing import Blocks, PackedCollator
-from vocagnolm.readers import student_reader
 from vocagnolm.report.callback import GuidanceTable
-from vocagnolm.report.render import write_view
-from vocagnolm.report.view import GuidanceView, Sample, ViewSettings, sample_blocks, view_rows
+from vocagnolm.report.render import render_html
+from vocagnolm.report.view import GuidanceView, Sample, sample_blocks, view_texts
 
-SETTINGS = ViewSettings("s", "t", Method(), "each block")
+VIEW = GuidanceView("s", "t", Method(), "each block")
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,9 @@ def world(
     segments = make_segments(texts, student_tokenizer, teacher_tokenizer).rows
     blocks = Blocks(segments, MAX_LENGTH, TEACHER_CONTEXT)
     corpus = datasets.Dataset.from_dict({"text": texts})
-    reader = student_reader(student_tokenizer, MAX_LENGTH)
     numbers = sorted(range(len(blocks)), key=lambda block: -len(blocks.segments(block)))[:2]
     collate = PackedCollator(MAX_LENGTH)
-    return blocks, sample_blocks(blocks, numbers, collate, segments, corpus, reader)
+    return blocks, sample_blocks(blocks, numbers, collate, segments, corpus, student_tokenizer)
 
 
 @pytest.fixture
@@ -71,7 +70,7 @@ def test_run_has_the_same_weights(
         trainer = make_trainer(tmp_path, blocks, student, teacher)
         if steps:
             trainer.add_callback(
-                GuidanceTable(trainer.token_guidance, sample, steps, tmp_path, SETTINGS)
+                GuidanceTable(trainer.token_guidance, sample, steps, VIEW, tmp_path)
             )
         trainer.train()
         weights.append(student.state_dict())
@@ -93,7 +92,7 @@ def test_views_are_written_and_reported_at_the_steps(
 ) -> None:
     reported: list[tuple[Any, ...]] = []
     trainer = make_trainer(tmp_path, world[0], *pair, max_steps=5)
-    shown = trainer.token_guidance, world[1], steps, tmp_path, SETTINGS
+    shown = trainer.token_guidance, world[1], steps, VIEW, tmp_path
     trainer.add_callback(GuidanceTable(*shown, lambda *table: reported.append(table)))
     trainer.train()
     names = [f"step-{step:06}.html" for step in expected]
@@ -112,11 +111,11 @@ def test_view_is_the_trainers_when_training_has_ended(
 ) -> None:
     blocks, sample = world
     trainer = make_trainer(tmp_path, blocks, *pair)
-    trainer.add_callback(GuidanceTable(trainer.token_guidance, sample, 100, tmp_path, SETTINGS))
+    trainer.add_callback(GuidanceTable(trainer.token_guidance, sample, 100, VIEW, tmp_path))
     trainer.train()
     guidance = trainer.token_guidance(sample.batch)
-    view = GuidanceView(SETTINGS, view_rows(sample.batch, guidance, sample.rows))
-    write_view(view, tmp_path / "guidance" / "step-000009.html")
+    view = replace(VIEW, texts=view_texts(sample, guidance))
+    (tmp_path / "guidance" / "step-000009.html").write_text(render_html(view))
     before, after, expected = (facts_of(tmp_path, step) for step in (0, 3, 9))
     assert after == expected != before
     assert len(view.texts) > 2, "no sequence has several texts"
@@ -132,7 +131,7 @@ def test_other_processes_compute_and_write_nothing(
 ) -> None:
     calls = []
     guide: Any = calls.append
-    table = GuidanceTable(guide, world[1], 1, tmp_path, SETTINGS)
+    table = GuidanceTable(guide, world[1], 1, VIEW, tmp_path)
     state = TrainerState(is_world_process_zero=False, max_steps=9)
     arguments: Any = None
     table.on_train_begin(arguments, state, TrainerControl())

@@ -10,11 +10,9 @@ import pytest
 import torch
 from methods_world import World
 from transformers import PreTrainedTokenizerBase
-from world import MAX_LENGTH, TEACHER_CONTEXT, make_models
+from world import make_models
 
-from vocagnolm.objective import OnlineTeacher
-from vocagnolm.readers import student_reader, teacher_reader
-from vocagnolm.report.measure import LoadedPair, measure
+from vocagnolm.report.inspect import measure
 
 
 @pytest.fixture
@@ -37,14 +35,6 @@ def test_measure_chooses_what_the_trainer_chooses(
     trainer = world.trainer(tmp_path, method)
     batch = trainer.data_collator([trainer.train_dataset[number] for number in range(4)])
     expected = trainer.token_guidance(batch)
-    assert isinstance(trainer.teacher, OnlineTeacher)
-    pair = LoadedPair(
-        trainer.model.train(False),
-        student_reader(world.ours, MAX_LENGTH),
-        trainer.teacher,
-        teacher_reader(world.theirs, TEACHER_CONTEXT),
-        torch.device("cpu"),
-    )
-    found = measure(batch, pair, trainer.objective.method)
+    found = measure(trainer.model.train(False), trainer.objective, batch)
     assert all(map(torch.equal, found, expected))
     assert 0 < found.weight_BS.sum() < found.valid_BS.sum()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,36 +16,28 @@ from vocagnolm.report.render import (
     invisible_name,
     label,
     render_html,
-    render_table,
     render_text,
     token_label,
 )
-from vocagnolm.report.view import (
-    GuidanceView,
-    PieceView,
-    Status,
-    TextView,
-    TokenView,
-    ViewSettings,
-)
+from vocagnolm.report.view import GuidanceView, Status, TextView, TokenView
 
-SETTINGS = ViewSettings("stu<dent>", "teach&er", Method(), "each text")
+VIEW = GuidanceView("stu<dent>", "teach&er", Method(), "each text")
 HOSTILE = (
     "<script>alert('1')</script>\"&amp;' \x1b[31m\x00\r\n\u05e9\u05dc\u05d5\u05dd \u202eabc\u200b\t"
     "</script><!-- {{facts}} \u2028 🧮 é"
 )
 
 
-def make_view(*texts: str, width: int = 3, settings: ViewSettings = SETTINGS) -> GuidanceView:
+def make_view(*texts: str, width: int = 3) -> GuidanceView:
     """Texts cut into tokens of so many characters; a piece for each character of a token."""
-    return GuidanceView(settings, tuple(make_text(text, width) for text in texts))
+    return replace(VIEW, texts=tuple(make_text(text, width) for text in texts))
 
 
 def make_text(text: str, width: int) -> TextView:
     tokens = [TokenView("<s>", 0, 0, "unlabelled", False, None, None)]
     for number, start in enumerate(range(0, len(text), width)):
         end = min(start + width, len(text))
-        pieces = tuple(PieceView(text[i], i, i + 1, i / 2) for i in range(start, end))
+        pieces = tuple((text[i], i / 2) for i in range(start, end))
         status: Status = ("kept", "dropped")[number % 2]
         token = TokenView(text[start:end], start, end, status, not number % 2, 1.5, end / 2, pieces)
         tokens.append(token)
@@ -120,14 +111,14 @@ def test_page_has_details_of_each_token() -> None:
 
 def test_page_stays_readable_json() -> None:
     token = TokenView("a", 0, 1, "kept", True, float("inf"), 1.0)
-    view = GuidanceView(SETTINGS, (TextView("a", 0, 0, 0, (token,)),))
+    view = replace(VIEW, texts=(TextView("a", 0, 0, 0, (token,)),))
     assert facts_of(render_html(view))["tokens"][0][2] is None
 
 
 def test_page_names_no_path_of_the_machine(tmp_path: Path) -> None:
     student, store = tmp_path / "runs" / "mine", tmp_path / "store"
-    settings = replace(SETTINGS, student=str(student), teacher=f"{store} and Qwen/Qwen2.5-Math-7B")
-    html = render_html(make_view("abc", settings=settings))
+    names = {"student": str(student), "teacher": f"{store} and Qwen/Qwen2.5-Math-7B"}
+    html = render_html(replace(make_view("abc"), **names))
     assert str(tmp_path) not in html
     assert "<code>mine</code>, guided by <code>store and Qwen/Qwen2.5-Math-7B</code>" in html
 
@@ -141,22 +132,15 @@ def test_terminal_marks_tokens_with_brackets() -> None:
     assert "(<s>)[Ann]a↵\nh[as ]12{</s>}" in out
 
 
-@pytest.mark.parametrize("render", [render_text, render_table])
-def test_terminal_is_not_driven_by_the_text(render: Callable[[GuidanceView], str]) -> None:
-    out = render(make_view("a\x1b[2Jb\u202ec\rd\u009be", width=1))
+def test_terminal_is_not_driven_by_the_text() -> None:
+    out = render_text(make_view("a\x1b[2Jb\u202ec\rd\u009be", width=1))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out)
     assert "␛" in out
 
 
-def test_table_lists_losses_and_pieces() -> None:
-    row = render_table(make_view("12 34")).splitlines()[4]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells == ["2", "34", "dropped", "1.50", "2.50", "\u22121.00", "3 1.50 · 4 2.00"]
-
-
 def test_later_parts_of_a_character_are_rings() -> None:
     tokens = tuple(TokenView("🧮" * (not n), 0, 1, "kept", True, 1.0, 1.0) for n in range(4))
-    view = GuidanceView(SETTINGS, (TextView("🧮", 0, 0, 0, tokens),))
+    view = replace(VIEW, texts=(TextView("🧮", 0, 0, 0, tokens),))
     assert [token_label(token) for token in view.tokens] == ["🧮", "◦", "◦", "◦"]
     page = Page(render_html(view))
     assert "".join(token["text"] for token in page.tokens) == "🧮"
@@ -169,7 +153,7 @@ def test_summary_averages_known_losses() -> None:
         TokenView("b", 1, 2, "dropped", False, 1.0, 2.0),
         TokenView("</s>", 2, 2, "unmapped", True, 5.0, None),
     )
-    out = render_text(GuidanceView(SETTINGS, (TextView("ab", 0, 0, 0, tokens),)))
+    out = render_text(replace(VIEW, texts=(TextView("ab", 0, 0, 0, tokens),)))
     lines = [line.strip("|").split("|") for line in out.splitlines() if "%)" in line]
     rows = {name.strip(): [cell.strip() for cell in cells] for name, *cells in lines}
     assert rows["all"] == ["3 (100%)", "2", "3.00", "1.50", "+0.50"]

@@ -20,21 +20,12 @@ from world import MAX_LENGTH, TEACHER_CONTEXT
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.method import Method
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.report import inspect
-from vocagnolm.report.view import (
-    Sample,
-    TextView,
-    ViewSettings,
-    sample_blocks,
-    view_rows,
-)
+from vocagnolm.report.view import Sample, TextView, sample_blocks, view_texts
 from vocagnolm.spans import encode
 from vocagnolm.store.read import StoredReader
-
-SETTINGS = ViewSettings("s", "t", Method(), "each text", step=7)
 
 
 @pytest.fixture
@@ -54,7 +45,8 @@ def sample_of(texts: list[str], student: Reader, guide: Any) -> Sample:
     limits = [guide.limit] if isinstance(guide, Reader) else guide.limits()
     blocks = Blocks(rows, MAX_LENGTH, limits)
     numbers = range(len(blocks))
-    return sample_blocks(blocks, numbers, PackedCollator(MAX_LENGTH), rows, corpus, student)
+    collate = PackedCollator(MAX_LENGTH)
+    return sample_blocks(blocks, numbers, collate, rows, corpus, student.tokenizer)
 
 
 def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
@@ -75,8 +67,8 @@ def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
 
 def views_of(sample: Sample, guidance: TokenGuidance) -> list[list[TextView]]:
     """The views, by row."""
-    views = iter(view_rows(sample.batch, guidance, sample.rows))
-    return [[next(views) for _ in row] for row in sample.rows]
+    views = iter(view_texts(sample, guidance))
+    return [[next(views) for _ in row] for row in sample.segments]
 
 
 def shown(view: Any) -> str:
@@ -87,7 +79,7 @@ def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reade
     texts = [text[:60] for text in training_texts[:12]] + ["9", training_texts[1] * 3]
     sample = sample_of(texts, *readers)
     guidance = guidance_of(sample)
-    assert max(map(len, sample.rows)) > 1
+    assert max(map(len, sample.segments)) > 1
     documents = []
     for row, views in enumerate(views_of(sample, guidance)):
         at = teacher_at = 0
@@ -99,16 +91,11 @@ def test_view_equals_brute_force(training_texts: list[str], readers: tuple[Reade
             theirs = found.spans.tolist()
             for position, token in enumerate(view.tokens, at):
                 behind = [
-                    (view.text[a:b], a, b, teacher_at + 1 + number)
-                    for number, (a, b) in enumerate(theirs)
+                    (view.text[a:b], guidance.teacher_loss_BT[row, place].item())
+                    for place, (a, b) in enumerate(theirs, teacher_at + 1)
                     if a < token.end and b > token.start
                 ]
-                expected = [
-                    (*piece, guidance.teacher_loss_BT[row, place].item())
-                    for *piece, place in behind
-                ]
-                found = [(p.text, p.start, p.end, p.loss_nats) for p in token.pieces]
-                assert found == expected
+                assert list(token.pieces) == behind
                 if token.status in ("kept", "dropped"):
                     assert token.teacher_loss_nats == guidance.teacher_loss_BS[row, position].item()
                 if token.status != "unlabelled":
@@ -125,7 +112,7 @@ def test_view_shows_every_character_once(
     texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
     sample = sample_of(texts, *readers)
     found = dict.fromkeys(range(len(texts)), "")
-    views = view_rows(sample.batch, guidance_of(sample), sample.rows)
+    views = view_texts(sample, guidance_of(sample))
     for view in sorted(views, key=lambda view: (view.document, view.start)):
         assert shown(view) == view.text
         found[view.document] += view.text
@@ -158,7 +145,7 @@ def test_tokens_share_a_character(readers: tuple[Reader, Reader]) -> None:
     sharing = [token for token in view.tokens if view.text[token.start : token.end] == "🧮"]
     assert len(sharing) == 4
     assert [token.text for token in sharing] == ["🧮", "", "", ""]
-    assert all(token.pieces and "🧮" in token.pieces[0].text for token in sharing)
+    assert all(token.pieces and "🧮" in token.pieces[0][0] for token in sharing)
 
 
 def test_pieces_are_the_first_teachers(
@@ -168,19 +155,20 @@ def test_pieces_are_the_first_teachers(
     texts = ["Anna has 12 apples.", "x_1 = 2025"]
     alone = sample_of(texts, *readers)
     both = sample_of(texts, readers[0], Teachers((readers[1], other)))
-    spans = [
-        [[(p.start, p.end) for p in t.pieces] for view in row for t in view.tokens]
+    pieces = [
+        [[text for text, _ in t.pieces] for view in row for t in view.tokens]
         for sample in (alone, both)
         for row in views_of(sample, guidance_of(sample))
     ]
-    assert spans[0] == spans[1]
-    # As many losses are taken for a segment as the first teacher has in it.
-    first, second = ([s.teacher_spans.tolist() for s in x.rows[0]] for x in (alone, both))
-    assert first == second
+    assert pieces[0] == pieces[1]
     guidance = guidance_of(both)
-    ((view, *_),) = views_of(both, guidance)
-    losses = [piece.loss_nats for token in view.tokens[1:2] for piece in token.pieces]
-    assert losses == guidance.teacher_loss_BT[0, 1 : 1 + len(losses)].tolist()
+    (views,) = views_of(both, guidance)
+    place = 1
+    for view in views:
+        # Behind the loss of a start token.
+        losses = list({id(p): p[1] for token in view.tokens for p in token.pieces}.values())
+        assert losses == guidance.teacher_loss_BT[0, place : place + len(losses)].tolist()
+        place += len(losses) + 1
 
 
 def test_stored_losses_have_pieces(readers: tuple[Reader, Reader], tmp_path: Path) -> None:
@@ -191,7 +179,7 @@ def test_stored_losses_have_pieces(readers: tuple[Reader, Reader], tmp_path: Pat
     for guide in (readers[1], StoredReader([stored])):
         sample = sample_of([text], readers[0], guide)
         views += views_of(sample, guidance_of(sample))[0]
-    online, offline = ([[p.text for p in t.pieces] for t in view.tokens] for view in views)
+    online, offline = ([[text for text, _ in t.pieces] for t in view.tokens] for view in views)
     assert online == offline != [[] for _ in online]
 
 
@@ -235,7 +223,7 @@ def test_command_shows_losses_of_the_models(
 ) -> None:
     text = "Anna has 12 apples.\nThe sum of the solutions is 2025."
     out = tmp_path / "new"
-    assert inspect.main(options(models, "--text", text, "--table", "--output_dir", str(out))) == 0
+    assert inspect.main(options(models, "--text", text, "--output_dir", str(out))) == 0
     assert "kept" in capsys.readouterr().out
     assert (out / "guidance.html").exists()
     (view,) = look(models, "--text", text)
@@ -250,7 +238,7 @@ def test_command_shows_losses_of_the_models(
         if role == "student":
             found = [token.student_loss_nats for token in tokens[1:-1]]
         else:
-            found = list({p.start: p.loss_nats for t in tokens for p in t.pieces}.values())
+            found = list({id(p): p[1] for t in tokens for p in t.pieces}.values())
         assert found == pytest.approx(losses, abs=1e-4)
     mapped = [token for token in view.tokens if token.status in ("kept", "dropped")]
     kept = [token for token in mapped if token.status == "kept"]
@@ -258,7 +246,7 @@ def test_command_shows_losses_of_the_models(
     worst = min(map(excess, kept))
     assert all(excess(token) <= worst for token in mapped if token.status == "dropped")
     for token in mapped:
-        assert token.teacher_loss_nats == max(piece.loss_nats for piece in token.pieces)
+        assert token.teacher_loss_nats == max(loss for _, loss in token.pieces)
 
 
 def test_command_obeys_settings_when_they_are_given(models: dict[str, str]) -> None:
@@ -267,7 +255,7 @@ def test_command_obeys_settings_when_they_are_given(models: dict[str, str]) -> N
     mapped = [token for token in text.tokens if token.teacher_loss_nats is not None]
     assert sum(t.status == "kept" for t in mapped) == math.ceil(0.2 * len(mapped))
     for token in mapped:
-        losses = [piece.loss_nats for piece in token.pieces]
+        losses = [loss for _, loss in token.pieces]
         assert token.teacher_loss_nats == pytest.approx(sum(losses) / len(losses), abs=1e-5)
     assert not text.tokens[-1].is_trained
 

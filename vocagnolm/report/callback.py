@@ -7,9 +7,10 @@ from pathlib import Path
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from vocagnolm.guidance import TokenGuidance
+from vocagnolm.io import write_text
 from vocagnolm.packing import Batch
-from vocagnolm.report.render import piece_text, token_label, write_view
-from vocagnolm.report.view import GuidanceView, Sample, ViewSettings, view_rows
+from vocagnolm.report.render import label, render_html, token_label
+from vocagnolm.report.view import GuidanceView, Sample, view_texts
 
 _COLUMNS = ("token", "status", "student_nats", "teacher_nats", "excess_nats", "teacher_pieces")
 # Takes columns, rows and the step.
@@ -28,12 +29,13 @@ class GuidanceTable(TrainerCallback):
         guide: Callable[[Batch], TokenGuidance],
         sample: Sample,
         steps: int,
+        view: GuidanceView,
         output_dir: str | Path,
-        settings: ViewSettings,
         report: Report | None = None,
     ):
         self._guide, self._sample, self._steps, self._report = guide, sample, steps, report
-        self._directory, self._settings = Path(output_dir) / "guidance", settings
+        # Without texts, which are another's at every step.
+        self._directory, self._view = Path(output_dir) / "guidance", view
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
@@ -50,17 +52,16 @@ class GuidanceTable(TrainerCallback):
             self._show(state)
 
     def _show(self, state: TrainerState) -> None:
-        batch, segments = self._sample
-        guidance = self._guide(batch)
+        guidance, step = self._guide(self._sample.batch), state.global_step
         if not state.is_world_process_zero:
             return
-        settings = replace(self._settings, step=state.global_step)
-        view = GuidanceView(settings, view_rows(batch, guidance, segments))
-        write_view(view, self._directory / f"step-{state.global_step:06}.html")
+        view = replace(self._view, step=step, texts=view_texts(self._sample, guidance))
+        write_text(self._directory / f"step-{step:06}.html", render_html(view))
         if self._report is None:
             return
         rows = []
         for token in view.tokens:
             losses = (token.student_loss_nats, token.teacher_loss_nats, token.excess_nats)
-            rows.append([token_label(token), token.status, *losses, piece_text(token)])
-        self._report(_COLUMNS, rows, state.global_step)
+            pieces = " · ".join(f"{label(text)} {loss:.2f}" for text, loss in token.pieces)
+            rows.append([token_label(token), token.status, *losses, pieces])
+        self._report(_COLUMNS, rows, step)

@@ -3,29 +3,37 @@
     vocagnolm inspect --text "1 + 1 = 3" --student S --teacher T
     vocagnolm inspect --dataset D --document 0 17 --student S --teacher T --output_dir DIR
 
-Every token of the student is marked in the terminal, with `--table` listed with both losses and the
-teacher's pieces; `--output_dir` gets a page for the browser. A text that exceeds a context
-is cut, and the tokens of each part compete by themselves. Exit status: 0 done, 2 a wrong
-argument or file, 3 losses that are not finite.
+Every token of the student is marked in the terminal; `--output_dir` gets a page for the browser,
+with both losses of every token and the teacher's pieces. A text that exceeds a context is cut, and
+the tokens of each part compete by themselves. Exit status: 0 done, 2 a wrong argument or file, 3
+losses that are not finite.
 """
 
+from __future__ import annotations
+
 import argparse
+import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from vocagnolm.chat.reading import TRAIN_ON
+from vocagnolm.chat.reading import TRAIN_ON, TrainOn
 from vocagnolm.cli import Parser, corpora_of, shell
-from vocagnolm.io import check_writable
+from vocagnolm.conventions import TEXT, NonFiniteLoss
+from vocagnolm.io import check_writable, write_text
 from vocagnolm.method import Aggregation, Method, Unmapped
+from vocagnolm.report.view import GuidanceView, Sample, TextView, view_texts
 
 if TYPE_CHECKING:
     import datasets
+    from torch import nn
 
-    from vocagnolm.report.measure import LoadedPair
-    from vocagnolm.report.view import GuidanceView
+    from vocagnolm.guidance import TokenGuidance
+    from vocagnolm.objective import Objective
+    from vocagnolm.packing import Batch
+    from vocagnolm.readers import Reader
 
 PAGE = "guidance.html"
 
@@ -39,11 +47,14 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     which = "Indices of documents of --dataset, from 0; default: 0."
     add("--document", type=int, nargs="+", default=[0], metavar="INDEX", help=which)
     parser.add_dataset(source=False)
-    for role in ("student", "teacher"):
-        add(f"--{role}", required=True, help="Causal LM: a hub name or a directory.")
-        add(f"--{role}_revision", help="Branch, tag or commit on the hub.")
-        add(f"--{role}_tokenizer", help="Its tokenizer, if it is not with its weights.")
-        add(f"--{role}_chat_template", help="plain, chatml or a file; default: its tokenizer's.")
+    # Lists of one teacher, as train.py has lists of several.
+    for role, number in (("student", None), ("teacher", 1)):
+        own = "Its tokenizer, if it is not with its weights."
+        chat = "plain, chatml or a file; default: its tokenizer's."
+        add(f"--{role}", nargs=number, required=True, help="Causal LM: a hub name or a directory.")
+        add(f"--{role}_revision", nargs=number, help="Branch, tag or commit on the hub.")
+        add(f"--{role}_tokenizer", nargs=number, help=own)
+        add(f"--{role}_chat_template", nargs=number, help=chat)
     parser.add_dtype(" of the teacher (the student's is float32)")
     add("--attn_implementation", help="As in transformers.")
     add("--trust_remote_code", action="store_true")
@@ -52,7 +63,6 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--aggregation", choices=get_args(Aggregation), default="max", help="Eq. 2.")
     add("--unmapped", choices=get_args(Unmapped), default="include", help="Section 6.2.")
     add("--train_on", choices=TRAIN_ON, default=TRAIN_ON[0], help="Of conversations.")
-    add("--table", action="store_true", help="List all tokens with losses and pieces.")
     add("--output_dir", type=Path, help=f"Gets {PAGE}.")
     return parser.parse_args(argv)
 
@@ -61,78 +71,57 @@ def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Show texts."""
     arguments = _parse(argv)
-    from vocagnolm.report.render import render_table, render_text, write_view
+    from vocagnolm.report.render import render_html, render_text
 
     # Checked before anything is loaded.
     if arguments.output_dir:
         check_writable(arguments.output_dir)
     view = look(arguments)
     sys.stdout.write(render_text(view))
-    if arguments.table:
-        sys.stdout.write("\n" + render_table(view))
     if arguments.output_dir:
-        write_view(view, arguments.output_dir / PAGE)
+        write_text(arguments.output_dir / PAGE, render_html(view))
         sys.stdout.write(f"\nwritten: {arguments.output_dir / PAGE}\n")
 
 
-def look(arguments: argparse.Namespace) -> "GuidanceView":
-    """Load both models, and decide over the tokens of the texts."""
-    from vocagnolm.report.measure import view_documents
-    from vocagnolm.report.view import GuidanceView, ViewSettings
-
-    method = Method("vocagnolm", arguments.top_k, arguments.aggregation, arguments.unmapped)
-    corpus, indices = _load_documents(arguments)
-    pair = _load(arguments, method)
-    length = pair.student_reader.limit
-    competition = f"the mapped tokens of each text of up to {length:,} tokens"
-    settings = ViewSettings(arguments.student, arguments.teacher, method, competition)
-    views = view_documents(corpus, pair, method, indices, arguments.train_on)
-    return GuidanceView(settings, tuple(views))
-
-
-def _load(arguments: argparse.Namespace, guidance: Method) -> "LoadedPair":
-    """Load both models: the student in float32, the teacher in `--dtype`."""
+def look(arguments: argparse.Namespace) -> GuidanceView:
+    """Load both models as a run of train.py does, and decide over the tokens of the texts."""
     import torch
 
     from vocagnolm.dist import is_on_cpu
-    from vocagnolm.objective import OnlineTeacher
-    from vocagnolm.report.measure import LoadedPair
+    from vocagnolm.objective import Objective, OnlineTeacher
     from vocagnolm.run.job import load_weights, read_models
     from vocagnolm.run.options import LoadOptions, ModelOptions, PackOptions
     from vocagnolm.token_loss import add_token_losses
 
-    # As a run of train.py would have it, so that the same checks apply.
     given = vars(arguments) | {
         "teacher_dtype": arguments.dtype,
         "max_length": arguments.max_length or PackOptions.max_length,
     }
-    for name in ("teacher", *(f"teacher_{x}" for x in ("revision", "tokenizer", "chat_template"))):
-        given[name] = [given[name]] if given[name] else None
 
     def pick(kind: Any) -> Any:
         return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
 
+    options, method = (pick(ModelOptions), pick(LoadOptions), pick(PackOptions)), pick(Method)
+    corpus, indices = _load_documents(arguments)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
-    options = pick(ModelOptions), pick(LoadOptions), pick(PackOptions)
-    pair = read_models(*options, guidance, device, shorten=arguments.max_length is None)
-    student, teachers = load_weights(pair)
-    assert pair.guide
+    models = read_models(*options, method, device, shorten=arguments.max_length is None)
+    student, teachers = load_weights(models)
+    assert models.guide
     assert isinstance(teachers, list)
-    return LoadedPair(
-        add_token_losses(student.to(device).train(False)),
-        pair.reader,
-        OnlineTeacher(teachers, device),
-        pair.guide.readers[0],
-        device,
-    )
+    student = add_token_losses(student.to(device).train(False))
+    objective = Objective(method, OnlineTeacher(teachers, device))
+    readers = models.reader, models.guide.readers[0]
+    views = view_documents(corpus, readers, student, objective, indices, arguments.train_on)
+    competition = f"the mapped tokens of each text of up to {models.reader.limit:,} tokens"
+    names = arguments.student, arguments.teacher[0]
+    return GuidanceView(*names, method, competition, texts=tuple(views))
 
 
-def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", list[int]]:
+def _load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, list[int]]:
     """Return the texts to show, in the column `text`, and their indices."""
     import datasets
 
-    from vocagnolm.conventions import TEXT
     from vocagnolm.corpus import load_sample
 
     if arguments.text is not None:
@@ -144,3 +133,62 @@ def _load_documents(arguments: argparse.Namespace) -> tuple["datasets.Dataset", 
     if not 0 <= min(indices) <= max(indices) < len(corpus):
         raise ValueError(f"--document needs indices from 0 to {len(corpus) - 1}, got {indices}")
     return corpus.select(indices), indices
+
+
+def view_documents(
+    corpus: datasets.Dataset,
+    readers: tuple[Reader, Reader],
+    student: nn.Module,
+    objective: Objective,
+    indices: Sequence[int] | None = None,
+    train_on: TrainOn = "completions",
+) -> list[TextView]:
+    """Show all segments of some documents, by their indices; each is a sequence of its own."""
+    from accelerate.utils import send_to_device
+
+    from vocagnolm.data import align_corpus
+    from vocagnolm.packing import PackedCollator, as_block
+
+    segments = align_corpus(corpus, *readers, train_on=train_on)
+    shown = range(len(corpus)) if indices is None else indices
+    for place, reason in segments.skipped:
+        message = f"document {shown[place]} cannot be shown: {reason}"
+        if not len(segments.rows):
+            raise ValueError(f"{message}; give another text")
+        logging.getLogger(__name__).warning(message)
+    arrays = segments.rows.with_format("numpy")
+    device = next(student.parameters()).device
+    views: list[TextView] = []
+    for place, row in enumerate(segments.rows):
+        collate = PackedCollator(
+            row["student_tokens"],
+            teacher_max_length=readers[1].limit,
+            shares=objective.method.aggregation == "share",
+        )
+        batch = send_to_device(collate([as_block(place, arrays[place : place + 1])]), device)
+        sample = Sample(batch, [[row]], corpus, readers[0].tokenizer)
+        (view,) = view_texts(sample, measure(student, objective, batch))
+        views.append(replace(view, document=shown[view.document]))
+    return views
+
+
+def measure(student: nn.Module, objective: Objective, batch: Batch) -> TokenGuidance:
+    """Decide over the tokens of a batch, as in training but without a step."""
+    import torch
+
+    from vocagnolm.packing import student_segments
+
+    with torch.no_grad():
+        teacher = objective.teacher_losses(batch)
+        assert teacher is not None, f"{objective.method.as_typed} asks no teacher"
+        loss_BS = student(
+            input_ids=batch["input_ids"],
+            position_ids=batch["position_ids"],
+            labels=batch["labels"],
+            segments=student_segments(batch),
+            token_losses=True,
+        )
+        for role, losses in (("student", loss_BS), ("teacher", teacher.loss_BT)):
+            if not losses.isfinite().all():
+                raise NonFiniteLoss(f"the {role}'s losses are NaN or infinite on this text")
+        return objective.select(loss_BS, batch, teacher)

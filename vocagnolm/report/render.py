@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Iterable
-from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import jinja2
 
-from vocagnolm.io import markdown_table, write_text
-from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView, ViewSettings
+from vocagnolm.io import markdown_table
+from vocagnolm.report.view import STATUSES, GuidanceView, Status, TextView, TokenView
 from vocagnolm.run.card import public_name
 
 _TEMPLATES = jinja2.Environment(
@@ -32,12 +32,6 @@ _MARKS = {"kept": "[ ]", "dropped": " ", "unmapped": "{ }", "unlabelled": "( )"}
 def render_page(template: str, **values: object) -> str:
     """Fill a template of `assets`; every text is escaped."""
     return _TEMPLATES.get_template(template).render(**values)
-
-
-def write_view(view: GuidanceView, path: Path) -> None:
-    """Write the page of a view."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, render_html(view))
 
 
 # -- Words and characters --------------------------------------------------------------------
@@ -72,16 +66,10 @@ def token_label(token: TokenView) -> str:
     return token.text if token.is_special else label(token.text) or "◦"
 
 
-def piece_text(token: TokenView) -> str:
-    """Write the teacher's tokens behind a token, each with its loss."""
-    pieces = [f"{label(piece.text)} {_number(piece.loss_nats)}" for piece in token.pieces]
-    return " · ".join(pieces)
-
-
-def _settings_line(settings: ViewSettings) -> str:
-    method = settings.method
-    step = "" if settings.step is None else f"step {settings.step:,} · "
-    share = f"top_k {method.top_k:g} of {settings.competition}"
+def _settings_line(view: GuidanceView) -> str:
+    method = view.method
+    step = "" if view.step is None else f"step {view.step:,} · "
+    share = f"top_k {method.top_k:g} of {view.competition}"
     how = f"aggregation {method.aggregation} · unmapped {method.unmapped}"
     return f"{step}method {method.method} · {share} · {how}"
 
@@ -123,24 +111,13 @@ def _heading(text: TextView) -> str:
 
 def render_text(view: GuidanceView) -> str:
     """Render texts, a legend and the summary for a terminal, tokens in brackets."""
-    settings = view.settings
     legend = " ".join(_mark(status, status) for status in STATUSES)
-    lines = [f"{settings.student} ← {settings.teacher}", _settings_line(settings), legend]
+    lines = [f"{view.student} ← {view.teacher}", _settings_line(view), legend]
     for text in view.texts:
         tokens = [_mark(_token_text(token), token.status) for token in text.tokens]
         lines += ["", _heading(text), "".join(tokens)]
     lines += ["", markdown_table(_summary(view)), "Losses: means in nats per token.", ""]
     return "\n".join(lines)
-
-
-def render_table(view: GuidanceView) -> str:
-    """List all tokens for a terminal, with losses in nats and the teacher's pieces."""
-    rows = [["#", "token", "status", "student", "teacher", "excess", "teacher pieces"]]
-    for index, token in enumerate(view.tokens):
-        losses = [_number(token.student_loss_nats), _number(token.teacher_loss_nats)]
-        losses.append(_number(token.excess_nats, signed=True))
-        rows.append([str(index), token_label(token), token.status, *losses, piece_text(token)])
-    return markdown_table(rows) + "\n"
 
 
 def _token_text(token: TokenView) -> str:
@@ -159,31 +136,28 @@ def _mark(text: str, status: Status) -> str:
 
 def render_html(view: GuidanceView) -> str:
     """Render a page of its own: nothing is loaded, and every text is escaped."""
-    settings, tokens = view.settings, view.tokens
     # Tokens are counted through the page: #t12 in its address chooses one.
-    counted = iter(enumerate(tokens))
-    losses = [loss for token in tokens for loss in _losses(token) if loss is not None]
+    counted = iter(enumerate(view.tokens))
+    facts = [_facts(token) for token in view.tokens]
+    losses = [loss for _, _, *both, _ in facts for loss in both if loss is not None]
     return render_page(
         "guidance.html",
-        student=public_name(settings.student),
-        teacher=" and ".join(map(public_name, settings.teacher.split(" and "))),
-        settings=_settings_line(settings),
-        method=settings.method,
+        student=public_name(view.student),
+        teacher=" and ".join(map(public_name, view.teacher.split(" and "))),
+        settings=_settings_line(view),
+        method=view.method,
         summary=_summary(view),
         texts=[(_heading(text), [next(counted) for _ in text.tokens]) for text in view.texts],
         invisible_name=invisible_name,
-        facts={"tokens": [_facts(token) for token in tokens], "scale": max(losses, default=1.0)},
+        facts={"tokens": facts, "scale": max(losses, default=1.0)},
     )
 
 
-def _facts(token: TokenView) -> list[object]:
+def _facts(token: TokenView) -> list[Any]:
     """List what the script shows of a token: label, status, losses, then its pieces."""
-    pieces = [[label(piece.text), _finite(piece.loss_nats)] for piece in token.pieces]
-    return [token_label(token), token.status, *_losses(token), pieces]
-
-
-def _losses(token: TokenView) -> tuple[float | None, float | None]:
-    return _finite(token.student_loss_nats), _finite(token.teacher_loss_nats)
+    losses = [_finite(token.student_loss_nats), _finite(token.teacher_loss_nats)]
+    pieces = [[label(text), _finite(loss)] for text, loss in token.pieces]
+    return [token_label(token), token.status, *losses, pieces]
 
 
 def _finite(value: float | None) -> float | None:

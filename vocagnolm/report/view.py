@@ -1,47 +1,30 @@
 """The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
 
-From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
-and the texts, `view_rows` makes plain data, which pages show, for the command and the training
-callback alike.
+From packed sequences with their texts (`Sample`), and the losses and weights of their tokens
+(`guidance.TokenGuidance`), `view_texts` makes plain data, which pages show, for the command and the
+training callback alike.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-import numpy as np
-
 from vocagnolm.alignment import align_segment, widen_spans
-from vocagnolm.conventions import UNMAPPED
 from vocagnolm.io import JsonObject
-from vocagnolm.spans import Spans
 
 if TYPE_CHECKING:
     import datasets
+    from transformers import PreTrainedTokenizerBase
 
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.method import Method
     from vocagnolm.packing import Batch, Block, Blocks
-    from vocagnolm.readers import Reader
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-
-
-@dataclass(frozen=True)
-class PieceView:
-    """A teacher token behind a student token, its characters in the text, and the teacher's loss.
-
-    Tokens that hold parts of one character all have that character.
-    """
-
-    text: str
-    start: int
-    end: int
-    loss_nats: float
 
 
 @dataclass(frozen=True)
@@ -63,8 +46,9 @@ class TokenView:
     student_loss_nats: float | None
     # Aggregated over its pieces, Eq. (2); None where there is none.
     teacher_loss_nats: float | None
-    # The teacher tokens that cover its characters, if they are known.
-    pieces: tuple[PieceView, ...] = ()
+    # The teacher tokens that cover its characters, if they are known: text and loss in nats. Those
+    # that hold parts of one character all have that character.
+    pieces: tuple[tuple[str, float], ...] = ()
 
     @property
     def is_special(self) -> bool:
@@ -91,8 +75,8 @@ class TextView:
 
 
 @dataclass(frozen=True)
-class ViewSettings:
-    """Names of student and teacher, and the method between them."""
+class GuidanceView:
+    """All that one page shows: student and teacher by name, and the method between them."""
 
     student: str
     # One name, or those of several.
@@ -102,14 +86,7 @@ class ViewSettings:
     competition: str
     # Optimizer steps of the student, where a training run shows itself.
     step: int | None = None
-
-
-@dataclass(frozen=True)
-class GuidanceView:
-    """All that one page shows."""
-
-    settings: ViewSettings
-    texts: tuple[TextView, ...]
+    texts: tuple[TextView, ...] = ()
 
     @property
     def tokens(self) -> list[TokenView]:
@@ -117,29 +94,16 @@ class GuidanceView:
         return [token for text in self.texts for token in text.tokens]
 
 
-@dataclass(frozen=True, eq=False)
-class SegmentText:
-    """A segment in characters."""
-
-    text: str
-    document: int
-    # Begin in the document.
-    start: int
-    # Names of the special tokens, by position among the student's N tokens.
-    specials: Mapping[int, str]
-    # int64 [N, 2], characters of the student's tokens; none for special ones.
-    spans: Spans
-    # int64 [M, 2], characters of the teacher's text tokens.
-    teacher_spans: Spans
-    # int64 [N, 2], half-open ranges of those behind each student token.
-    ranges: Spans
-
-
 class Sample(NamedTuple):
-    """A batch to look at again and again, and the segments of each of its rows."""
+    """Packed sequences to look at, again and again."""
 
     batch: Batch
-    rows: Sequence[Sequence[SegmentText]]
+    # Of each sequence: rows of `data.Segments.rows`.
+    segments: Sequence[Sequence[JsonObject]]
+    # Documents, in the column `text`.
+    corpus: datasets.Dataset
+    # The student's.
+    tokenizer: PreTrainedTokenizerBase
 
 
 def sample_blocks(
@@ -148,49 +112,15 @@ def sample_blocks(
     collate: Callable[[Sequence[Block]], Batch],
     segments: datasets.Dataset,
     corpus: datasets.Dataset,
-    student: Reader,
+    tokenizer: PreTrainedTokenizerBase,
 ) -> Sample:
-    """Read some packed sequences as the trainer does, and the texts of their segments."""
-    rows = []
-    for index in indices:
-        found = [segments[int(row)] for row in blocks.segments(index)]
-        rows.append([read_segment(segment, corpus, student) for segment in found])
-    return Sample(collate([blocks[index] for index in indices]), rows)
+    """Read some packed sequences as the trainer does, with their segments."""
+    rows = [[segments[int(row)] for row in blocks.segments(index)] for index in indices]
+    return Sample(collate([blocks[index] for index in indices]), rows, corpus, tokenizer)
 
 
-def read_segment(row: JsonObject, corpus: datasets.Dataset, student: Reader) -> SegmentText:
-    """Find the characters of the tokens of a segment, a row of `data.Segments.rows`."""
-    text = corpus[row["document"]]["text"][row["start"] : row["end"]]
-    ids = row["student_ids"]
-    ours = widen_spans(row["student_steps"], row["student_jumps"])
-    # position   0      1 .. last - 1   last ..
-    # token      <s>    of the text     </s>, behind a document's end only
-    # Those of a chat template are among the text's, and have no characters.
-    last = 1 + len(ours)
-    ends = np.full((len(ids) - last, 2), len(text))
-    # The first teacher's. Ranges count its start token, which has no span.
-    theirs = widen_spans(row["teacher_steps"], row["teacher_jumps"])
-    theirs = theirs[: row["teacher_counts"][0] - 1]
-    both = align_segment(row)[0]
-    ranges = np.where(both == UNMAPPED, UNMAPPED, both - 1)
-    of_template = 1 + np.flatnonzero(ours[:, 0] == ours[:, 1])
-    special = (0, *of_template.tolist(), *range(last, len(ids)))
-    names = student.tokenizer.convert_ids_to_tokens([ids[position] for position in special])
-    return SegmentText(
-        text=text,
-        document=row["document"],
-        start=row["start"],
-        specials=dict(zip(special, names, strict=True)),
-        spans=np.concatenate([np.zeros((1, 2), np.int64), ours, ends]),
-        teacher_spans=theirs,
-        ranges=ranges,
-    )
-
-
-def view_rows(
-    batch: Batch, guidance: TokenGuidance, rows: Sequence[Sequence[SegmentText]]
-) -> tuple[TextView, ...]:
-    """Make the views of a batch's segments; of several teachers the pieces are the first one's."""
+def view_texts(sample: Sample, guidance: TokenGuidance) -> tuple[TextView, ...]:
+    """Make the views of a sample's segments; of several teachers the pieces are the first one's."""
     columns = (
         guidance.student_loss_BS,
         guidance.teacher_loss_BS,
@@ -199,49 +129,56 @@ def view_rows(
         guidance.weight_BS.bool(),
     )
     views = []
-    for row, segments in enumerate(rows):
+    for row, segments in enumerate(sample.segments):
         # Each segment of the row takes its part of both iterators:
         #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | of other teachers
-        tokens = zip(*(column[row].tolist() for column in columns), strict=True)
+        found = zip(*(column[row].tolist() for column in columns), strict=True)
         losses = iter(guidance.teacher_loss_BT[row].tolist())
-        block = int(batch["block"][row])
         for segment in segments:
-            found = itertools.islice(tokens, len(segment.spans))
-            views.append(_view(segment, block, found, losses))
+            document, start = segment["document"], segment["start"]
+            text = sample.corpus[document]["text"][start : segment["end"]]
+            own = itertools.islice(found, len(segment["student_ids"]))
+            tokens = tuple(_tokens(segment, text, sample.tokenizer, own, losses))
+            views.append(TextView(text, document, start, int(sample.batch["block"][row]), tokens))
     return tuple(views)
 
 
-def _view(
-    segment: SegmentText,
-    block: int,
+def _tokens(
+    segment: JsonObject,
+    text: str,
+    tokenizer: PreTrainedTokenizerBase,
     found: Iterable[tuple[float, float, bool, bool, bool]],
-    piece_losses: Iterator[float],
-) -> TextView:
-    text, pieces = segment.text, []
-    if len(segment.teacher_spans):
-        # The loss of its start token, which no piece shows.
-        next(piece_losses)
-        for start, end in segment.teacher_spans.tolist():
-            pieces.append(PieceView(text[start:end], start, end, next(piece_losses)))
-    tokens: list[TokenView] = []
+    losses: Iterator[float],
+) -> Iterator[TokenView]:
+    ids = segment["student_ids"]
+    # position   0      1 .. n          n + 1
+    # token      <s>    of the text     </s>, behind a document's end only
+    # Special tokens have no characters; those of a chat template are among the text's.
+    ours = widen_spans(segment["student_steps"], segment["student_jumps"]).tolist()
+    spans = [[0, 0], *ours, *[[len(text)] * 2] * (len(ids) - 1 - len(ours))]
+    # The first teacher's, behind its start token, which ranges count and no token shows.
+    theirs = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]).tolist()
+    theirs = theirs[: segment["teacher_counts"][0] - 1]
+    pieces = []
+    for start, end in [[0, 0], *theirs] if theirs else ():
+        pieces.append((text[start:end], next(losses)))
+    ranges = align_segment(segment)[0].tolist()
     shown = 0
-    rows = zip(found, segment.spans.tolist(), segment.ranges.tolist(), strict=True)
-    for position, (numbers, (start, end), (first, last)) in enumerate(rows):
+    for token, (start, end), (first, last), numbers in zip(ids, spans, ranges, found, strict=True):
         student_loss, teacher_loss, has_label, is_mapped, is_trained = numbers
         status: Status = "kept" if is_trained else "dropped"
         if not (has_label and is_mapped):
             status = "unmapped" if has_label else "unlabelled"
-        tokens.append(
-            TokenView(
-                text=segment.specials.get(position, text[max(start, shown) : end]),
-                start=start,
-                end=end,
-                status=status,
-                is_trained=is_trained,
-                student_loss_nats=student_loss if has_label else None,
-                teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
-                pieces=() if first == UNMAPPED else tuple(pieces[first:last]),
-            )
+        name = text[max(start, shown) : end]
+        yield TokenView(
+            str(tokenizer.convert_ids_to_tokens(token)) if start == end else name,
+            start,
+            end,
+            status,
+            is_trained,
+            student_loss_nats=student_loss if has_label else None,
+            teacher_loss_nats=teacher_loss if has_label and is_mapped else None,
+            # None for an unmapped token: its range is empty.
+            pieces=tuple(pieces[first:last]),
         )
         shown = end
-    return TextView(text, segment.document, segment.start, block, tuple(tokens))

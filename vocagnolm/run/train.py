@@ -8,8 +8,6 @@ from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.models.load import check_longest, check_packing, leave_teachers_alone, model_files
-from vocagnolm.report.callback import GuidanceTable
-from vocagnolm.report.view import ViewSettings, sample_blocks
 from vocagnolm.run import wandb
 from vocagnolm.run.card import check_login, model_card, push
 from vocagnolm.run.checkpoints import (
@@ -165,13 +163,17 @@ def add_trackers(
     every = job.run.guidance_table_steps
     if not every or job.method.choice != "guided":
         return
-    texts = documents.segments.rows, documents.texts, models.reader
+    # Here, because a run without tables needs no pages.
+    from vocagnolm.report.callback import GuidanceTable
+    from vocagnolm.report.view import GuidanceView, sample_blocks
+
+    texts = documents.segments.rows, documents.texts, models.reader.tokenizer
     sample = sample_blocks(documents.blocks, [0], documents.collator, *texts)
     teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())
     scopes = {"sequence": "each sequence", "batch": "the sequences shown"}
     scope = f"the mapped tokens of {scopes[job.method.selection_scope]}"
-    settings = ViewSettings(job.model.student, teacher, job.method, scope)
-    shown = sample, every, str(args.output_dir), settings, show
+    view = GuidanceView(job.model.student, teacher, job.method, scope)
+    shown = sample, every, view, str(args.output_dir), show
     trainer.add_callback(GuidanceTable(trainer.token_guidance, *shown))
 
 
