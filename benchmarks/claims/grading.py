@@ -22,7 +22,7 @@ from unittest import mock
 
 from benchmarks.harness import Claim, Measured, Way, take_turns_apart
 from vocagnolm.demo import world
-from vocagnolm.evaluation import normalization
+from vocagnolm.evaluation import extraction
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.grading import symbolic, worker
 
@@ -100,7 +100,7 @@ def ours(pairs: Any) -> list[bool]:
 
 def harness(pairs: Any) -> list[bool]:
     """The verdicts of the published algorithm."""
-    units = mock.patch.object(normalization, "_remove_units", remove_units)
+    units = mock.patch.object(extraction, "_remove_units", remove_units)
     reading = mock.patch.object(symbolic, "read_answer", read_answer)
     with units, reading:
         return ours(pairs)
@@ -122,7 +122,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def remove_units(string: str) -> str:
     """Delete unit words, each by a search of its own."""
     for _ in range(2):
-        for unit in normalization._UNITS:
+        for unit in extraction._UNITS:
             string = re.sub(r"(^|\W)" + unit + r"($|\W)", r"\1\2", string) or string
     return string
 

@@ -28,7 +28,7 @@ from benchmarks.experiments.methods import METHODS, do, write
 from benchmarks.experiments.worlds import DemoWorld
 from vocagnolm.chat.formats import Conversation
 from vocagnolm.demo import world as demo_world
-from vocagnolm.evaluation.engines.chat import Chat
+from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.readers import Reader, student_reader
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from inline_grader import graded_inline
 
-from vocagnolm.evaluation import accuracy as module
-from vocagnolm.evaluation.accuracy import (
+from vocagnolm.evaluation import report as module
+from vocagnolm.evaluation.report import (
     Z_95,
     MathAnswerAccuracy,
     accuracy,

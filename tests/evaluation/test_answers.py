@@ -14,8 +14,8 @@ from real_data import real_data
 from reference_cases import grade_cases, read_cases
 
 from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.grading.equality import decide, parse_number
 from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.grading.symbolic import decide, parse_number
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 Case = tuple[str, str, str, str | None, bool]  # benchmark, output, gold, prediction, correct

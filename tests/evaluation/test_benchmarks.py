@@ -14,8 +14,7 @@ import pytest
 from real_data import real_data
 
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.sources import load_items
-from vocagnolm.evaluation.tasks.tasks import Task, load_prompt_set
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 
 SAMPLES = Path(__file__).parents[1] / "data/evaluation"
 COUNTS = dict(
@@ -60,35 +59,33 @@ def test_benchmarks_are_the_harnesss_settings_when_read() -> None:
 
 
 def check_task(task: Task, built: list[dict[str, Any]]) -> None:
-    expected = tuple(Item(row["idx"], row["question"], row["gold"]) for row in built)
-    assert task.loaded.items == expected
-    assert task.loaded.origin == task.benchmark.file
+    expected = [Item(row["idx"], row["question"], row["gold"]) for row in built]
+    assert task.items == expected
+    assert task.data["origin"] == task.benchmark.file
     hashes = [hashlib.sha256(prompt.encode()).hexdigest() for prompt in task.prompts.values()]
     assert hashes == [row["prompt_sha256"] for row in built]
     assert task.prompt_set is not None
-    assert task.prompt_set.origin == "harness"
+    assert task.prompt_set["origin"] == "harness"
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math", "svamp", "mmlu_stem"])
-def test_prompts_equal_the_harnesss(name: str) -> None:
+def test_prompts_equal_the_harnesss(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (SAMPLES / "built.jsonl").read_text("utf-8").splitlines()
     built = [row for row in map(json.loads, lines) if row["benchmark"] == name]
-    benchmark = replace(BENCHMARKS[name], item_count=len(built))
-    prompts = load_prompt_set(str(benchmark.prompt_set), SAMPLES / "prompts")
-    check_task(Task(benchmark, load_items(benchmark, SAMPLES / "items"), prompts, None), built)
+    monkeypatch.setitem(BENCHMARKS, name, replace(BENCHMARKS[name], item_count=len(built)))
+    (task,) = load_tasks([name], SAMPLES / "items", SAMPLES / "prompts", None)
+    check_task(task, built)
 
 
 @pytest.mark.slow
 def test_all_prompts_equal_the_harnesss() -> None:
     data = real_data("data")
-    for name in PAPER_BENCHMARKS:
+    for task in load_tasks(PAPER_BENCHMARKS, data / "benchmarks", data / "prompts/cot", None):
+        name = task.benchmark.id
         file = f"grading/built/{HARNESS_NAMES.get(name, name)}.jsonl.gz"
         with gzip.open(data / file, "rt") as lines:
             built = [json.loads(line) for line in lines]
         assert len(built) == COUNTS[name]
-        benchmark = BENCHMARKS[name]
-        prompts = load_prompt_set(str(benchmark.prompt_set), data / "prompts/cot")
-        task = Task(benchmark, load_items(benchmark, data / "benchmarks"), prompts, None)
         check_task(task, built)
         assert task.marks() == {}
 

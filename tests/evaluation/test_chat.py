@@ -20,7 +20,7 @@ from vocagnolm.chat.formats import Conversation
 from vocagnolm.chat.render import Rendered
 from vocagnolm.evaluation import evaluate
 from vocagnolm.evaluation import main as evaluate_math
-from vocagnolm.evaluation.engines.chat import Chat
+from vocagnolm.evaluation.engines.generation import Chat
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.extraction import extract
 from vocagnolm.evaluation.tasks import tasks

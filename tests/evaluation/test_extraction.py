@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vocagnolm.evaluation.extraction import AnswerKind, extract
-from vocagnolm.evaluation.normalization import strip_string
+from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS
 
 Case = tuple[str, str, str | None]  # benchmark, output, prediction

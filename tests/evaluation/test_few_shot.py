@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.normalization import strip_string
+from vocagnolm.evaluation.extraction import extract, strip_string
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.tasks import PromptSet, build_prompt, load_prompt_set
+from vocagnolm.evaluation.tasks.tasks import build_prompt, load_prompt_set
 
 SEPARATOR = "\n\n\n"
 CHOOSE = "What of the following is the right choice? Explain your answer."
@@ -61,7 +60,7 @@ def exemplars(name: str) -> list[tuple[str, str]]:
     """Question and solution of each exemplar of the package."""
     start, middle = STARTS.get(name, ("Problem:\n", "\nSolution:\n"))
     pairs = []
-    for text in load_prompt_set(name, None).text.strip().split(SEPARATOR):
+    for text in load_prompt_set(name, None)[0].strip().split(SEPARATOR):
         assert text.startswith(start)
         question, found, solution = text.removeprefix(start).partition(middle)
         assert found
@@ -120,7 +119,8 @@ def test_exemplars_box_what_they_conclude(name: str) -> None:
 def test_prompt_holds_its_shots_when_built(name: str) -> None:
     benchmark = BENCHMARKS[name]
     assert benchmark.prompt_set is not None
-    prompt = build_prompt(benchmark, load_prompt_set(benchmark.prompt_set, None), "Why {not}?")
+    examples, _ = load_prompt_set(benchmark.prompt_set, None)
+    prompt = build_prompt(benchmark, examples, "Why {not}?")
     *shots, asked = prompt.split(SEPARATOR)
     assert len(shots) == benchmark.shots == len(exemplars(benchmark.prompt_set))
     assert asked == benchmark.template.replace("{question}", "Why {not}?")
@@ -130,13 +130,13 @@ def test_prompt_holds_its_shots_when_built(name: str) -> None:
 
 
 def test_prompt_is_written_out_when_built() -> None:
-    prompt_set = PromptSet("gsm8k", "\nQuestion: A?\nAnswer: B.\n\n", "other", "")
+    examples = "\nQuestion: A?\nAnswer: B.\n\n"
     shot = "Question: A?\nAnswer: B."
     gsm8k, math = BENCHMARKS["gsm8k"], BENCHMARKS["math"]
-    assert build_prompt(gsm8k, prompt_set, "C?") == f"{shot}\n\n\nQuestion: C?\nAnswer:"
-    assert build_prompt(math, prompt_set, "C?") == f"{shot}\n\n\nProblem:\nC?\nSolution:"
-    assert build_prompt(gsm8k, None, "C?") == "Question: C?\nAnswer:"
-    assert build_prompt(BENCHMARKS["demo"], None, "Q: C?\nA:") == "Q: C?\nA:"
+    assert build_prompt(gsm8k, examples, "C?") == f"{shot}\n\n\nQuestion: C?\nAnswer:"
+    assert build_prompt(math, examples, "C?") == f"{shot}\n\n\nProblem:\nC?\nSolution:"
+    assert build_prompt(gsm8k, "", "C?") == "Question: C?\nAnswer:"
+    assert build_prompt(BENCHMARKS["demo"], "", "Q: C?\nA:") == "Q: C?\nA:"
 
 
 # Where they come from
@@ -144,16 +144,16 @@ def test_prompt_is_written_out_when_built() -> None:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_prompt_set_is_the_packages(name: str) -> None:
-    prompt_set = load_prompt_set(name, None)
-    assert (prompt_set.name, prompt_set.origin) == (name, "vocagnolm")
-    assert prompt_set.sha256 == hashlib.sha256(prompt_set.text.encode()).hexdigest()
+    text, source = load_prompt_set(name, None)
+    sha256 = hashlib.sha256(text.encode()).hexdigest()
+    assert source == {"name": name, "origin": "vocagnolm", "sha256": sha256}
 
 
 def test_prompt_set_is_anothers_when_its_bytes_are(tmp_path: Path) -> None:
     (tmp_path / "gsm8k.md").write_bytes(b"Question: A?\r\nAnswer: B.")
-    prompt_set = load_prompt_set("gsm8k", tmp_path)
-    assert (prompt_set.origin, prompt_set.text) == ("other", "Question: A?\nAnswer: B.")
-    assert prompt_set.sha256 == hashlib.sha256(b"Question: A?\r\nAnswer: B.").hexdigest()
+    text, source = load_prompt_set("gsm8k", tmp_path)
+    assert (source["origin"], text) == ("other", "Question: A?\nAnswer: B.")
+    assert source["sha256"] == hashlib.sha256(b"Question: A?\r\nAnswer: B.").hexdigest()
 
 
 # Nobody else's
@@ -171,4 +171,4 @@ def test_exemplars_share_no_eight_words_with_the_harnesss() -> None:
     taken = set().union(*(eight_grams(path.read_text()) for path in theirs.glob("*.md")))
     assert len(taken) > 1000
     for name in ANSWERS:
-        assert not eight_grams(load_prompt_set(name, None).text) & taken
+        assert not eight_grams(load_prompt_set(name, None)[0]) & taken

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from vocagnolm.evaluation.records import RunDirectory, to_line
+from vocagnolm.evaluation.runner import RunDirectory, to_line
 
 SETTINGS: dict[str, Any] = {
     "model": {"name": "runs/student", "revision": "sha256:aa"},
@@ -126,8 +126,9 @@ def test_file_stays_whole_when_writing_fails(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", fail)
+    joined = changed("benchmarks.math", {"version": 1})
     write: dict[str, Callable[[], None]] = {
-        "settings.json": lambda: directory.write_settings(changed("limit", 3)),
+        "settings.json": lambda: directory.write_settings(joined),
         "gsm8k.jsonl": lambda: directory.complete("gsm8k", [4]),
     }
     with pytest.raises(OSError, match="No space"):
@@ -164,35 +165,34 @@ def test_text_survives_when_it_is_no_valid_unicode(tmp_path: Path, text: str) ->
 def test_other_settings_are_rejected(
     directory: RunDirectory, path: str, value: Any, said: str
 ) -> None:
-    directory.check_settings(SETTINGS)
+    directory.write_settings(SETTINGS)
     with pytest.raises(ValueError, match="another evaluation") as error:
-        directory.check_settings(changed(path, value))
+        directory.write_settings(changed(path, value))
     assert f"({said})" in str(error.value)
 
 
 def test_model_may_be_moved_when_its_content_is_known(
     directory: RunDirectory, tmp_path: Path
 ) -> None:
-    directory.check_settings(changed("model.name", "/elsewhere/student"))
+    directory.write_settings(changed("model.name", "/elsewhere/student"))
     other = RunDirectory(tmp_path / "hub")
     other.write_settings(changed("model.revision", "unknown"))
     append(other, "gsm8k", 0, 1)
     settings = changed("model.revision", "unknown")
     settings["model"]["name"] = "org/other"
     with pytest.raises(ValueError, match="org/other"):
-        other.check_settings(settings)
+        other.write_settings(settings)
 
 
 def test_another_benchmark_joins(directory: RunDirectory) -> None:
     other = {**SETTINGS, "benchmarks": {"math": {"version": 3}}}
-    directory.check_settings(other)
     directory.write_settings(other)
     append(directory, "math", 0, 0)
-    directory.check_settings(SETTINGS)
+    directory.write_settings(SETTINGS)
     with pytest.raises(ValueError, match="math version was 3, now 4"):
-        directory.check_settings({**SETTINGS, "benchmarks": {"math": {"version": 4}}})
+        directory.write_settings({**SETTINGS, "benchmarks": {"math": {"version": 4}}})
     with pytest.raises(ValueError, match="gsm8k version was 1, now 2"):
-        directory.check_settings(changed("benchmarks.gsm8k.version", 2))
+        directory.write_settings(changed("benchmarks.gsm8k.version", 2))
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"idx": 3'])
@@ -201,7 +201,7 @@ def test_settings_bind_nobody_when_there_is_no_item(tmp_path: Path, content: byt
     directory.write_settings(SETTINGS)
     if content is not None:
         (tmp_path / "gsm8k.part0.jsonl").write_bytes(content)
-    directory.check_settings(changed("dtype", "float16"))
+    directory.write_settings(changed("dtype", "float16"))
     directory.write_settings(changed("benchmarks", {"math": {"version": 1}}))
     assert list(json.loads((tmp_path / "settings.json").read_text())["benchmarks"]) == ["math"]
 
@@ -209,4 +209,4 @@ def test_settings_bind_nobody_when_there_is_no_item(tmp_path: Path, content: byt
 def test_items_are_rejected_when_their_settings_are_gone(directory: RunDirectory) -> None:
     (directory.path / "settings.json").unlink()
     with pytest.raises(ValueError, match="engine was None, now hf"):
-        directory.check_settings(SETTINGS)
+        directory.write_settings(SETTINGS)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vocagnolm.evaluation import report
-from vocagnolm.evaluation.records import RunDirectory, to_line
+from vocagnolm.evaluation.runner import RunDirectory, to_line
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.sources import LoadedItems
-from vocagnolm.evaluation.tasks.tasks import PromptSet, Task, load_tasks
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
 
 SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 
@@ -21,9 +21,10 @@ SETTINGS = {"model": {"name": "runs/my_student", "revision": "sha256:aa"}}
 def make_task(
     name: str, n: int = 4, limit: int | None = None, origin: Any = "harness", verified: bool = True
 ) -> Task:
-    items = tuple(Item(idx, f"question {idx}", str(idx)) for idx in range(n))
-    prompts = PromptSet("set", "exemplars", origin, "0" * 64) if origin else None
-    return Task(BENCHMARKS[name], LoadedItems(items, "a file", "d", verified), prompts, limit)
+    items = [Item(idx, f"question {idx}", str(idx)) for idx in range(limit or n)]
+    data = {"origin": "a file", "digest": "d", "verified": verified}
+    prompt_set = {"name": "set", "origin": origin, "sha256": "0" * 64}
+    return Task(replace(BENCHMARKS[name], item_count=n), items, {}, data, prompt_set)
 
 
 def build(path: Path, *tasks: Task) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def test_graders_have_rows_and_keys_of_their_own(tmp_path: Path) -> None:
     lines = report.to_markdown(results).splitlines()
     assert lines[0] == "| model | GSM8K | MQA |"
     assert lines[2] == "| runs/my_student | 25.0 | 25.0 |"
-    assert lines[4] == f"| {report.second_opinion()} | 0.0 | - |"
+    assert lines[4] == f"| {report.SECOND_OPINION} | 0.0 | - |"
     assert "- graded by ZubinGou/math-evaluation-harness@db77bc6" in lines
 
 

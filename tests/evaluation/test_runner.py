@@ -22,18 +22,17 @@ from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.evaluation.engines.generation import Completion
 from vocagnolm.evaluation.grading.grading import Verdict
-from vocagnolm.evaluation.records import RunDirectory
-from vocagnolm.evaluation.runner import run
+from vocagnolm.evaluation.runner import RunDirectory, run
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Item
-from vocagnolm.evaluation.tasks.sources import LoadedItems
-from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
+from vocagnolm.evaluation.tasks.tasks import Task, build_prompt, prompt_sha256
 
 N_ITEMS = 23
 
 
-def make_task(name: str = "gsm8k", n: int = N_ITEMS, limit: int | None = None) -> Task:
-    items = tuple(Item(idx, f"{name} {idx}" + "?" * (idx % 7), str(idx)) for idx in range(n))
-    return Task(BENCHMARKS[name], LoadedItems(items, "made up", "digest", False), None, limit)
+def make_task(name: str = "gsm8k", n: int = N_ITEMS) -> Task:
+    items = [Item(idx, f"{name} {idx}" + "?" * (idx % 7), str(idx)) for idx in range(n)]
+    prompts = {item.idx: build_prompt(BENCHMARKS[name], "", item.question) for item in items}
+    return Task(BENCHMARKS[name], items, prompts, {}, None)
 
 
 @dataclass

@@ -11,9 +11,9 @@ from typing import Any
 import datasets
 import pytest
 
-from vocagnolm.evaluation.tasks import sources
+from vocagnolm.evaluation.tasks import tasks
 from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, PAPER_BENCHMARKS, Benchmark, Item
-from vocagnolm.evaluation.tasks.sources import items_digest, load_items
+from vocagnolm.evaluation.tasks.tasks import items_digest, load_items
 
 SAMPLES = Path(__file__).parents[1] / "data/evaluation/items"
 
@@ -29,7 +29,7 @@ GSM8K_ROWS = [
     {"question": "Two and two?", "answer": "#### 4", "idx": 1},
     {"question": "One and one?", "answer": "#### 2", "idx": 0},
 ]
-TWO = (Item(0, "One and one?", "2"), Item(1, "Two and two?", "4"))
+TWO = [Item(0, "One and one?", "2"), Item(1, "Two and two?", "4")]
 
 
 @pytest.fixture
@@ -40,17 +40,17 @@ def tiny() -> Benchmark:
 
 def test_load_sorts_items_when_they_carry_an_idx(tiny: Benchmark, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "gsm8k/test.jsonl", GSM8K_ROWS)
-    loaded = load_items(tiny, tmp_path)
-    assert loaded.items == TWO
-    assert (loaded.origin, loaded.verified) == ("gsm8k/test.jsonl", True)
+    items, data = load_items(tiny, tmp_path)
+    assert items == TWO
+    assert (data["origin"], data["verified"]) == ("gsm8k/test.jsonl", True)
 
 
 def test_load_numbers_items_when_they_carry_no_idx(tiny: Benchmark, tmp_path: Path) -> None:
     rows = [{"question": row["question"], "answer": row["answer"]} for row in GSM8K_ROWS]
     write_jsonl(tmp_path / "gsm8k/test.jsonl", rows)
-    loaded = load_items(tiny, tmp_path)
-    assert loaded.items == (Item(0, "Two and two?", "4"), Item(1, "One and one?", "2"))
-    assert not loaded.verified
+    items, data = load_items(tiny, tmp_path)
+    assert items == [Item(0, "Two and two?", "4"), Item(1, "One and one?", "2")]
+    assert not data["verified"]
 
 
 @pytest.mark.parametrize("change", [("question", "One and one ?"), ("gold", "3"), ("idx", 5)])
@@ -78,18 +78,18 @@ def test_load_names_what_is_bad(
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)
 def test_load_reads_every_layout(name: str) -> None:
     benchmark = replace(BENCHMARKS[name], item_count=3)
-    loaded = load_items(benchmark, SAMPLES)
-    assert (len(loaded.items), loaded.origin, loaded.verified) == (3, benchmark.file, False)
-    assert all(item.question and item.gold for item in loaded.items)
+    items, data = load_items(benchmark, SAMPLES)
+    assert (len(items), data["origin"], data["verified"]) == (3, benchmark.file, False)
+    assert all(item.question and item.gold for item in items)
 
 
 @pytest.mark.parametrize("data_dir", [None, Path("nowhere")])
 def test_load_makes_the_demo_when_asked(data_dir: Path | None) -> None:
-    loaded = load_items(BENCHMARKS["demo"], data_dir)
-    assert (loaded.origin, loaded.verified, len(loaded.items)) == ("demo_world", True, 400)
-    assert all(item.question.startswith("Q: ") for item in loaded.items)
-    assert all(item.question.endswith("\nA:") for item in loaded.items)
-    assert all(item.gold == str(int(item.gold)) for item in loaded.items)
+    items, data = load_items(BENCHMARKS["demo"], data_dir)
+    assert (data["origin"], data["verified"], len(items)) == ("demo_world", True, 400)
+    assert all(item.question.startswith("Q: ") for item in items)
+    assert all(item.question.endswith("\nA:") for item in items)
+    assert all(item.gold == str(int(item.gold)) for item in items)
 
 
 # From the hub
@@ -116,33 +116,33 @@ def without_idx(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_load_reads_the_hub(tiny: Benchmark, hub: Hub) -> None:
     hub["openai/gsm8k", "main", "test"] = without_idx(GSM8K_ROWS)[::-1]
-    loaded = load_items(tiny, None)
-    assert (loaded.items, loaded.origin, loaded.verified) == (TWO, "openai/gsm8k@main", True)
+    items, data = load_items(tiny, None)
+    assert (items, data["origin"], data["verified"]) == (TWO, "openai/gsm8k@main", True)
 
 
 def test_load_joins_splits_when_the_hub_has_several(hub: Hub) -> None:
     row = {"ID": "chal-1", "Body": "A pen", "Question": "How many?", "question_concat": ""}
     hub["ChilleD/SVAMP", None, "train"] = [{**row, "Answer": "145"}]
     hub["ChilleD/SVAMP", None, "test"] = [{**row, "Answer": "2.5"}]
-    loaded = load_items(replace(BENCHMARKS["svamp"], item_count=2), None)
-    assert [(item.idx, item.gold) for item in loaded.items] == [(0, "145"), (1, "2.5")]
+    items, _ = load_items(replace(BENCHMARKS["svamp"], item_count=2), None)
+    assert [(item.idx, item.gold) for item in items] == [(0, "145"), (1, "2.5")]
 
 
 def test_load_leaves_rows_out(hub: Hub) -> None:
     row = {"body": "A pen.", "question": "How many?", "solution_type": "Sum", "formula": "1"}
     answers = ("1 (pen)", "1 (pen); 2 (pens)", "3 (pens)")
     hub["EleutherAI/asdiv", None, "validation"] = [{**row, "answer": answer} for answer in answers]
-    loaded = load_items(replace(BENCHMARKS["asdiv"], item_count=2), None)
-    assert [(item.idx, item.gold) for item in loaded.items] == [(0, "1"), (1, "3")]
+    items, _ = load_items(replace(BENCHMARKS["asdiv"], item_count=2), None)
+    assert [(item.idx, item.gold) for item in items] == [(0, "1"), (1, "3")]
 
 
 def test_load_reads_gsm_hard(hub: Hub) -> None:
     hub["reasoning-machines/gsm-hard", None, "train"] = [
         {"input": "How far?", "code": "def solution():\n    return 1", "target": 5887.5}
     ]
-    loaded = load_items(replace(BENCHMARKS["gsm_hard"], item_count=1), None)
-    assert loaded.items == (Item(0, "How far?", "5887.5"),)
-    assert not loaded.verified
+    items, data = load_items(replace(BENCHMARKS["gsm_hard"], item_count=1), None)
+    assert items == [Item(0, "How far?", "5887.5")]
+    assert not data["verified"]
 
 
 def test_load_reads_subjects_in_the_harnesss_order(hub: Hub) -> None:
@@ -150,8 +150,8 @@ def test_load_reads_subjects_in_the_harnesss_order(hub: Hub) -> None:
     row = {"choices": ["a", "b", "c", "d"], "answer": 2}
     for config, split in benchmark.hub_parts:
         hub["cais/mmlu", config, split] = [{**row, "question": config}]
-    loaded = load_items(benchmark, None)
-    asked = [item.question.partition("\n")[0] for item in loaded.items]
+    items, _ = load_items(benchmark, None)
+    asked = [item.question.partition("\n")[0] for item in items]
     assert asked[:3] == ["college_biology", "astronomy", "electrical_engineering"]
     assert asked[-1] == "college_computer_science"
 
@@ -159,9 +159,9 @@ def test_load_reads_subjects_in_the_harnesss_order(hub: Hub) -> None:
 @pytest.mark.parametrize("name", [name for name in PAPER_BENCHMARKS if not BENCHMARKS[name].hub])
 def test_load_reads_the_harnesss_file(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The real loader, with a local directory in the place of the address."""
-    assert sources._HARNESS_DATA.startswith("https://raw.githubusercontent.com/ZubinGou/")
-    monkeypatch.setattr(sources, "_HARNESS_DATA", str(SAMPLES))
+    assert tasks._HARNESS_DATA.startswith("https://raw.githubusercontent.com/ZubinGou/")
+    monkeypatch.setattr(tasks, "_HARNESS_DATA", str(SAMPLES))
     benchmark = replace(BENCHMARKS[name], item_count=3)
-    loaded = load_items(benchmark, None)
-    assert loaded.items == load_items(benchmark, SAMPLES).items
-    assert loaded.origin.startswith("ZubinGou/math-evaluation-harness@db77bc6/data/")
+    items, data = load_items(benchmark, None)
+    assert items == load_items(benchmark, SAMPLES)[0]
+    assert data["origin"].startswith("ZubinGou/math-evaluation-harness@db77bc6/data/")

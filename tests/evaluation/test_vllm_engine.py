@@ -14,8 +14,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
 
-from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion
+from vocagnolm.evaluation.engines.generation import Chat, Completion
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.models.load import ModelSource

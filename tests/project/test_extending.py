@@ -17,8 +17,8 @@ from world import MAX_LENGTH, make_trainer
 
 from vocagnolm import objective
 from vocagnolm.evaluation.extraction import extract
-from vocagnolm.evaluation.tasks import questions, tasks
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark
+from vocagnolm.evaluation.tasks import tasks
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, READERS, Benchmark
 from vocagnolm.guidance import aggregate_teacher_losses
 from vocagnolm.packing import Blocks, PackedCollator
 from vocagnolm.readers import student_reader
@@ -76,7 +76,7 @@ def test_hardest_tokens_are_trained(blocks: Blocks, pair: Any, tmp_path: Path) -
 
 
 def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(questions.READERS, "halves", None)
+    monkeypatch.setitem(READERS, "halves", None)
     run("A benchmark")
     (record,), (lines,) = (blocks_of("A benchmark", language) for language in ("yaml", "json"))
     mine = Benchmark("halves", **yaml.safe_load(record)["halves"])
@@ -84,12 +84,11 @@ def test_benchmark_of_the_page_is_asked(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "halves").mkdir()
     (tmp_path / "halves/test.jsonl").write_text(lines, encoding="utf-8")
     (task,) = tasks.load_tasks(["halves"], tmp_path, None, None)
-    items = task.loaded.items
+    items = task.items
     assert [item.gold for item in items] == [
         str(json.loads(line)["answer"]) for line in lines.splitlines()
     ]
-    prompt = tasks.build_prompt(task.benchmark, None, items[0].question)
-    assert prompt == "Question: What is half of 8?\nAnswer:"
+    assert task.prompts[items[0].idx] == "Question: What is half of 8?\nAnswer:"
     output = "Half of 30 is 15. The answer is 15."
     assert extract(task.benchmark.answer_kind, output) == items[1].gold
 

@@ -17,10 +17,9 @@ from real_data import real_data
 
 from vocagnolm import cli
 from vocagnolm.evaluation import report
-from vocagnolm.evaluation.records import RunDirectory, to_line
-from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, PAPER_BENCHMARKS
-from vocagnolm.evaluation.tasks.sources import load_items
-from vocagnolm.evaluation.tasks.tasks import Task
+from vocagnolm.evaluation.runner import RunDirectory, to_line
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, PAPER_BENCHMARKS
+from vocagnolm.evaluation.tasks.tasks import load_tasks
 from vocagnolm.method import MethodName
 from vocagnolm.report.compare import Comparison, compare, comparison_markdown, write_comparison
 from vocagnolm.report.plots import bar_series, read_curves
@@ -323,8 +322,7 @@ def test_command_prints_tables(runs: list[Path], capsys: pytest.CaptureFixture[s
 
 
 def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
-    demo = BENCHMARKS["demo"]
-    task = Task(demo, load_items(demo, None), None, limit=len(FIRST))
+    (task,) = load_tasks(["demo"], None, None, len(FIRST))
     for name, right in (("first", FIRST), ("other", OTHER)):
         directory = RunDirectory(tmp_path / name / "evaluation")
         verdict = {"prediction": "1", "decided_by": "string", "math_verify": None}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vocagnolm.evaluation.records import to_line
+from vocagnolm.evaluation.runner import to_line
 from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS
 
 

@@ -16,17 +16,14 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm import cli as command
 from vocagnolm.dist import connect, machine_first, rank0
 from vocagnolm.evaluation import report, runner
-from vocagnolm.evaluation.accuracy import summarize
-from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import shared_length
+from vocagnolm.evaluation.engines.generation import Chat, shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
+from vocagnolm.evaluation.extraction import strip_string
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.normalization import strip_string
-from vocagnolm.evaluation.records import Record, RunDirectory, read_lines, to_line
 from vocagnolm.evaluation.tasks.benchmarks import Benchmark
-from vocagnolm.evaluation.tasks.tasks import Task, load_tasks
-from vocagnolm.io import write_text
+from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, read_lines
+from vocagnolm.io import JsonObject, write_text
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
 
 
@@ -36,7 +33,6 @@ def evaluate(arguments: Namespace) -> None:
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
-        from vocagnolm.evaluation.tracking import log_evaluation
         from vocagnolm.run.wandb import check_trackers
 
         rank0(lambda: check_trackers(["wandb"]))
@@ -58,14 +54,13 @@ def evaluate(arguments: Namespace) -> None:
         for task in tasks:
             command.print_main(_preview(task, tokenizer, context))
         return
-    directory = RunDirectory(output_dir(arguments))
+    directory = runner.RunDirectory(output_dir(arguments))
     with ExitStack() as held:
 
-        def begin() -> Record:
+        def begin() -> JsonObject:
             held.enter_context(directory.lock())
             revision = revision_of(arguments.model, config)
             settings = _settings(arguments, tasks, context, revision, chat)
-            directory.check_settings(settings)
             directory.write_settings(settings)
             return settings
 
@@ -77,21 +72,52 @@ def evaluate(arguments: Namespace) -> None:
                 if state.is_main_process:
                     command.log_main(report.progress(task, directory))
         if state.is_main_process:
-            environment = _environment(arguments, state)
-            results = report.build_results(tasks, directory, settings, environment)
-            report.write_results(results, directory)
-            written = "results.json, row.md and an item file per benchmark"
-            command.print_main(
-                f"{report.to_markdown(results)}\nwritten: {directory.path}/{written}"
-            )
-            if arguments.report_to == "wandb":
-                log_evaluation(results, directory.path)
+            _report(arguments, tasks, directory, settings, state)
+
+
+def _load_engine(
+    arguments: Namespace,
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    state: PartialState,
+    chat: Chat | None,
+) -> HFEngine | VLLMEngine:
+    if arguments.engine == "vllm":
+        if state.num_processes > 1:
+            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
+        return VLLMEngine(source, tokenizer, arguments.dtype, chat)
+    model = source.load(getattr(torch, arguments.dtype)).to(state.device)
+    return HFEngine(model, tokenizer, arguments.batch_size, chat)
+
+
+def _report(
+    arguments: Namespace,
+    tasks: Sequence[Task],
+    directory: runner.RunDirectory,
+    settings: JsonObject,
+    state: PartialState,
+) -> None:
+    device = state.device.type
+    # Facts that may change a number in bfloat16 without being a setting.
+    environment = {
+        "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
+        "processes": state.num_processes,
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
+    }
+    results = report.build_results(tasks, directory, settings, environment)
+    report.write_results(results, directory)
+    written = f"written: {directory.path}/results.json, row.md and an item file per benchmark"
+    command.print_main(f"{report.to_markdown(results)}\n{written}")
+    if arguments.report_to == "wandb":
+        from vocagnolm.evaluation.tracking import log_evaluation
+
+        log_evaluation(results, directory.path)
 
 
 def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
     """Show the first whole prompt, and the token counts of all."""
     benchmark, prompts = task.benchmark, list(task.prompts.values())
-    options = {"verbose": False, "add_special_tokens": not task.render}
+    options = {"verbose": False, "add_special_tokens": not benchmark.protocol}
     ids: list[list[int]] = tokenizer(prompts, **options)["input_ids"]
     lengths = list(map(len, ids))
     counts = f"{min(lengths)} to {max(lengths)}, the first {shared_length(ids)} shared"
@@ -108,7 +134,7 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
 
 def _settings(
     arguments: Namespace, tasks: Sequence[Task], context: int, revision: str, chat: Chat | None
-) -> Record:
+) -> JsonObject:
     # What items must share to belong to one evaluation.
     return {
         "protocol": chat.settings() if chat else None,
@@ -118,34 +144,9 @@ def _settings(
         "context": None if context == NO_LIMIT else context,
         "limit": arguments.limit,
         "grader": report.GRADER,
-        "second_opinion": report.second_opinion(),
+        "second_opinion": report.SECOND_OPINION,
         "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
     }
-
-
-def _environment(arguments: Namespace, state: PartialState) -> Record:
-    # Facts that may change a number in bfloat16 without being a setting.
-    device = state.device.type
-    return {
-        "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
-        "processes": state.num_processes,
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-    }
-
-
-def _load_engine(
-    arguments: Namespace,
-    source: ModelSource,
-    tokenizer: Tokenizer,
-    state: PartialState,
-    chat: Chat | None,
-) -> HFEngine | VLLMEngine:
-    if arguments.engine == "vllm":
-        if state.num_processes > 1:
-            raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
-        return VLLMEngine(source, tokenizer, arguments.dtype, chat)
-    model = source.load(getattr(torch, arguments.dtype)).to(state.device)
-    return HFEngine(model, tokenizer, arguments.batch_size, chat)
 
 
 def output_dir(arguments: Namespace) -> Path:
@@ -175,11 +176,13 @@ def regrade(file: Path, benchmark: Benchmark, output: Path | None) -> None:
     answers = [(record["raw_output"], strip_string(record["gold"])) for record in records]
     with Grader() as grader:
         verdicts = list(map(asdict, grader.grade(benchmark.answer_kind, answers)))
-    graded = zip(records, verdicts, strict=True)
-    lines = [to_line({**record, **benchmark.names(), **verdict}) for record, verdict in graded]
+    lines = [
+        runner.to_line({**record, **benchmark.names(), **verdict})
+        for record, verdict in zip(records, verdicts, strict=True)
+    ]
     if output:
         write_text(output, "".join(lines))
     else:
         sys.stdout.writelines(lines)
-    line = f"{file} as {benchmark.id}: {report.in_a_line(summarize(verdicts))}\n"
-    (sys.stdout if output else sys.stderr).write(line)
+    line = f"{file} as {benchmark.id}: {report.in_a_line(report.summarize(verdicts))}"
+    print(line, file=sys.stdout if output else sys.stderr)

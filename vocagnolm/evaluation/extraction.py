@@ -1,12 +1,17 @@
-"""The answer in a model's output: the harness's rules, in the harness's order.
+"""The answer in a model's output, and its normal form: the harness's rules, in the harness's order.
 
-The reference is `extract_answer` and `run_execute` of ZubinGou/math-evaluation-harness at db77bc6.
+The reference is `extract_answer`, `run_execute` and `strip_string` (from the MATH release) of
+ZubinGou/math-evaluation-harness (MIT) at db77bc6, quirks included. What `strip_string` damages is
+damaged here too: unit words delete variables ("(a+5)(b+2)" becomes "(+5)(b+2)"), "and" goes out of
+"sandwich". Every step takes linear time.
 """
 
 import re
+from contextlib import suppress
+from importlib import resources
 from typing import Literal
 
-from vocagnolm.evaluation.normalization import strip_string
+from word2number import w2n
 
 AnswerKind = Literal["free", "letter", "boxed_letter", "marked"]
 # The harness's word for an output without a letter.
@@ -14,6 +19,17 @@ NO_LETTER = "placeholder"
 _LETTER = re.compile(r"answer is \(?([abcde])")
 _CHOICE = re.compile(r"(?:\\(?:text|mathrm|mathbf|textbf)\{)?\s*\(?([A-Ea-e])(?![A-Za-z])")
 _NUMBER = re.compile(r"-?\d*\.?\d+")
+# The harness's unit words, as regular expressions, in its order; the second half are the plurals.
+# A point is any character, as it is there.
+_UNITS_FILE = resources.files("vocagnolm") / "assets" / "unit_words.txt"
+_SINGULARS = _UNITS_FILE.read_text("utf-8").splitlines()
+_UNITS = (*_SINGULARS, *(unit + "s" for unit in _SINGULARS))
+_WORD = re.compile(r"\w+")
+# Each unit with a word of it that stands alone wherever the unit does.
+_UNIT_PATTERNS = tuple(
+    (_WORD.findall(unit)[0], re.compile(rf"(^|\W){unit}($|\W)")) for unit in _UNITS
+)
+_ASSIGNMENTS = ("x=", "y=", "z=", r"x\in", r"y\in", r"z\in", r"x\to", r"y\to", r"z\to")
 
 
 def extract(kind: AnswerKind, output: str) -> str | None:
@@ -80,3 +96,104 @@ def _boxed(text: str) -> str:
         if depth == 0:
             return text[1 : brace.start()]
     return text[1:]
+
+
+def strip_string(text: object) -> str:
+    r"""Normalise an answer as the harness does.
+
+    >>> strip_string(r"\dfrac12 \text{ inches}."), strip_string("x = 1,000.00"), strip_string("ten")
+    ('\\frac{1}{2}', '1,000', '10')
+    """
+    string = str(text).strip().replace("\n", "").rstrip(".").replace(r"\!", "")
+    string = _unify_commands(string)
+    string = _remove_units(string)
+    for mark in (r"^{\circ}", r"^\circ", r"\$", "$"):
+        string = string.replace(mark, "")
+    # Most texts are no number in words.
+    with suppress(ValueError, LookupError, TypeError):
+        string = str(w2n.word_to_num(string))
+    string = _replace_groups(string, r"\text{", r"\1")
+    for assignment in _ASSIGNMENTS:
+        string = string.replace(assignment, "")
+    string = string.replace(r"\emptyset", "{}").replace(r"(-\infty,\infty)", r"\mathbb{R}")
+    string = string.replace(r"\%", "").replace("%", "")
+    string = string.replace(" .", " 0.").replace("{.", "{0.")
+    string = string.replace("infinity", r"\infty")
+    if r"\infty" not in string:
+        string = string.replace("inf", r"\infty")
+    string = string.replace(r"+\inity", r"\infty").replace("and", "").replace(r"\mathbf", "")
+    string = _replace_groups(string, r"\mbox{", "")
+    if "j" in string and "i" not in string:
+        string = string.replace("j", "i")
+    return _unify_numbers(string)
+
+
+def _unify_commands(string: str) -> str:
+    # One spelling for matrices, fractions and brackets; no `\text{...}` at the end.
+    string = _replace_groups(string, r"\begin{array}{", r"\\begin{pmatrix}")
+    string = string.replace(r"\end{array}", r"\end{pmatrix}").replace("bmatrix", "pmatrix")
+    string = string.replace("tfrac", "frac").replace("dfrac", "frac")
+    string = string.replace(r"\left", "").replace(r"\right", "")
+    string = string.replace(r"\{", "{").replace(r"\}", "}")
+    start = string.find(r"\text{") if string.endswith("}") else -1
+    shorter = (string if start < 0 else string[:start]).strip()
+    return shorter or string
+
+
+def _replace_groups(string: str, opening: str, replacement: str) -> str:
+    r"""Replace every span from `opening` to the next "}"; `\1` is what lies between."""
+    # Behind the last "}" no span ends, and to look for one takes quadratic time.
+    closed, brace, rest = string.rpartition("}")
+    return re.sub(re.escape(opening) + r"([^}]*)}", replacement, closed + brace) + rest
+
+
+def _remove_units(string: str) -> str:
+    """Delete unit words between non-word characters, twice, unless nothing would remain."""
+    for _ in range(2):
+        words = set(_WORD.findall(string))  # deleting units makes no new words
+        for word, pattern in _UNIT_PATTERNS:
+            if word in words:
+                string = pattern.sub(r"\1\2", string) or string
+    return string
+
+
+def _unify_numbers(string: str) -> str:
+    """One spelling for decimals, roots, fractions and what is left of an assignment."""
+    string = re.sub(r"(?<=\d)\.0*(\D)", r"\1", string)
+    string = re.sub(r"(?<=\d)\.0*$", "", string)
+    if not string:
+        return string
+    if string[0] == ".":
+        string = "0" + string
+    name, *values = string.split("=")
+    if len(values) == 1 and len(name) <= 2:
+        string = values[0]
+    string = re.sub(r"\\sqrt(\w+)", r"\\sqrt{\1}", string).replace(" ", "")
+    return _fraction_of_quotient(_brace_fractions(string))
+
+
+def _brace_fractions(string: str) -> str:
+    r"""`\frac12` to `\frac{1}{2}`, `\frac1{72}` to `\frac{1}{72}`; all or none."""
+    head, *pieces = string.split(r"\frac")
+    parts = [head]
+    for piece in pieces:
+        if piece.startswith("{"):
+            parts.append(piece)
+        elif len(piece) < 2:
+            return string
+        else:
+            denominator = piece[1] if piece[1] == "{" else f"{{{piece[1]}}}"
+            parts.append(f"{{{piece[0]}}}{denominator}{piece[2:]}")
+    return r"\frac".join(parts)
+
+
+def _fraction_of_quotient(string: str) -> str:
+    r"""`3/4` to `\frac{3}{4}`, where both are integers or hold a `sqrt`."""
+    sides = string.split("/")
+    if len(sides) != 2:
+        return string
+    try:
+        left, right = (side if "sqrt" in side else str(int(side)) for side in sides)
+    except ValueError:  # not an integer, or one with more digits than Python converts
+        return string
+    return rf"\frac{{{left}}}{{{right}}}" if string == f"{left}/{right}" else string

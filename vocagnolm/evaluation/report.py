@@ -1,25 +1,102 @@
-"""The results of an evaluation as data, and as a row of a table in Markdown."""
+"""From graded items to the numbers of Table 1, as the harness rounds them, with intervals."""
 
+from __future__ import annotations
+
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 
+import datasets
+import evaluate
+import numpy as np
 from huggingface_hub import ModelCard
 
-from vocagnolm.evaluation.accuracy import averages, summarize
-from vocagnolm.evaluation.records import Record, RunDirectory
-from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS_COMMIT
+from vocagnolm.evaluation.extraction import NO_LETTER, strip_string
+from vocagnolm.evaluation.grading.grading import Grader
+from vocagnolm.evaluation.runner import RunDirectory
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS, HARNESS_COMMIT
 from vocagnolm.evaluation.tasks.tasks import Task
-from vocagnolm.io import json_or_empty, markdown_table, versions, write_json, write_text
+from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json, write_text
 
-GRADER = f"ZubinGou/math-evaluation-harness@{HARNESS_COMMIT[:7]}"
-RESULTS_FILE = "results.json"
+GRADER = f"{HARNESS}@{HARNESS_COMMIT[:7]}"
+SECOND_OPINION = f"math-verify {metadata.version('math-verify')}"
+_RESULTS_FILE = "results.json"
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
+Z_95 = 1.959963984540054
 
 
-def second_opinion() -> str:
-    """Name the other grader, with its version."""
-    return f"math-verify {metadata.version('math-verify')}"
+def accuracy(correct: int, n: int) -> JsonObject:
+    """Give right answers among at least one in percent, with their interval.
+
+    `rounded` is what the harness reports: one decimal, halves to the even digit.
+
+    >>> accuracy(10, 32)["rounded"]
+    31.2
+    """
+    exact = correct / n * 100
+    interval = list(wilson_interval(correct, n))
+    rounded = float(np.round(exact, 1))
+    return {"n": n, "correct": correct, "rounded": rounded, "exact": exact, "interval": interval}
+
+
+def wilson_interval(correct: int, n: int) -> tuple[float, float]:
+    """Give the 95 % score interval of a share, in percent (Wilson, 1927)."""
+    share = correct / n
+    centre = share + Z_95**2 / (2 * n)
+    spread = Z_95 * math.sqrt(share * (1 - share) / n + Z_95**2 / (4 * n * n))
+    scale = 100 / (1 + Z_95**2 / n)
+    low, high = (centre - spread) * scale, (centre + spread) * scale
+    return low if correct else 0.0, high if correct < n else 100.0
+
+
+def average(columns: Sequence[JsonObject]) -> JsonObject:
+    """Average the rounded columns, as published, and the exact ones, with an interval."""
+    k = len(columns)
+    exact = sum(column["exact"] for column in columns) / k
+    # The columns' intervals put together side by side (MOVER; Zou and Donner, 2008), which stays
+    # right for columns near 0 and for few items.
+    below = math.sqrt(sum((column["exact"] - column["interval"][0]) ** 2 for column in columns)) / k
+    above = math.sqrt(sum((column["interval"][1] - column["exact"]) ** 2 for column in columns)) / k
+    # As the harness prints it.
+    rounded = float(f"{sum(column['rounded'] for column in columns) / k:.1f}")
+    return {"rounded": rounded, "exact": exact, "interval": [exact - below, exact + above]}
+
+
+def averages(columns: Mapping[str, JsonObject]) -> dict[str, JsonObject]:
+    """Compute those of the three averages whose benchmarks are all there."""
+    return {
+        name: average([columns[benchmark] for benchmark in members])
+        for name, members in AVERAGES.items()
+        if columns.keys() >= set(members)
+    }
+
+
+def summarize(records: Sequence[JsonObject]) -> JsonObject:
+    """Sum up the items of one benchmark: verdicts, and completions that were generated here."""
+    n = len(records)
+    unanswered = sum(record["prediction"] in (None, "", NO_LETTER) for record in records)
+    opinion = None
+    # The second opinion is of all items: none in time is wrong. None for letters.
+    if judged := [record for record in records if record["math_verify"] is not None]:
+        agreed = sum(record["math_verify"] == record["correct"] for record in judged)
+        opinion = accuracy(sum(record["math_verify"] for record in judged), n)
+        opinion |= {"agreement": agreed / len(judged), "without_opinion": n - len(judged)}
+    summary = accuracy(sum(record["correct"] for record in records), n) | {
+        "unanswered": unanswered / n,
+        "decided_by": _count(record["decided_by"] for record in records),
+        "math_verify": opinion,
+    }
+    if all("finish_reason" in record for record in records):
+        summary["finish_reasons"] = _count(record["finish_reason"] for record in records)
+        summary["mean_new_tokens"] = sum(record["n_new_tokens"] for record in records) / n
+    return summary
+
+
+def _count(values: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Counter(values).items()))
 
 
 def build_results(
@@ -27,10 +104,10 @@ def build_results(
     directory: RunDirectory,
     settings: Mapping[str, object],
     environment: Mapping[str, object],
-) -> Record:
+) -> JsonObject:
     """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
     # Benchmarks that were asked before, under the same settings, and whose items are all there.
-    earlier = json_or_empty(directory.path / RESULTS_FILE).get("benchmarks", {})
+    earlier = json_or_empty(directory.path / _RESULTS_FILE).get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
     columns = {name: column for name, column in earlier.items() if name in complete}
     columns |= {task.benchmark.id: _column(task, directory) for task in tasks}
@@ -41,7 +118,7 @@ def build_results(
     return {
         "model": settings["model"],
         "grader": GRADER,
-        "second_opinion": second_opinion(),
+        "second_opinion": SECOND_OPINION,
         "benchmarks": benchmarks,
         "averages": averaged,
         "marks": _distinct("marks", benchmarks.values()),
@@ -50,30 +127,45 @@ def build_results(
     }
 
 
-def _column(task: Task, directory: RunDirectory) -> Record:
+def _column(task: Task, directory: RunDirectory) -> JsonObject:
     finished, marks = directory.finished(task.benchmark.id), task.marks()
-    prompts, loaded = task.prompt_set, task.loaded
     return {
         "column": task.benchmark.column,
         "version": task.benchmark.version,
         "item_count": task.benchmark.item_count,
         **summarize([finished[item.idx] for item in task.items]),
-        "prompts": prompts
-        and {"name": prompts.name, "origin": prompts.origin, "sha256": prompts.sha256},
-        "data": {"origin": loaded.origin, "digest": loaded.digest, "verified": loaded.verified},
+        "prompts": task.prompt_set,
+        "data": task.data,
         "marked": list(marks),
         "marks": list(marks.values()),
     }
 
 
-def _distinct(name: str, columns: Iterable[Record]) -> list[str]:
+def _distinct(name: str, columns: Iterable[JsonObject]) -> list[str]:
     return list(dict.fromkeys(mark for column in columns for mark in column[name]))
 
 
-def to_markdown(results: Record) -> str:
+def to_markdown(results: JsonObject) -> str:
     """Lay out the accuracies, their intervals, the second opinion, and all that marks them."""
-    notes = [f"- {note}" for note in _notes(results)]
-    return "\n".join([markdown_table(_rows(results), padded=False), "", *notes]) + "\n"
+    # Columns and averages, by their headings.
+    parts = {column["column"]: column for column in results["benchmarks"].values()}
+    parts |= results["averages"]
+    # A star: not to be put beside a published number.
+    cells = (f"{x['rounded']:.1f}{'*' if x['marked'] else ''}" for x in parts.values())
+    intervals = ("{:.1f} to {:.1f}".format(*x["interval"]) for x in parts.values())
+    # The second grader is not asked about letters, and has no averages.
+    opinions = [part.get("math_verify") for part in parts.values()]
+    rows = [
+        ["model", *parts],
+        [results["model"]["name"], *cells],
+        ["95 % interval", *intervals],
+        [results["second_opinion"], *(f"{x['rounded']:.1f}" if x else "-" for x in opinions)],
+    ]
+    notes = [f"- graded by {results['grader']}"]
+    for mark in results["marks"]:
+        marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
+        notes.append(f"- * {mark} ({', '.join(marked)})")
+    return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
 
 
 def progress(task: Task, directory: RunDirectory) -> str:
@@ -81,44 +173,17 @@ def progress(task: Task, directory: RunDirectory) -> str:
     return f"{task.benchmark.id}: {in_a_line(_column(task, directory))}"
 
 
-def in_a_line(summary: Record) -> str:
+def in_a_line(summary: JsonObject) -> str:
     """Write an accuracy with its interval."""
     low, high = summary["interval"]
     line = f"{summary['rounded']:.1f} (95 % interval {low:.1f} to {high:.1f})"
     return f"{line}, {summary['correct']} of {summary['n']} right"
 
 
-def _rows(results: Record) -> list[list[str]]:
-    # Columns and averages, by their headings.
-    parts = {column["column"]: column for column in results["benchmarks"].values()}
-    parts |= results["averages"]
-    # The second grader is not asked about letters, and has no averages.
-    opinions = [part.get("math_verify") for part in parts.values()]
-    return [
-        ["model", *parts],
-        [results["model"]["name"], *map(_cell, parts.values())],
-        ["95 % interval", *("{:.1f} to {:.1f}".format(*x["interval"]) for x in parts.values())],
-        [results["second_opinion"], *(f"{x['rounded']:.1f}" if x else "-" for x in opinions)],
-    ]
-
-
-def _cell(part: Record) -> str:
-    # A star: not to be put beside a published number.
-    return f"{part['rounded']:.1f}{'*' if part['marked'] else ''}"
-
-
-def _notes(results: Record) -> list[str]:
-    notes = [f"graded by {results['grader']}"]
-    for mark in results["marks"]:
-        marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
-        notes.append(f"* {mark} ({', '.join(marked)})")
-    return notes
-
-
-def write_results(results: Record, directory: RunDirectory) -> None:
+def write_results(results: JsonObject, directory: RunDirectory) -> None:
     """Write `results.json` and `row.md`, and the table into the card of a model of ours."""
     table = to_markdown(results)
-    write_json(directory.path / RESULTS_FILE, results)
+    write_json(directory.path / _RESULTS_FILE, results)
     write_text(directory.path / "row.md", table)
     path = Path(results["model"]["name"]) / "README.md"
     if results["settings"].get("protocol") or not path.is_file():
@@ -129,3 +194,27 @@ def write_results(results: Record, directory: RunDirectory) -> None:
         heading = "## Evaluation\n"
         card.text = f"{card.text.partition(heading)[0].rstrip()}\n\n{heading}\n{table}"
         write_text(path, str(card))
+
+
+class MathAnswerAccuracy(evaluate.Metric):  # type: ignore[misc]
+    """The harness's accuracy on model outputs, as a local metric of `evaluate`.
+
+    metric = MathAnswerAccuracy("gsm8k")    # whose rules find the answers in outputs
+    metric.compute(predictions=outputs, references=golds)    # {"accuracy": 36.2, ...}
+    """
+
+    def _info(self) -> evaluate.MetricInfo:
+        text = datasets.Value("string")
+        return evaluate.MetricInfo(
+            description="Accuracy of answers, verdict for verdict that of the harness at db77bc6.",
+            citation="",
+            inputs_description="predictions: model outputs; references: parsed golds.",
+            features=datasets.Features({"predictions": text, "references": text}),
+        )
+
+    def _compute(self, predictions: Sequence[str], references: Sequence[str]) -> JsonObject:
+        pairs = zip(predictions, map(strip_string, references), strict=True)
+        with Grader() as grader:
+            verdicts = list(grader.grade(BENCHMARKS[self.config_name].answer_kind, pairs))
+        summary = summarize([asdict(verdict) for verdict in verdicts])
+        return {"accuracy": summary.pop("rounded"), **summary}

@@ -1,18 +1,122 @@
-"""Ask a model all items of some benchmarks, grade the completions, and survive being killed."""
+"""Ask a model all items of some benchmarks, grade the completions, and survive being killed.
 
+A directory holds `settings.json`, written first, and per benchmark `ID.jsonl`: an item per line, in
+the order of `idx`. Until it is complete each process appends to its own `ID.part0.jsonl` and so on.
+"""
+
+from __future__ import annotations
+
+import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from accelerate import PartialState
+from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
-from vocagnolm.evaluation.engines.generation import Completion
-from vocagnolm.evaluation.engines.hf_engine import HFEngine
-from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
-from vocagnolm.evaluation.grading.grading import Grader, Verdict
-from vocagnolm.evaluation.records import Record, RunDirectory, to_line
+from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.tasks.benchmarks import Item
-from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256
+from vocagnolm.evaluation.tasks.tasks import Task, prompt_sha256, read_lines
+from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, write_text
+
+# The comparison of runs reads records, and imports no torch for that.
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+    from vocagnolm.evaluation.engines.hf_engine import HFEngine
+    from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+
+
+def to_line(record: JsonObject) -> str:
+    """Write a record as ASCII: the text of a model may be no valid Unicode."""
+    return json.dumps(record) + "\n"
+
+
+def read_records(*paths: Path) -> dict[int, JsonObject]:
+    """Read items by `idx`; a last line that was cut off counts as not written."""
+    records: dict[int, JsonObject] = {}
+    for path in paths:
+        whole, _, _ = path.read_bytes().rpartition(b"\n")
+        for record in read_lines(whole):
+            records[record["idx"]] = record
+    return records
+
+
+class RunDirectory:
+    """The files of one evaluation; the directory need not exist."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other evaluation out of the directory."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                yield
+        except Timeout as error:
+            raise ValueError(f"{self.path}: another evaluation is writing there") from error
+
+    def write_settings(self, settings: JsonObject) -> None:
+        """Write the settings, together with those of benchmarks that ran before.
+
+        Rejects settings that differ from those of the items that are there.
+        """
+        path = self.path / "settings.json"
+        before, benchmarks = json_or_empty(path), settings["benchmarks"]
+        earlier = before.get("benchmarks", {})
+        kept = {name: x for name, x in earlier.items() if self.finished(name)}
+        if kept or any(map(self.finished, benchmarks)):
+            changed = differences(_shared(before), _shared(settings))
+            for name in filter(earlier.__contains__, benchmarks):
+                changed += differences(earlier[name], benchmarks[name], prefix=f"{name} ")
+            if changed:
+                holder = f"{self.path} holds results of another evaluation"
+                raise ValueError(f"{holder} ({'; '.join(changed)}): give another --output_dir")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json(path, {**settings, "benchmarks": {**kept, **benchmarks}})
+
+    def finished(self, benchmark: str) -> dict[int, JsonObject]:
+        """Read the records so far, by `idx`; see `read_records`."""
+        # The whole file, parts, or both.
+        return read_records(*sorted(self.path.glob(f"{benchmark}.*jsonl")))
+
+    @contextmanager
+    def appending(self, benchmark: str, process: int) -> Iterator[IO[str]]:
+        """Open the file in which a process appends its records of a benchmark."""
+        path = self.path / f"{benchmark}.part{process}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab+") as file:
+            # A kill may have cut off the last line.
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        with path.open("a", encoding="utf-8") as text:
+            yield text
+
+    def complete(self, benchmark: str, indices: Sequence[int]) -> None:
+        """Put the records of a finished benchmark in order, into one file."""
+        records = self.finished(benchmark)
+        found = sum(idx in records for idx in indices)
+        if found < len(indices):
+            counts = f"expected {len(indices)} items of {benchmark}, found {found}"
+            remedy = "give an --output_dir that all processes share"
+            raise ValueError(f"{self.path}: {counts}: {remedy}")
+        lines = "".join(to_line(records[idx]) for idx in indices)
+        # The whole file is there before a part goes: killed in between, nothing is lost.
+        write_text(self.path / f"{benchmark}.jsonl", lines)
+        for part in sorted(self.path.glob(f"{benchmark}.part*.jsonl")):
+            part.unlink()
+
+
+def _shared(settings: JsonObject) -> JsonObject:
+    # Of all benchmarks. A model whose content is known may be moved.
+    shared = {name: value for name, value in settings.items() if name != "benchmarks"}
+    if (model := shared.get("model")) and model["revision"] != "unknown":
+        shared["model"] = model["revision"]
+    return shared
 
 
 def run(
@@ -47,7 +151,21 @@ def run(
                 answers = [(done.text, share[done.index].gold) for done in completions]
                 verdicts = grader.grade(task.benchmark.answer_kind, answers)
                 for done, verdict in zip(completions, verdicts, strict=True):
-                    file.write(to_line(_record(task, share[done.index], done, verdict)))
+                    item = share[done.index]
+                    record = {
+                        **task.benchmark.names(),
+                        "idx": item.idx,
+                        "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
+                        "n_prompt_tokens": done.n_prompt_tokens,
+                        "n_new_tokens": done.n_new_tokens,
+                        "finish_reason": done.finish_reason,
+                        "raw_output": done.text,
+                        # Here to stand beside the gold.
+                        "prediction": verdict.prediction,
+                        "gold": item.gold,
+                        **asdict(verdict),
+                    }
+                    file.write(to_line(record))
                 file.flush()
                 bar.update(len(completions))
         state.wait_for_everyone()
@@ -67,19 +185,3 @@ def _share(task: Task, directory: RunDirectory, state: PartialState) -> list[Ite
     left = [item for item in task.items if item.idx not in finished]
     left.sort(key=lambda item: (-len(task.prompts[item.idx]), item.idx))
     return left[state.process_index :: state.num_processes]
-
-
-def _record(task: Task, item: Item, completion: Completion, verdict: Verdict) -> Record:
-    return {
-        **task.benchmark.names(),
-        "idx": item.idx,
-        "prompt_sha256": prompt_sha256(task.prompts[item.idx]),
-        "n_prompt_tokens": completion.n_prompt_tokens,
-        "n_new_tokens": completion.n_new_tokens,
-        "finish_reason": completion.finish_reason,
-        "raw_output": completion.text,
-        # Here to stand beside the gold.
-        "prediction": verdict.prediction,
-        "gold": item.gold,
-        **asdict(verdict),
-    }

@@ -4,11 +4,11 @@ import os
 import shutil
 from pathlib import Path
 
-from vocagnolm.evaluation.records import Record
+from vocagnolm.io import JsonObject
 from vocagnolm.run.wandb import begin_run, read_place
 
 
-def log_evaluation(results: Record, directory: Path) -> None:
+def log_evaluation(results: JsonObject, directory: Path) -> None:
     """Put the accuracies into the summary of a run, and the item files among its files.
 
     A checkpoint's are in the run that wrote it, as `eval/checkpoint-500/gsm8k/...`.

@@ -23,8 +23,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
 from vocagnolm.evaluation.engines import generation
-from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding, Row
+from vocagnolm.evaluation.engines.generation import Chat, Completion, Decoding, Row
 from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from vocagnolm.evaluation.engines.chat import Chat
-from vocagnolm.evaluation.engines.generation import Completion, Decoding, Row, end_of_text_ids
+from vocagnolm.evaluation.engines.generation import Chat, Completion, Decoding, Row, end_of_text_ids
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.

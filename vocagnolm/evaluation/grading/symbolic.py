@@ -1,4 +1,4 @@
-"""Equality by algebra: the harness's rules with sympy, and math-verify's second opinion.
+"""Equality by the harness's rules, `math_equal`, and math-verify's second opinion.
 
 Run this on a model's text only where it can be killed (`grading.py`): sympy may take forever or all
 memory. A text that stays a string meets no sympy function, as some of them would evaluate it.
@@ -8,17 +8,45 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from math import isclose
-from typing import TypeAlias
 
 import math_verify
 from sympy import N, simplify
 
-from vocagnolm.evaluation.grading.equality import RELATIVE_TOLERANCE, decide
 from vocagnolm.evaluation.grading.reading import Parsed, read_answer
 
+_TOLERANCE = 1e-4
 _MATRIX = re.compile(r"\\begin\{[pb]matrix\}(.*)\\end\{[pb]matrix\}", re.DOTALL)
-Rule: TypeAlias = Callable[[Parsed, Parsed], bool]
 _BRACKETED = re.compile(r"[(\[].+[)\]]")
+
+
+def decide(prediction: str | None, gold: str) -> tuple[bool, str] | None:
+    """Give the verdict and the rule behind it; None where only algebra can tell, one pair in ten.
+
+    A number counts as right if it is the gold, a hundred times it or a hundredth of it.
+
+    >>> decide("0.5", "50"), decide("", "7"), decide("x+1", "1+x")
+    ((True, 'numeric'), (False, 'empty'), None)
+    """
+    if str(prediction) == gold:
+        return True, "string"
+    number, target = parse_number(str(prediction)), parse_number(gold)
+    if number is not None and target is not None:
+        targets = (target / 100, target, target * 100)
+        return any(isclose(number, x, rel_tol=_TOLERANCE) for x in targets), "numeric"
+    if not prediction:
+        return False, "empty"
+    return None
+
+
+def parse_number(text: str) -> float | None:
+    r"""Read a text without its commas as Python's `float` does; `50%` and `50\%` are 0.5."""
+    text = text.replace(",", "")
+    try:
+        if text.endswith("%"):
+            return float(text.removesuffix("%").removesuffix("\\")) / 100
+        return float(text)
+    except ValueError:
+        return None
 
 
 def algebraically_equal(prediction: str, gold: str) -> bool:
@@ -96,12 +124,12 @@ def _rounded_equal(a: Parsed, b: Parsed) -> bool:
 
 
 # Any one of them, in the reference's order; a text that was not read meets the first alone.
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[Callable[[Parsed, Parsed], bool], ...] = (
     lambda a, b: str(a) == str(b),
     lambda a, b: a == b,
     lambda a, b: a.equals(b) or simplify(a - b) == 0,
     lambda a, b: abs(a.lhs - a.rhs).equals(abs(b.lhs - b.rhs)),
-    lambda a, b: isclose(float(N(a)), float(N(b)), rel_tol=RELATIVE_TOLERANCE),
+    lambda a, b: isclose(float(N(a)), float(N(b)), rel_tol=_TOLERANCE),
     _rounded_equal,
 )
 _TEXT_RULES = (

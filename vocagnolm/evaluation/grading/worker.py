@@ -16,7 +16,6 @@ from sympy.parsing.latex import parse_latex
 
 from vocagnolm.evaluation.extraction import AnswerKind, extract
 from vocagnolm.evaluation.grading import symbolic
-from vocagnolm.evaluation.grading.equality import decide
 
 # Processor time, so that a busy machine gives the same verdicts.
 HARNESS_LIMIT_S = 3.0
@@ -29,7 +28,7 @@ _EVALUATED = frozenset({"Integer", "Float", "Rational", "Symbol", "Add", "Mul", 
 def _judge(kind: AnswerKind | None, prediction: str | None, gold: str) -> tuple[bool, str]:
     if kind in ("letter", "boxed_letter", "marked"):
         return prediction == gold, "string" if kind == "marked" else "choice"
-    if quick := decide(prediction, gold):
+    if quick := symbolic.decide(prediction, gold):
         return quick
     return symbolic.algebraically_equal(str(prediction), gold), "symbolic"
 
@@ -42,11 +41,6 @@ def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
         return bool(output) and symbolic.verify(output, gold)
     except Exception:  # noqa: BLE001 - any failure of the library is no right answer
         return False
-
-
-def _limit(seconds: float) -> None:
-    # Its signal kills, even inside C code.
-    signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def restrict_sympy() -> None:
@@ -88,15 +82,16 @@ def main() -> None:
             kind, text, gold = json.loads(connection.recv_bytes())
         except EOFError:
             return
-        _limit(HARNESS_LIMIT_S)
+        # The signal of this timer kills, even inside C code.
+        signal.setitimer(signal.ITIMER_PROF, HARNESS_LIMIT_S)
         prediction = text if kind is None else extract(kind, text)
         reply(prediction=prediction)
         correct, decided_by = _judge(kind, prediction, gold)
         reply(correct=correct, decided_by=decided_by)
-        _limit(OPINION_LIMIT_S)
+        signal.setitimer(signal.ITIMER_PROF, OPINION_LIMIT_S)
         second = _opinion(kind, text, gold)
         # Before the last reply, which the next request may follow at once.
-        _limit(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         reply(math_verify=second)
 
 

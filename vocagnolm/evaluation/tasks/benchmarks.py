@@ -1,15 +1,24 @@
-"""The benchmarks as data: `benchmarks.yaml` holds a record for each, in the order of Table 1."""
+"""The benchmarks as data, in the order of Table 1, and how their rows are read.
 
-from collections.abc import Mapping, Sequence
+`benchmarks.yaml` holds a record for each. Rows are as in the harness's files: the reference is
+`parse_question` and `parse_ground_truth` of ZubinGou/math-evaluation-harness at db77bc6.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from operator import itemgetter
+from typing import Any
 
 import yaml
 
-from vocagnolm.evaluation.extraction import AnswerKind
-from vocagnolm.evaluation.normalization import strip_string
-from vocagnolm.evaluation.tasks.questions import READERS, RawRow
+from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
 
+RawRow = Mapping[str, Any]
+# The evaluator behind the published numbers.
+HARNESS = "ZubinGou/math-evaluation-harness"
 HARNESS_COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
 # The other protocol, named in all that is written.
 CHAT_PROTOCOL = "zero-shot chat"
@@ -20,6 +29,104 @@ _CHAT_NEW_TOKENS = 2048
 # A gold of one of these makes the harness name the answers that it expects.
 _TRUTH, _CONSENT = " (True or False)", " (Yes or No)"
 _HINTS = {"true": _TRUTH, "false": _TRUTH, "yes": _CONSENT, "no": _CONSENT}
+
+
+def _gsm8k(row: RawRow) -> tuple[str, object]:
+    return row["question"], row["answer"].split("####", 1)[1]
+
+
+def _math(row: RawRow) -> tuple[str, object]:
+    # The last box of the solution, as a model's output would be read. The field `answer` says the
+    # same more cleanly; published numbers were not graded by it.
+    return row["problem"], extract("free", row["solution"]) or ""
+
+
+def _svamp(row: RawRow) -> tuple[str, object]:
+    body = row["Body"].strip()
+    if not body.endswith("."):
+        body += "."
+    # The hub spells it "145" where the harness has 145.0.
+    return f"{body} {row['Question'].strip()}", float(row["Answer"])
+
+
+def _asdiv(row: RawRow) -> tuple[str, object]:
+    # The unit of the answer stands in parentheses.
+    gold = re.sub(r"\(.*?\)", "", row["answer"])
+    return f"{row['body'].strip()} {row['question'].strip()}", gold
+
+
+def _tabmwp(row: RawRow) -> tuple[str, object]:
+    # A table as text, with its title where it has one, and the options as Python prints a list.
+    title = f'regarding "{row["table_title"]}" ' if row["table_title"] else ""
+    question = (
+        f"Read the following table {title}and answer a question:\n{row['table']}\n{row['question']}"
+    )
+    if row["choices"]:
+        question += f" Please select from the following options: {row['choices']}"
+    is_number = row["ans_type"] in ("integer_number", "decimal_number")
+    return question, _number(row["answer"]) if is_number else row["answer"]
+
+
+def _number(text: str) -> float:
+    if "/" in text:
+        numerator, denominator = text.split("/")
+        return int(numerator) / int(denominator)
+    if "," in text:
+        return float(text.replace(",", ""))
+    return float(text.split("%")[0]) / 100 if "%" in text else float(text)
+
+
+def _mathqa(row: RawRow) -> tuple[str, object]:
+    problem, options = row["problem"], _mathqa_options(row["options"].strip())
+    return _with_options(problem[:1].upper() + problem[1:], options), str(row["correct"]).upper()
+
+
+def _mathqa_options(options: str) -> str:
+    """Show options written `a ) 1 , b ) 2` as `(A) 1, (B) 2`.
+
+    A few rows hold a Python list of them, as a string.
+
+    >>> _mathqa_options("a ) 3 , 5 , b ) 7"), _mathqa_options("['a ) a ) 4 cm', 'b ) b ) 6 cm']")
+    ('(A) 3, 5, (B) 7', '(A) 4 cm, (B) 6 cm')
+    """
+    if options.startswith("["):
+        options = ", ".join(ast.literal_eval(options))
+    for letter in "abcde":
+        label = f"({letter.upper()}) "
+        options = options.replace(f"{letter} ) {letter} ) ", label).replace(f"{letter} ) ", label)
+    return options.replace(" , ", ", ")
+
+
+def _mmlu_stem(row: RawRow) -> tuple[str, object]:
+    choices = zip("ABCD", row["choices"], strict=True)
+    options = ", ".join(f"({letter}) {text.strip()}" for letter, text in choices)
+    return _with_options(row["question"], options), "ABCD"[row["answer"]]
+
+
+def _sat(row: RawRow) -> tuple[str, object]:
+    # From `A) 1 B) 2` to `(A) 1 (B) 2`. Options written `A. 1 B. 2` keep their points: published
+    # numbers were made with them.
+    options = re.sub(r" ([BCD]\) )", r" (\1", f"({row['options'].strip()}")
+    return _with_options(row["question"], options), row["Answer"]
+
+
+def _with_options(question: str, options: str) -> str:
+    return f"{question}\nWhat of the following is the right choice? Explain your answer.\n{options}"
+
+
+READERS: Mapping[str, Callable[[RawRow], tuple[str, object]]] = {
+    "gsm8k": _gsm8k,
+    "math": _math,
+    "svamp": _svamp,
+    "asdiv": _asdiv,
+    "mawps": itemgetter("input", "target"),
+    "tabmwp": _tabmwp,
+    "mathqa": _mathqa,
+    "mmlu_stem": _mmlu_stem,
+    "sat": _sat,
+    "gsm_hard": itemgetter("input", "target"),
+    "demo": itemgetter("question", "answer"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +153,7 @@ class Benchmark:
     source: str
     # In the harness's layout, relative to `--data_dir`; None for the demo.
     file: str | None = None
-    # `sources.items_digest`; None where the items could not be checked against the harness.
+    # `tasks.items_digest`; None where the items could not be checked against the harness.
     items_sha256: str | None = None
     # A dataset on the hub with these items in this order, and the configuration (None for the only
     # one) and the split of each of its parts.

@@ -1,19 +1,26 @@
-"""The items of a benchmark with their whole prompts, as they are asked in one evaluation."""
+"""The items of a benchmark, from a file, the hub or the package, with their whole prompts."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
+from itertools import chain
 from pathlib import Path
-from typing import Literal
 
-from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, Benchmark, Item
-from vocagnolm.evaluation.tasks.sources import LoadedItems, load_items
+from vocagnolm.evaluation.tasks.benchmarks import (
+    BENCHMARKS,
+    HARNESS,
+    HARNESS_COMMIT,
+    Benchmark,
+    Item,
+    RawRow,
+)
+from vocagnolm.io import JsonObject
 
-_Origin = Literal["vocagnolm", "harness", "other"]
+_HARNESS_DATA = f"https://raw.githubusercontent.com/{HARNESS}/{HARNESS_COMMIT}/data"
 _SEPARATOR = "\n\n\n"
-# prompts/cot/ of ZubinGou/math-evaluation-harness at db77bc6.
+# prompts/cot/ of the harness.
 _HARNESS_SHA256 = {
     "gsm8k": "f7b267f942be471e4ea8013cdba4c4df3cad1f969774c073e9165c568043a7b8",
     "minerva_math": "6637ad6e3ece303c059196bebdc3607ab9f617f4a57f73ac44afeb7f4320c829",
@@ -23,80 +30,40 @@ _HARNESS_SHA256 = {
 
 
 @dataclass(frozen=True)
-class PromptSet:
-    """Worked examples that stand before a question: one text, separated by two blank lines."""
-
-    name: str
-    text: str
-    # "harness" for the harness's own bytes.
-    origin: _Origin
-    sha256: str
-
-
-def load_prompt_set(name: str, prompts_dir: Path | None) -> PromptSet:
-    """Read a prompt set from the package, or from `prompts_dir`/`name`.md."""
-    directory = prompts_dir or resources.files(__package__) / "prompts"
-    data = (directory / f"{name}.md").read_bytes()
-    sha256 = hashlib.sha256(data).hexdigest()
-    origin: _Origin = "harness" if sha256 == _HARNESS_SHA256.get(name) else "other"
-    text = data.decode().replace("\r\n", "\n")
-    return PromptSet(name, text, origin if prompts_dir else "vocagnolm", sha256)
-
-
-def build_prompt(benchmark: Benchmark, prompt_set: PromptSet | None, question: str) -> str:
-    """Join worked examples, two blank lines, and the question in the benchmark's template."""
-    asked = benchmark.template.format(question=question)
-    return asked if prompt_set is None else prompt_set.text.strip() + _SEPARATOR + asked
-
-
-@dataclass(frozen=True)
 class Task:
     """A benchmark as it is asked in one evaluation."""
 
     benchmark: Benchmark
-    loaded: LoadedItems
-    # None for the question alone.
-    prompt_set: PromptSet | None
-    # Items that are asked, the first by `idx`; None for all.
-    limit: int | None
-    # Puts a prompt into a chat template.
-    render: Callable[[str], str] | None = None
+    # Those that are asked, sorted by `idx`.
+    items: Sequence[Item]
+    # The whole prompt of each, by `idx`.
+    prompts: Mapping[int, str]
+    # Of `load_items`, of `load_prompt_set`; None for the question alone.
+    data: JsonObject
+    prompt_set: JsonObject | None
 
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """The items that are asked."""
-        return self.loaded.items[: self.limit]
-
-    @cached_property
-    def prompts(self) -> dict[int, str]:
-        """The whole prompt of each item, by `idx`."""
-        prompts = {}
-        for item in self.items:
-            prompt = build_prompt(self.benchmark, self.prompt_set, item.question)
-            prompts[item.idx] = self.render(prompt) if self.render else prompt
-        return prompts
-
-    def settings(self) -> dict[str, object]:
+    def settings(self) -> JsonObject:
         """Settings that two items must share to belong together."""
         return {
             "version": self.benchmark.version,
-            "data_sha256": self.loaded.digest,
-            "prompts_sha256": self.prompt_set.sha256 if self.prompt_set else None,
+            "data_sha256": self.data["digest"],
+            "prompts_sha256": self.prompt_set and self.prompt_set["sha256"],
             "max_new_tokens": self.benchmark.max_new_tokens,
         }
 
     def marks(self) -> dict[str, str]:
         """Reasons not to put the accuracy beside a published one: in a word, and in a sentence."""
         marks = {}
-        asked, known = len(self.items), len(self.loaded.items)
+        asked, known = len(self.items), self.benchmark.item_count
         if self.benchmark.protocol:
             marks["chat"] = f"protocol: {self.benchmark.protocol}, not the paper's few-shot"
         if asked < known:
             marks["partial"] = f"partial: {asked} of {known} items"
-        if self.prompt_set and self.prompt_set.origin != "harness":
-            marks["other_prompts"] = f"prompts: {self.prompt_set.origin}, not the harness's"
-        if not self.loaded.verified:
-            marks["other_data"] = f"data: {self.loaded.origin} is not verified to be the harness's"
+        if self.prompt_set and self.prompt_set["origin"] != "harness":
+            marks["other_prompts"] = f"prompts: {self.prompt_set['origin']}, not the harness's"
+        if not self.data["verified"]:
+            origin = self.data["origin"]
+            marks["other_data"] = f"data: {origin} is not verified to be the harness's"
         return marks
 
 
@@ -107,14 +74,97 @@ def load_tasks(
     limit: int | None,
     render: Callable[[str], str] | None = None,
 ) -> list[Task]:
-    """Read items and prompts of benchmarks; `render` puts each into a chat template."""
+    """Read the first `limit` items of benchmarks; `render` puts each into a chat template."""
     tasks = []
     for name in names:
         benchmark = BENCHMARKS[name].in_chat() if render else BENCHMARKS[name]
-        prompts = benchmark.prompt_set and load_prompt_set(benchmark.prompt_set, prompts_dir)
-        items = load_items(benchmark, data_dir)
-        tasks.append(Task(benchmark, items, prompts or None, limit, render))
+        items, data = load_items(benchmark, data_dir)
+        examples, prompt_set = "", None
+        if benchmark.prompt_set:
+            examples, prompt_set = load_prompt_set(benchmark.prompt_set, prompts_dir)
+        asked = items[:limit]
+        prompts = {item.idx: build_prompt(benchmark, examples, item.question) for item in asked}
+        if render:
+            prompts = {idx: render(prompt) for idx, prompt in prompts.items()}
+        tasks.append(Task(benchmark, asked, prompts, data, prompt_set))
     return tasks
+
+
+def load_items(benchmark: Benchmark, data_dir: Path | None) -> tuple[list[Item], JsonObject]:
+    """Read all items of a benchmark from `data_dir`, or download them; the demo needs neither.
+
+    Returns the items, sorted by `idx`, and where they are from: their origin ("demo_world", a file
+    relative to `data_dir`, or the name of a download), their digest, and whether this shows them to
+    be the ones behind the published numbers, to the letter.
+    """
+    origin, rows = _read_rows(benchmark, data_dir)
+    items = [benchmark.item(row.get("idx", index), row) for index, row in enumerate(rows)]
+    items.sort(key=lambda item: item.idx)
+    if (found := len({item.idx for item in items})) != benchmark.item_count or found < len(items):
+        expected = f"expected {benchmark.item_count} items of {benchmark.id}"
+        raise ValueError(f"{origin}: {expected}, found {len(items)} with {found} indices")
+    digest = items_digest(items)
+    verified = digest == benchmark.items_sha256
+    return items, {"origin": origin, "digest": digest, "verified": verified}
+
+
+def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterable[RawRow]]:
+    if benchmark.file is None:
+        content = (resources.files(__package__) / f"{benchmark.id}.jsonl").read_bytes()
+        return "demo_world", read_lines(content)
+    if data_dir is not None:
+        return benchmark.file, read_lines((data_dir / benchmark.file).read_bytes())
+    import datasets
+
+    if benchmark.hub is None:
+        # As text: the JSON reader of `datasets` infers one type per column, which fails on columns
+        # that are null for the first megabytes.
+        url = f"{_HARNESS_DATA}/{benchmark.file}"
+        texts = datasets.load_dataset("text", data_files=url, split="train")["text"]
+        return f"{HARNESS}@{HARNESS_COMMIT[:7]}/data/{benchmark.file}", map(json.loads, texts)
+    # Columns are named as the fields of the harness's; the digest identifies the rows.
+    rows: Iterable[RawRow] = chain.from_iterable(
+        datasets.load_dataset(benchmark.hub, name=config, split=split, revision="main")
+        for config, split in benchmark.hub_parts
+    )
+    if benchmark.id == "asdiv":
+        # The harness leaves out rows with several answers.
+        rows = (row for row in rows if ";" not in row["answer"])
+    return f"{benchmark.hub}@main", rows
+
+
+def items_digest(items: Iterable[Item]) -> str:
+    """Hash index, question and gold of each item, one JSON list per line."""
+    rows = ([item.idx, item.question, item.gold] for item in items)
+    lines = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def read_lines(content: bytes) -> Iterator[JsonObject]:
+    """Parse JSON lines."""
+    # Not by `splitlines`: JSON allows other line separators inside strings.
+    return (json.loads(line) for line in content.split(b"\n") if line.strip())
+
+
+def load_prompt_set(name: str, prompts_dir: Path | None) -> tuple[str, JsonObject]:
+    """Read worked examples, which two blank lines separate, and where they are from.
+
+    Their origin is "vocagnolm" for those of the package, "harness" for the harness's own bytes in
+    `prompts_dir`/`name`.md, or "other".
+    """
+    data = ((prompts_dir or resources.files(__package__) / "prompts") / f"{name}.md").read_bytes()
+    sha256 = hashlib.sha256(data).hexdigest()
+    origin = "vocagnolm"
+    if prompts_dir:
+        origin = "harness" if sha256 == _HARNESS_SHA256.get(name) else "other"
+    text = data.decode().replace("\r\n", "\n")
+    return text, {"name": name, "origin": origin, "sha256": sha256}
+
+
+def build_prompt(benchmark: Benchmark, examples: str, question: str) -> str:
+    """Join worked examples, if any, two blank lines, and the question in its template."""
+    asked = benchmark.template.format(question=question)
+    return examples.strip() + _SEPARATOR + asked if examples else asked
 
 
 def prompt_sha256(prompt: str) -> str:
