@@ -303,7 +303,7 @@ class TextWorld(World):
             (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
             for (text, _), (spans, losses) in zip(self.pages, self._oracle, strict=True)
         ]
-        store.write_shard(path, 0, segments, "float32", "oracle")
+        store.write_shard(path, 0, segments, "float32")
         about = {"teacher": "oracle", "tokenizer_sha256": "", "context": 2**20}
         store.finish_store(path, about)
 

@@ -112,7 +112,7 @@ def test_spans_come_back_when_tokenizers_made_them(
 def test_token_takes_about_three_bytes(tmp_path: Path) -> None:
     texts = [f"{number} {'x' * 500}" for number in range(40)]
     rows = [row for text in texts for row in segments_of(text, [], 0)]
-    write_shard(tmp_path, 0, rows, "float16", "source")
+    write_shard(tmp_path, 0, rows, "float16")
     size = (tmp_path / shard_name(0)).stat().st_size
     assert 3.0 < size / sum(map(len, texts)) < 3.25
 
@@ -146,7 +146,7 @@ def make_store(
         segments = [
             segment for text in shard for segment in segments_of(text, [5] * (len(text) > 5), seed)
         ]
-        write_shard(directory, number, segments, "float16", f"source {number}")
+        write_shard(directory, number, segments, "float16")
     finish_store(directory, about(seed) | description)
     return directory
 
@@ -186,7 +186,7 @@ def test_key_that_ends_in_zero_is_found(tmp_path: Path) -> None:
 
 def test_document_without_all_segments_is_absent(tmp_path: Path) -> None:
     tail = segments_of("a whole document", [4, 9], 0)[1:]
-    write_shard(tmp_path, 0, tail, "float16", "")
+    write_shard(tmp_path, 0, tail, "float16")
     finish_store(tmp_path, about(0))
     assert Store(tmp_path).segments("a whole document") is None
 
@@ -194,7 +194,7 @@ def test_document_without_all_segments_is_absent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("shards", [0, 1, 2])
 def test_empty_shards_hold_no_documents(tmp_path: Path, shards: int) -> None:
     for number in range(shards):
-        write_shard(tmp_path, number, [], "float16", "")
+        write_shard(tmp_path, number, [], "float16")
     finish_store(tmp_path, about(0))
     opened = Store(tmp_path)
     assert opened.manifest["tokens"] == 0
@@ -203,7 +203,7 @@ def test_empty_shards_hold_no_documents(tmp_path: Path, shards: int) -> None:
 
 def test_stored_document_without_tokens_is_found(tmp_path: Path) -> None:
     empty = StoredSegment(0, 4, np.empty((0, 2), np.int64), np.empty(0, np.float32))
-    write_shard(tmp_path, 0, [(document_key("text"), empty)], "float16", "")
+    write_shard(tmp_path, 0, [(document_key("text"), empty)], "float16")
     finish_store(tmp_path, about(0))
     assert as_lists(Store(tmp_path).segments("text")) == [(0, 4, [], [])]
 
@@ -211,7 +211,7 @@ def test_stored_document_without_tokens_is_found(tmp_path: Path) -> None:
 def test_documents_without_tokens_are_counted(tmp_path: Path) -> None:
     none = np.empty((0, 2), np.int64), np.empty(0, np.float32)
     empty = [(document_key(text), StoredSegment(0, 1, *none)) for text in "ab"]
-    write_shard(tmp_path, 0, [*segments_of("text", [2], 0), *empty], "float16", "")
+    write_shard(tmp_path, 0, [*segments_of("text", [2], 0), *empty], "float16")
     finish_store(tmp_path, about(0))
     manifest = Store(tmp_path).manifest
     assert (manifest["documents"], manifest["unscored"]) == (3, 2)
@@ -232,11 +232,11 @@ def test_store_opens_with_datasets_when_it_is_anywhere(finished: Path, tmp_path:
 def test_shard_stays_when_another_job_was_first(tmp_path: Path) -> None:
     first, second = (segments_of("text", [], seed) for seed in (0, 1))
     path = tmp_path / shard_name(0)
-    write_shard(tmp_path, 0, first, "float32", "source", replace=False)
+    write_shard(tmp_path, 0, first, "float32", replace=False)
     before = path.read_bytes()
-    write_shard(tmp_path, 0, second, "float32", "source", replace=False)
+    write_shard(tmp_path, 0, second, "float32", replace=False)
     assert path.read_bytes() == before
-    write_shard(tmp_path, 0, second, "float32", "source")
+    write_shard(tmp_path, 0, second, "float32")
     assert path.read_bytes() != before
 
 
@@ -265,21 +265,21 @@ def test_finished_store_stays_when_another_job_is_late(
 
     monkeypatch.setattr(os, "link", link_late)
     late = segments_of(TEXTS[0], [], seed=9)
-    write_shard(tmp_path, 0, late, "float16", "source 0", replace=False)
+    write_shard(tmp_path, 0, late, "float16", replace=False)
     begin_store(tmp_path, about(1))
     finish_store(tmp_path, about(0))
     assert contents(tmp_path) == before
 
 
 def test_shard_is_written_if_of_the_same_texts(tmp_path: Path) -> None:
-    assert not is_written(tmp_path, 0, "source")
-    write_shard(tmp_path, 0, segments_of("text", [], 0), "float16", "source")
-    assert is_written(tmp_path, 0, "source")
+    assert not is_written(tmp_path, 0, ["text"])
+    write_shard(tmp_path, 0, segments_of("text", [], 0), "float16")
+    assert is_written(tmp_path, 0, ["text"])
     with pytest.raises(ValueError, match=r"shard-00000\.arrow is made of other documents"):
-        is_written(tmp_path, 0, "another")
+        is_written(tmp_path, 0, ["another"])
     (tmp_path / shard_name(0)).write_bytes(b"no shard")
     with pytest.raises(ValueError, match=r"shard-00000\.arrow is damaged.*: delete it"):
-        is_written(tmp_path, 0, "source")
+        is_written(tmp_path, 0, ["text"])
 
 
 class Killed(BaseException):
@@ -321,11 +321,11 @@ def score_all(directory: Path) -> list[int]:
     begin_store(directory, about(0))
     wrote = []
     for number in range(3):
-        if not is_written(directory, number, f"source {number}"):
+        text = f"text {number}"
+        if not is_written(directory, number, [text]):
             wrote.append(number)
-            segments = segments_of(f"text {number}", [], 0)
-            source = f"source {number}"
-            write_shard(directory, number, segments, "float16", source, replace=False)
+            segments = segments_of(text, [], 0)
+            write_shard(directory, number, segments, "float16", replace=False)
     finish_store(directory, about(0))
     return wrote
 

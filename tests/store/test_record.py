@@ -187,7 +187,7 @@ def made_up(directory: Path) -> LossRecorder:
     blocks: Any = SimpleNamespace(segments={5: [0, 1], 6: [2]}.__getitem__)
     tables = in_memory(["abcd", "ef"]), datasets.Dataset.from_list(segments)
     about = {"teacher": "t", "tokenizer_sha256": "", "context": 3}
-    return LossRecorder(directory, *tables, blocks, "float32", about)
+    return LossRecorder(directory, *tables, blocks, about)
 
 
 def test_start_tokens_and_later_epochs_are_not_recorded(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def write_store(
     keyed = [(document_key(text), segment) for text, segment in segments]
     half = len(keyed) // 2
     for number, part in enumerate((keyed[:half], keyed[half:])):
-        write_shard(directory, number, part, loss_dtype, f"part {number}")
+        write_shard(directory, number, part, loss_dtype)
     description = {"teacher": teacher, "tokenizer_sha256": "", "context": context}
     finish_store(directory, description)
     return Store(directory)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vocagnolm.io import TEMPORARY, JsonObject, file_sha256, read_json, write_file, write_json
+from vocagnolm.io import JsonObject, file_sha256, read_json, size_fault, write_file, write_json
 from vocagnolm.spans import Spans
 
 MANIFEST_FILE, SHARDS = "manifest.json", "shards"
@@ -116,17 +116,15 @@ def decode_spans(
 def write_shard(
     directory: Path,
     number: int,
-    segments: Iterable[tuple[bytes, StoredSegment]],
+    segments: Sequence[tuple[bytes, StoredSegment]],
     loss_dtype: LossDtype,
-    source: str,
     *,
     replace: bool = True,
 ) -> None:
     """Write a shard completely or not at all.
 
-    Takes the keys of documents with their segments, in the order of the corpus. `source` identifies
-    the texts that they come from, for `is_written`. Without `replace`, a shard that another job has
-    written meanwhile is kept.
+    Takes the keys of documents with their segments, in the order of the corpus. Without `replace`,
+    a shard that another job has written meanwhile is kept.
     """
     schema = pa.schema(
         {
@@ -138,7 +136,7 @@ def write_shard(
             "exceptions": pa.list_(pa.int32()),
             "losses": pa.list_(pa.from_numpy_dtype(loss_dtype)),
         },
-        {"source": source},
+        {"source": _source(key for key, _ in segments)},
     )
     rows = []
     for key, segment in segments:
@@ -160,12 +158,18 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05}.arrow"
 
 
-def is_written(directory: Path, number: int, source: str) -> bool:
+def _source(keys: Iterable[bytes]) -> str:
+    """Identify the documents of a shard."""
+    return hashlib.sha256(b"".join(keys)).hexdigest()
+
+
+def is_written(directory: Path, number: int, texts: Iterable[str]) -> bool:
     """Return True if a shard exists; a ValueError if it is of other texts, or cannot be read."""
     path = directory / shard_name(number)
+    # Only now are texts read that come from an iterator.
     if not path.exists():
         return False
-    if _read_shard(path).schema.metadata[b"source"].decode() != source:
+    if _read_shard(path).schema.metadata[b"source"].decode() != _source(map(document_key, texts)):
         raise ValueError(
             f"{path} is made of other documents than the corpus has now: give another directory, "
             "or the corpus that it was made of"
@@ -190,7 +194,7 @@ def finish_store(directory: Path, description: Mapping[str, object]) -> None:
         shards = list(pool.map(_describe, paths))
     totals = {name: sum(shard[name] for shard in shards) for name in _COUNTS}
     # What killed jobs left; a job that is writing a shard finds it written.
-    for path in directory.glob(f".shard-*{TEMPORARY}"):
+    for path in directory.glob(".shard-*"):
         path.unlink(missing_ok=True)
     content = {"format": _FORMAT, **description, **totals, SHARDS: shards}
     write_json(directory / MANIFEST_FILE, content)
@@ -253,14 +257,11 @@ def find_faults(
     """Return what is wrong with the shards of a manifest, by file: their sizes or every byte."""
 
     def fault(entry: JsonObject) -> str | None:
-        path = directory / entry["file"]
-        if not path.is_file():
-            return "is missing"
-        if (size := path.stat().st_size) != entry["bytes"]:
-            return f"has {size:,} bytes instead of {entry['bytes']:,}"
-        if by_hash and file_sha256(path) != entry["sha256"]:
-            return "does not match its checksum"
-        return None
+        file = entry["file"]
+        found = size_fault(directory, {file: entry["bytes"]})
+        if not found and by_hash and file_sha256(directory / file) != entry["sha256"]:
+            return f"{file} does not match its checksum"
+        return found
 
     with ThreadPoolExecutor(_THREADS) as pool:
         found = zip(shards, pool.map(fault, shards), strict=True)
@@ -274,7 +275,7 @@ class Store:
         self.directory = Path(directory)
         self.manifest = manifest_of(self.directory)
         if faults := find_faults(self.directory, self.manifest[SHARDS]):
-            shown = "; ".join(f"{file} {fault}" for file, fault in list(faults.items())[:10])
+            shown = "; ".join(list(faults.values())[:10])
             raise ValueError(
                 f"the teacher-loss store {directory} is damaged, {len(faults)} of "
                 f"{len(self.manifest[SHARDS])} shards: {shown}; delete them, and run the command "
@@ -288,28 +289,24 @@ class Store:
 
     def segments(self, text: str) -> list[StoredSegment] | None:
         """Return the segments of a document, in order; None if some of it is missing."""
+        key = document_key(text)
         try:
-            found = sorted(self._rows_of(document_key(text)), key=lambda segment: segment.start)
+            if not self._batches:
+                self._open()
+            first, last = (np.searchsorted(self._keys, key, side=s) for s in ("left", "right"))
+            found = [self._segment(row) for row in self._rows[first:last]]
         except ValueError as error:
             raise ValueError(
                 f"the teacher-loss store {self.directory} is damaged ({error}) at the document "
                 f"that begins {text[:60]!r}: find the shard with `vocagnolm score --verify`"
             ) from error
         whole, at = [], 0
-        for segment in found:
+        for segment in sorted(found, key=lambda segment: segment.start):
             # A document that the corpus has twice is stored twice: take each segment once.
             if segment.start == at:
                 whole.append(segment)
                 at = segment.end
         return whole if whole and at == len(text) else None
-
-    def _rows_of(self, key: bytes) -> Iterator[StoredSegment]:
-        """Read all rows of a document, in any order."""
-        if not self._batches:
-            self._open()
-        first, last = (np.searchsorted(self._keys, key, side=s) for s in ("left", "right"))
-        for row in self._rows[first:last]:
-            yield self._segment(row)
 
     def _open(self) -> None:
         """Map the shards and sort the keys: 24 bytes of memory per segment.

@@ -6,10 +6,9 @@ so that a run that is killed loses only those that it computes again.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import datasets
 from accelerate import PartialState
@@ -25,7 +24,6 @@ from vocagnolm.packing import Blocks
 from vocagnolm.readers import tokenizer_sha256
 from vocagnolm.store.format import (
     SHARDS,
-    LossArray,
     LossDtype,
     StoredSegment,
     begin_store,
@@ -61,14 +59,13 @@ class LossRecorder(TrainerCallback):
         corpus: datasets.Dataset,
         segments: datasets.Dataset,
         blocks: Blocks,
-        loss_dtype: LossDtype,
         description: Mapping[str, object],
     ):
         self._directory, self._corpus, self._blocks = directory, corpus, blocks
         self._segments = segments.select_columns(
             ["document", "start", "end", "teacher_tokens", "teacher_steps", "teacher_jumps"]
         )
-        self._loss_dtype, self._description = loss_dtype, description
+        self._description = description
         self._recorded: list[tuple[Tensor, Tensor]] = []
         self._written: set[int] = set()
 
@@ -100,10 +97,7 @@ class LossRecorder(TrainerCallback):
         """Write this process's losses since the last time, as a shard of the store."""
         if self._recorded:
             number = step * PROCESSES + PartialState().process_index
-            segments = list(self._stored_segments())
-            keys = b"".join(key for key, _ in segments)
-            source = hashlib.sha256(keys).hexdigest()
-            write_shard(self._directory, number, segments, self._loss_dtype, source)
+            write_shard(self._directory, number, list(self._stored_segments()), _DTYPE)
             self._recorded = []
 
     def _stored_segments(self) -> Iterator[tuple[bytes, StoredSegment]]:
@@ -122,15 +116,12 @@ class LossRecorder(TrainerCallback):
                 at = 0
                 for number in self._blocks.segments(block):
                     segment = self._segments[int(number)]
-                    end = at + segment["teacher_tokens"]
-                    yield self._stored(segment, row[at + 1 : end])
-                    at = end
-
-    def _stored(self, segment: Mapping[str, Any], losses: LossArray) -> tuple[bytes, StoredSegment]:
-        text = self._corpus[segment["document"]][TEXT]
-        start, end = segment["start"], segment["end"]
-        spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
-        return document_key(text), StoredSegment(start, end, spans, losses)
+                    start, behind = segment["start"], at + segment["teacher_tokens"]
+                    spans = widen_spans(segment["teacher_steps"], segment["teacher_jumps"]) + start
+                    losses = row[at + 1 : behind]
+                    key = document_key(self._corpus[segment["document"]][TEXT])
+                    yield key, StoredSegment(start, segment["end"], spans, losses)
+                    at = behind
 
 
 def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorder | None:
@@ -164,4 +155,4 @@ def load_recorder(job: Job, models: Models, documents: Documents) -> LossRecorde
     if is_main():
         begin_store(directory, about, replace=True)
     read = documents.texts, documents.segments.rows, documents.blocks
-    return LossRecorder(directory, *read, _DTYPE, about | {"versions": versions(PACKAGES)})
+    return LossRecorder(directory, *read, about | {"versions": versions(PACKAGES)})

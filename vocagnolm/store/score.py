@@ -84,8 +84,8 @@ def _verify(arguments: argparse.Namespace) -> int:
     manifest = manifest_of(directory)
     shards = manifest[SHARDS]
     faults = find_faults(directory, shards, by_hash=True)
-    for file, fault in faults.items():
-        print_main(f"{directory / file} {fault}")
+    for fault in faults.values():
+        print_main(f"{directory}/{fault}")
     if faults:
         print_main(
             f"{len(faults)} of {len(shards)} shards are bad: delete them, and give the command "

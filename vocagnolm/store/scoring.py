@@ -3,11 +3,10 @@
 Every process has the same job and a scorer of its own, and scores every n-th shard that is missing.
 """
 
-import hashlib
 import logging
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,11 +31,11 @@ from vocagnolm.dist import connect, rank0
 from vocagnolm.io import check_writable, differences, duration, versions
 from vocagnolm.models.load import ModelSource, context_length, revision_of
 from vocagnolm.readers import Reader, teacher_reader, tokenizer_sha256
-from vocagnolm.spans import Encoding, Spans, encode_batch, encode_rendered
+from vocagnolm.spans import Encoding, encode_batch, encode_rendered
 from vocagnolm.store import format as store
 from vocagnolm.store.read import StoredReader
 from vocagnolm.store.served import ServedScorer
-from vocagnolm.store.windows import HFScorer, Scorer, Unscored, Window, windows
+from vocagnolm.store.windows import HFScorer, Scorer, Window, windows
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ _MIN_CONTEXT = 512
 _LONGEST_CONTEXT = 4096
 # Between two lines about the progress.
 _LOG_S = 30.0
-_NO_TOKENS = np.empty((0, 2), np.int64), np.empty(0, np.float32)
 # As many documents as this fail together for one reason, which lies in the settings.
 _HOPELESS = 8
 
@@ -78,11 +76,11 @@ class ScoringJob:
         """How the teacher reads conversations, if the corpus is of them."""
         return self.reader.template if is_conversations(self.corpus) else None
 
-    def documents(self, shard: int) -> list[str]:
+    def documents(self, shard: int) -> Iterator[str]:
         """Read the usable documents of a shard."""
         first = shard * self.shard_documents
         last = min(first + self.shard_documents, len(self.corpus))
-        return [text for _, text in read_texts(self.corpus, range(first, last), self.template)]
+        return (text for _, text in read_texts(self.corpus, range(first, last), self.template))
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode documents; one that the tokenizer cannot read has no tokens."""
@@ -91,33 +89,17 @@ class ScoringJob:
             return encode(self.reader.tokenizer, texts)
         except ValueError:
             if len(texts) == 1:
-                return [Encoding(np.empty(0, np.int32), _NO_TOKENS[0])]
+                return [Encoding(np.empty(0, np.int32), np.empty((0, 2), np.int64))]
         # Find the one that cannot be read.
         return [encoding for text in texts for encoding in self.encode([text])]
 
-    def windows(self, encodings: Sequence[Encoding]) -> list[Window]:
-        """Cut encoded documents into windows; a rendered conversation has its own start token."""
-        found: list[Window] = []
-        for number, one in enumerate(encodings):
-            own = [] if self.template and len(one.ids) else [self.reader.start]
-            ids = [*own, *one.ids.tolist()]
-            found += windows(number, ids[1:], ids[0], self.reader.limit, self.min_context)
-        return found
-
     def is_written(self, shard: int) -> bool:
         """Return True if a shard exists; see `store.is_written`."""
-        # Documents are read only where there is a shard to compare them with.
-        exists = (self.directory / store.shard_name(shard)).exists()
-        return exists and store.is_written(self.directory, shard, _source(self.documents(shard)))
+        return store.is_written(self.directory, shard, self.documents(shard))
 
     def missing_shards(self) -> list[int]:
         """List the shards that are not written."""
         return [shard for shard in range(self.shards) if not self.is_written(shard)]
-
-
-def _source(texts: Iterable[str]) -> str:
-    """Identify the documents of a shard."""
-    return hashlib.sha256(b"".join(map(store.document_key, texts))).hexdigest()
 
 
 def load_corpora(options: object) -> datasets.Dataset:
@@ -129,7 +111,7 @@ def load_corpora(options: object) -> datasets.Dataset:
     return joined(loaded, [name for name, _ in sources])
 
 
-# -- From options to a scorer ------------------------------------------------------------------
+# -- From options to a finished store ----------------------------------------------------------
 
 
 def score(options: Namespace) -> None:
@@ -137,83 +119,25 @@ def score(options: Namespace) -> None:
     revision, attention = options.teacher_revision, options.attn_implementation
     source = ModelSource(options.teacher, "teacher", revision, attention, options.trust_remote_code)
     config = source.config()
-    reader = _load_reader(options, source, config)
-    corpus, sizes = load_corpora(options), (_min_context(options, reader), options.shard_documents)
-    job = ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
-    if is_conversations(corpus):
-        reader.check_template()
+    job = _load_job(options, source, config)
     served = None
     if options.server:
-        served = ServedScorer(options.server, options.served_model, reader, options.concurrency)
+        served = ServedScorer(options.server, options.served_model, job.reader, options.concurrency)
         served.find_api(options.api)
-        if job.template and not served.takes_ids:
+        if job.template and not served.api.takes_ids:
             raise ValueError("--server: conversations need one that takes token ids")
     # Up to here all processes meet the same errors.
     state = connect()
     dtype = resolve_dtype(options.dtype, state.device)
-    plan = _plan(options, config, job, dtype) | (served.about if served else {})
-    if rank0(lambda: _is_finished(job, plan)):
-        return
-    scorer = served or _load_scorer(options, source, dtype, state)
-    rank0(lambda: _begin(job.directory, plan))
-    score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
-    if state.is_main_process:
-        made = store.manifest_of(job.directory)
-        more = f", documents without losses: {made['unscored']:,}" if made["unscored"] else ""
-        print_main(f"{job.directory}: {made['tokens']:,} tokens{more}")
-
-
-def _load_reader(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> Reader:
-    """Load the teacher's tokenizer, with the context that the options leave it."""
-    tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
-    # A server generates one token behind every window.
-    limit = context_length(config) - bool(options.server)
-    context = options.context or min(limit, _LONGEST_CONTEXT)
-    if context > limit:
-        raise ValueError(
-            f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
-        )
-    return teacher_reader(tokenizer, context, options.teacher_chat_template)
-
-
-def _min_context(options: Namespace, reader: Reader) -> int:
-    least: int = options.min_context or min(_MIN_CONTEXT, reader.limit // 4)
-    # A window has a start token, and has to score a token of its own.
-    if least > reader.limit - 2:
-        raise ValueError(
-            f"--min_context {least} leaves no room in a context of {reader.limit}: lower it to at "
-            f"most {reader.limit - 2}"
-        )
-    return least
-
-
-def _load_scorer(
-    options: Namespace, source: ModelSource, dtype: str, state: PartialState
-) -> HFScorer:
-    """Load the teacher, ready to score, on this process's device."""
-    model = source.load(getattr(torch, dtype), options.quantization, state.device)
-    # Quantized weights were placed as they were loaded.
-    if not options.quantization:
-        model.to(state.device)
-    return HFScorer(model, options.batch_tokens)
-
-
-# -- Which store a directory holds -------------------------------------------------------------
-
-
-def _plan(
-    options: Namespace, config: PreTrainedConfig, job: ScoringJob, dtype: str
-) -> dict[str, object]:
-    """Describe all that decides the content of a store."""
-    reader = job.reader
-    return {
+    # All that decides the content of a store.
+    plan = {
         "teacher": options.teacher,
         "teacher_revision": revision_of(options.teacher, config),
-        "tokenizer_sha256": tokenizer_sha256(reader.tokenizer),
-        "special_tokens": {"before": reader.start, "behind": None},
+        "tokenizer_sha256": tokenizer_sha256(job.reader.tokenizer),
+        "special_tokens": {"before": job.reader.start, "behind": None},
         **(job.template.as_json() if job.template else {}),
         "segmentation": "windows of whole documents",
-        "context": reader.limit,
+        "context": job.reader.limit,
         "min_context": job.min_context,
         "engine": "hf",
         "dtype": dtype,
@@ -222,7 +146,52 @@ def _plan(
         "dataset": options.dataset if len(options.dataset) > 1 else options.dataset[0],
         "dataset_documents": len(job.corpus),
         "shard_documents": options.shard_documents,
+        **(served.about if served else {}),
     }
+    if rank0(lambda: _is_finished(job, plan)):
+        return
+    scorer: Scorer
+    if served:
+        scorer = served
+    else:
+        model = source.load(getattr(torch, dtype), options.quantization, state.device)
+        # Quantized weights were placed as they were loaded.
+        if not options.quantization:
+            model.to(state.device)
+        scorer = HFScorer(model, options.batch_tokens)
+    rank0(lambda: store.begin_store(job.directory, plan))
+    # Another job may just have claimed the directory for another store.
+    rank0(lambda: check_plan(job.directory, plan))
+    score_corpus(job, scorer, plan | {"versions": versions(PACKAGES)}, state)
+    if state.is_main_process:
+        made = store.manifest_of(job.directory)
+        more = f", documents without losses: {made['unscored']:,}" if made["unscored"] else ""
+        print_main(f"{job.directory}: {made['tokens']:,} tokens{more}")
+
+
+def _load_job(options: Namespace, source: ModelSource, config: PreTrainedConfig) -> ScoringJob:
+    """Load the teacher's tokenizer, with the context that the options leave it, and the corpus."""
+    tokenizer = source.checked_tokenizer(config, "teacher", options.teacher_tokenizer)
+    # A server generates one token behind every window.
+    limit = context_length(config) - bool(options.server)
+    context = options.context or min(limit, _LONGEST_CONTEXT)
+    if context > limit:
+        raise ValueError(
+            f"--context {context} exceeds the teacher's context of {limit}: lower it to that"
+        )
+    reader = teacher_reader(tokenizer, context, options.teacher_chat_template)
+    corpus = load_corpora(options)
+    least = options.min_context or min(_MIN_CONTEXT, context // 4)
+    # A window has a start token, and has to score a token of its own.
+    if least > context - 2:
+        raise ValueError(
+            f"--min_context {least} leaves no room in a context of {context}: lower it to at most "
+            f"{context - 2}"
+        )
+    if is_conversations(corpus):
+        reader.check_template()
+    sizes = least, options.shard_documents
+    return ScoringJob(options.output_dir, corpus, reader, *sizes, options.loss_dtype)
 
 
 def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
@@ -246,12 +215,6 @@ def check_plan(directory: Path, plan: Mapping[str, object]) -> None:
             f"--output_dir {directory} holds another store ({'; '.join(changed)}): give another "
             "directory, or delete this one"
         )
-
-
-def _begin(directory: Path, plan: Mapping[str, object]) -> None:
-    """Claim a directory, unless another job has just claimed it for another store."""
-    store.begin_store(directory, plan)
-    check_plan(directory, plan)
 
 
 def _is_finished(job: ScoringJob, plan: dict[str, object]) -> bool:
@@ -311,7 +274,8 @@ def score_corpus(
 
 
 def _left(job: ScoringJob) -> list[int]:
-    if not any(job.documents(shard) for shard in range(job.shards)):
+    texts = read_texts(job.corpus, range(len(job.corpus)), job.template)
+    if next(texts, None) is None:
         raise ValueError(
             f"--dataset has no usable document: {len(job.corpus):,} read, all of them empty or not "
             "text; give another one, or another --text_column"
@@ -328,54 +292,42 @@ def score_shard(job: ScoringJob, shard: int, scorer: Scorer) -> int:
     A document that a server cannot score is kept without tokens, as one that no tokenizer can read.
     A NonFiniteLoss where a loss is NaN or infinite; nothing is written then.
     """
-    texts = job.documents(shard)
-    segments, reasons = [], []
-    for text, one in zip(texts, _score(job, texts, scorer), strict=True):
-        if isinstance(one, Unscored):
-            reasons.append(one.reason)
-            logger.warning("kept without losses: %r ..., %s", text[:60], one.reason)
-            spans, losses = _NO_TOKENS
-        else:
-            spans, losses = one
-        _check_finite(losses, text, job.loss_dtype)
-        segments.append(
-            (store.document_key(text), store.StoredSegment(0, len(text), spans, losses))
-        )
-    if len(reasons) == len(texts) >= _HOPELESS:
-        raise ValueError(f"no document of shard {shard} could be scored: {reasons[0]}")
-    store.write_shard(job.directory, shard, segments, job.loss_dtype, _source(texts), replace=False)
-    return sum(len(segment.losses) for _, segment in segments)
-
-
-def _score(
-    job: ScoringJob, texts: Sequence[str], scorer: Scorer
-) -> Iterator[tuple[Spans, store.LossArray] | Unscored]:
-    """Yield spans and losses of the teacher's tokens in each text."""
+    texts = list(job.documents(shard))
     encodings = job.encode(texts)
-    asked = job.windows(encodings)
+    asked: list[Window] = []
+    for number, one in enumerate(encodings):
+        # A rendered conversation has its own start token.
+        start = [] if job.template and len(one.ids) else [job.reader.start]
+        ids = [*start, *one.ids.tolist()]
+        asked += windows(number, ids[1:], ids[0], job.reader.limit, job.min_context)
     # The windows of a document score its tokens in order, each of them once.
     rows: list[list[store.LossArray]] = [[] for _ in texts]
-    failed: dict[int, Unscored] = {}
+    failed: dict[int, str] = {}
     for window, row in zip(asked, scorer.losses(asked), strict=True):
-        if isinstance(row, Unscored):
+        if isinstance(row, str):
             failed[window.document] = row
         else:
             rows[window.document].append(row)
-    for number, encoding in enumerate(encodings):
+    segments, tokens = [], 0
+    for number, (text, encoding) in enumerate(zip(texts, encodings, strict=True)):
+        # Nothing predicts the start token of a conversation: 0 is written.
+        own = np.zeros(min(len(encoding.ids), 1) if job.template else 0, np.float32)
+        spans, losses = encoding.spans, np.concatenate([own, *rows[number]])
         if number in failed:
-            yield failed[number]
-        else:
-            # The start token of a conversation is its own; nothing predicts it, so 0 is written.
-            own = np.zeros(min(len(encoding.ids), 1) if job.template else 0, np.float32)
-            yield encoding.spans, np.concatenate([own, *rows[number]])
-
-
-def _check_finite(losses: store.LossArray, text: str, loss_dtype: store.LossDtype) -> None:
-    largest, where = losses.max(initial=0.0), f"in the document that begins {text[:60]!r}"
-    if not np.isfinite(losses).all():
-        raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
-    if largest > np.finfo(loss_dtype).max:
-        raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
+            logger.warning("kept without losses: %r ..., %s", text[:60], failed[number])
+            spans, losses = spans[:0], losses[:0]
+        where = f"in the document that begins {text[:60]!r}"
+        if not np.isfinite(losses).all():
+            raise NonFiniteLoss(f"losses are NaN or infinite {where}: use --dtype float32")
+        if (largest := losses.max(initial=0.0)) > np.finfo(job.loss_dtype).max:
+            raise NonFiniteLoss(f"a loss of {largest:g} nats {where}: use --loss_dtype float32")
+        segment = store.StoredSegment(0, len(text), spans, losses)
+        segments.append((store.document_key(text), segment))
+        tokens += len(losses)
+    if len(failed) == len(texts) >= _HOPELESS:
+        raise ValueError(f"no document of shard {shard} could be scored: {failed[0]}")
+    store.write_shard(job.directory, shard, segments, job.loss_dtype, replace=False)
+    return tokens
 
 
 # -- What a store lacks ------------------------------------------------------------------------
@@ -395,8 +347,8 @@ def read_texts(
     corpus: datasets.Dataset, indices: range, template: Template | None
 ) -> Iterator[tuple[int, str]]:
     """Read usable documents with their indices; conversations are rendered by the template."""
-    for first in range(indices.start, indices.stop, 1000):
-        part = range(first, min(first + 1000, indices.stop))
+    for at in range(0, len(indices), 1000):
+        part = indices[at : at + 1000]
         columns = corpus.with_format("arrow")[part.start : part.stop]
         if template is None:
             for index, text in zip(part, column_values(columns[TEXT]), strict=True):

@@ -12,6 +12,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,7 @@ from vocagnolm.io import JsonObject
 from vocagnolm.readers import PROBE, Reader
 from vocagnolm.spans import encode
 from vocagnolm.store.format import LossArray
-from vocagnolm.store.windows import Unscored, Window
+from vocagnolm.store.windows import Window
 
 if TYPE_CHECKING:
     import httpx
@@ -53,34 +54,26 @@ class RejectedError(ValueError):
     """A request that the server does not answer, however often it is asked."""
 
 
-class _Failure(NamedTuple):
-    """No answer; there may be one when the request is sent again, after `wait_s` at least."""
-
-    reason: str
-    wait_s: float = 0.0
-
-
 class Client:
-    """Sends requests to one server, again after growing waits, and so many at once.
+    """Sends requests to one server, again after growing waits.
 
     Its key is read from the environment; it is neither logged nor sent to another host.
     """
 
-    def __init__(self, url: str, concurrency: int):
+    def __init__(self, url: str):
         if not re.fullmatch(r"https?://[^@?]+", url):
             raise ValueError(f"--server must be http://HOST:PORT, and its key in {API_KEY}")
         self.url = url.rstrip("/").removesuffix("/v1")
         self._key = os.environ.get(API_KEY, "").strip()
-        self._concurrency = concurrency
 
     def connect(self) -> httpx.AsyncClient:
-        """Open connections, for `ask`."""
+        """Open connections, for `ask`, which its callers bound."""
         import httpx
 
         return httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
             timeout=httpx.Timeout(_LONGEST_S, connect=_CONNECT_S, pool=None),
-            limits=httpx.Limits(max_connections=self._concurrency),
+            limits=httpx.Limits(),
         )
 
     async def ask(
@@ -91,46 +84,40 @@ class Client:
         A RejectedError where the server finds it wrong; another ValueError where it does not know
         the path, the model or the key, or redirects.
         """
-        waits_s = WAITS_S[:retries]
-        for wait_s in (*waits_s, None):
-            answer = await self._post(http, path, body)
-            if not isinstance(answer, _Failure):
-                return answer
-            if wait_s is not None:
-                # At random, or those that failed at once would come back at once.
-                wait_s *= random.uniform(0.5, 1.0)
-                await asyncio.sleep(max(min(answer.wait_s, _LONGEST_S), wait_s))
-        assert isinstance(answer, _Failure)
-        raise OSError(
-            f"--server {self.url} has failed {len(waits_s) + 1} times, at last with "
-            f"{answer.reason}: look at it, and give the same command again to continue"
-        )
-
-    async def _post(
-        self, http: httpx.AsyncClient, path: str, body: JsonObject
-    ) -> JsonObject | _Failure:
         import httpx
 
-        try:
-            response = await http.post(self.url + path, json=body)
-        except httpx.RequestError as error:
-            return _Failure(f"{type(error).__name__} {error}")
-        status = response.status_code
-        # Some servers repeat the key that they reject.
-        text = response.text.replace(self._key, "***") if self._key else response.text
-        shown = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
-        if status >= 500 or status in _BUSY:
-            wait = response.headers.get("retry-after", "")
-            return _Failure(shown, float(wait) if wait.isdigit() else 0.0)
-        if status in _REJECTED:
-            raise RejectedError(f"the server answers {shown}")
-        if not response.is_success:
-            raise ValueError(f"--server {self.url}{path} answers {shown}")
-        try:
-            answer: JsonObject = response.json()
-        except ValueError:
-            return _Failure(f"an answer that is cut, or no JSON: {shown}")
-        return answer
+        waits_s = WAITS_S[:retries]
+        for attempt in range(len(waits_s) + 1):
+            asked_s = 0.0
+            try:
+                response = await http.post(self.url + path, json=body)
+            except httpx.RequestError as error:
+                reason = f"{type(error).__name__} {error}"
+            else:
+                status = response.status_code
+                # Some servers repeat the key that they reject.
+                text = response.text.replace(self._key, "***") if self._key else response.text
+                reason = " ".join(f"{status} {response.reason_phrase} {text[:200]}".split())
+                if status in _REJECTED:
+                    raise RejectedError(f"the server answers {reason}")
+                if status >= 500 or status in _BUSY:
+                    wanted = response.headers.get("retry-after", "")
+                    asked_s = min(float(wanted), _LONGEST_S) if wanted.isdigit() else 0.0
+                elif not response.is_success:
+                    raise ValueError(f"--server {self.url}{path} answers {reason}")
+                else:
+                    with suppress(ValueError):
+                        answer: JsonObject = response.json()
+                        return answer
+                    reason = f"an answer that is cut, or no JSON: {reason}"
+            if attempt < len(waits_s):
+                # At random, or those that failed at once would come back at once.
+                wait_s = waits_s[attempt] * random.uniform(0.5, 1.0)
+                await asyncio.sleep(max(asked_s, wait_s))
+        raise OSError(
+            f"--server {self.url} has failed {len(waits_s) + 1} times, at last with {reason}: look "
+            "at it, and give the same command again to continue"
+        )
 
 
 # -- Three APIs --------------------------------------------------------------------------------
@@ -201,7 +188,9 @@ APIS = {
     "vllm": Api("/v1/completions", partial(_completion, prompt_logprobs=0), _read_vllm),
     "sglang": Api("/generate", _request_sglang, _read_sglang),
     "llama.cpp": Api(
-        *("/v1/completions", partial(_completion, echo=True, logprobs=0), _read_llama_cpp),
+        "/v1/completions",
+        partial(_completion, echo=True, logprobs=0),
+        _read_llama_cpp,
         takes_ids=False,
     ),
 }
@@ -214,17 +203,12 @@ class ServedScorer:
     """Scores windows of a reader's tokens with the model that a server has under a name."""
 
     def __init__(self, url: str, model: str, reader: Reader, concurrency: int):
-        self._client = Client(url, concurrency)
-        self._model, self._reader, self._concurrency = model, reader, concurrency
-        self._name, self._api = "vllm", APIS["vllm"]
+        self._client, self._model = Client(url), model
+        self._reader, self._concurrency = reader, concurrency
+        self._name, self.api = "vllm", APIS["vllm"]
         self._start = str(reader.tokenizer.decode([reader.start]))
         # Losses of first tokens by their texts, where the server hides them.
         self._first: dict[str, float] = {}
-
-    @property
-    def takes_ids(self) -> bool:
-        """True where token ids are sent, and not text."""
-        return self._api.takes_ids
 
     @property
     def about(self) -> dict[str, object]:
@@ -244,42 +228,44 @@ class ServedScorer:
         window = Window(0, [self._reader.start, *ids], len(ids))
         reasons = []
         for self._name in [name] if name else APIS:
-            self._api = APIS[self._name]
+            self.api = APIS[self._name]
             found = asyncio.run(self._probe(window))
-            if not isinstance(found, Unscored) and np.ptp(found):
+            if isinstance(found, str):
+                reasons.append(f"{self._name}: {found}")
+            elif np.ptp(found):
                 return
-            reason = found.reason if isinstance(found, Unscored) else "all losses are the same"
-            reasons.append(f"{self._name}: {reason}")
+            else:
+                reasons.append(f"{self._name}: all losses are the same")
         raise ValueError(
             f"--server {self._client.url} gives no losses of a prompt ({'; '.join(reasons)}): "
             "serve the teacher with vLLM, SGLang, or llama-cpp-python with logits_all"
         )
 
-    async def _probe(self, window: Window) -> LossArray | Unscored:
+    async def _probe(self, window: Window) -> LossArray | str:
         async with self._client.connect() as http:
             try:
-                if not self.takes_ids:
+                if not self.api.takes_ids:
                     # All tokens that may follow the start token, as the first loss is hidden.
                     size = len(self._reader.tokenizer)
                     body = _completion(self._model, self._start, logprobs=size)
-                    answer = await self._client.ask(http, self._api.path, body, _PROBE_RETRIES)
+                    answer = await self._client.ask(http, self.api.path, body, _PROBE_RETRIES)
                     followers = answer["choices"][0]["logprobs"]["top_logprobs"][0]
                     # Parts of characters share a text, nothing or U+FFFD.
                     whole = {text: one for text, one in followers.items() if text.strip(_PART)}
                     self._first = {text: -float(logprob) for text, logprob in whole.items()}
                 return await self._ask(http, window, _PROBE_RETRIES)
             except (OSError, *_MALFORMED) as error:
-                return Unscored(str(error))
+                return str(error)
 
-    def losses(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
-        """Return the losses of the scored tokens of each window, in nats; some may fail."""
+    def losses(self, windows: Sequence[Window]) -> list[LossArray | str]:
+        """Return the losses of the scored tokens of each window, in nats, or why it has none."""
         return asyncio.run(self._ask_all(windows))
 
-    async def _ask_all(self, windows: Sequence[Window]) -> list[LossArray | Unscored]:
+    async def _ask_all(self, windows: Sequence[Window]) -> list[LossArray | str]:
         gate = asyncio.Semaphore(self._concurrency)
         async with self._client.connect() as http:
 
-            async def ask(window: Window) -> LossArray | Unscored:
+            async def ask(window: Window) -> LossArray | str:
                 async with gate:
                     return await self._ask(http, window)
 
@@ -287,26 +273,26 @@ class ServedScorer:
 
     async def _ask(
         self, http: httpx.AsyncClient, window: Window, retries: int | None = None
-    ) -> LossArray | Unscored:
+    ) -> LossArray | str:
         """Ask for a window, again where the answer is not of its tokens."""
         prompt: Prompt = window.ids
-        if not self.takes_ids:
+        if not self.api.takes_ids:
             text = self._decode(window.ids[1:])
             again = encode(self._reader.tokenizer, text).ids if text.endswith(_PART) else window.ids
             if again[-1] != window.ids[-1]:
-                return Unscored("a window of it ends within a character, which no text can express")
+                return "a window of it ends within a character, which no text can express"
             prompt = self._start + text
-        body, reason = self._api.request(self._model, prompt), ""
+        body, reason = self.api.request(self._model, prompt), ""
         for _ in range(_ATTEMPTS):
             try:
-                answer = await self._client.ask(http, self._api.path, body, retries)
+                answer = await self._client.ask(http, self.api.path, body, retries)
             except RejectedError as error:
-                return Unscored(str(error))
+                return str(error)
             try:
-                return self._checked(window, *self._api.read(answer))
+                return self._checked(window, *self.api.read(answer))
             except _MALFORMED as error:
                 reason = f"{type(error).__name__}: {error}"
-        return Unscored(f"the server does not answer with its losses ({reason})")
+        return f"the server does not answer with its losses ({reason})"
 
     def _checked(
         self, window: Window, losses: list[float], tokens: list[int | str | None]
@@ -318,30 +304,27 @@ class ServedScorer:
         for at in range(1, count):
             if not self._is_same(window.ids[at], tokens[at]):
                 raise ValueError(f"token {at} is {tokens[at]!r}, not {window.ids[at]}")
-        if not self.takes_ids and window.scored == count - 1:
-            losses[1] = self._first_loss(window.ids[1], losses[1])
+        if not self.api.takes_ids and window.scored == count - 1:
+            found, known = losses[1], self._first.get(self._decode([window.ids[1]]), math.nan)
+            # llama-cpp-python shifts losses by one where the start token is not the model's BOS.
+            if abs(found - known) > _SAME_NATS:
+                raise ValueError(
+                    f"the first token's loss is {found:.3f}, and behind the start token "
+                    f"{known:.3f}: is the start token the model's BOS token?"
+                )
+            losses[1] = known if math.isnan(found) else found
         scored = np.array(losses[count - window.scored :], np.float32)
         if not (np.abs(scored) < _NO_LOSS_NATS).all():
             raise ValueError("a token without a finite loss")
         return scored
 
     def _is_same(self, ours: int, theirs: int | str | None) -> bool:
-        if self.takes_ids:
+        if self.api.takes_ids:
             return theirs == ours
         texts = self._decode([ours]), str(theirs)
         # Servers write parts of a character in several ways, and some drop spaces.
         text, theirs = (one.replace("\u2581", " ").strip() for one in texts)
         return _PART in text or theirs == text
-
-    def _first_loss(self, token: int, loss: float) -> float:
-        known = self._first.get(self._decode([token]), math.nan)
-        # llama-cpp-python shifts the losses by one where the start token is not the model's BOS.
-        if abs(loss - known) > _SAME_NATS:
-            raise ValueError(
-                f"the first token's loss is {loss:.3f}, and behind the start token {known:.3f}: "
-                "is the start token the model's BOS token?"
-            )
-        return known if math.isnan(loss) else loss
 
     def _decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens behind the start token: alone, decoders trim a first space."""

@@ -31,18 +31,11 @@ class Window:
     scored: int
 
 
-@dataclass(frozen=True)
-class Unscored:
-    """Losses that could not be had, and the reason."""
-
-    reason: str
-
-
 class Scorer(Protocol):
     """A model that scores windows, here or behind a server."""
 
-    def losses(self, windows: Sequence[Window]) -> Sequence[LossArray | Unscored]:
-        """Return the losses of the scored tokens of each window, in nats."""
+    def losses(self, windows: Sequence[Window]) -> Sequence[LossArray | str]:
+        """Return the losses of the scored tokens of each window, in nats, or why it has none."""
         ...
 
 
