@@ -109,7 +109,7 @@ def _report(
     written = f"written: {directory.path}/results.json, row.md and an item file per benchmark"
     command.print_main(f"{report.to_markdown(results)}\n{written}")
     if arguments.report_to == "wandb":
-        from vocagnolm.evaluation.tracking import log_evaluation
+        from vocagnolm.run.wandb import log_evaluation
 
         log_evaluation(results, directory.path)
 

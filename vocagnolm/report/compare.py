@@ -39,7 +39,6 @@ from vocagnolm.report.runs import (
     setting_text,
 )
 from vocagnolm.report.statistics import pair
-from vocagnolm.report.wandb_runs import fetch
 from vocagnolm.run.card import public_name
 
 RESAMPLES = 10_000
@@ -273,6 +272,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     with TemporaryDirectory() as scratch:
         runs = arguments.runs
         if arguments.wandb:
+            from vocagnolm.run.wandb import fetch
+
             runs += fetch(arguments.wandb, out or Path(scratch))
         comparison = compare(runs, arguments.reported, arguments.resamples, arguments.seed)
         if out:

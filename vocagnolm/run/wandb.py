@@ -1,51 +1,64 @@
 """A run in Weights & Biases, TensorBoard and trackio: docs/wandb.md.
 
 transformers' callbacks send the logs. Here every entry of a log gets a section, a run of Weights &
-Biases begins with its place among others, and all trackers learn what a run is made of.
+Biases begins with its place among others, and all trackers learn what a run is made of. Evaluations
+join the run that trained the model, and runs are fetched to be compared.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 from transformers.integrations import integration_utils
+from transformers.trainer import TRAINER_STATE_NAME
 
 from vocagnolm.cli import log_main
-from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json
+from vocagnolm.io import (
+    RUN_FILE,
+    JsonObject,
+    json_or_empty,
+    markdown_table,
+    versions,
+    write_json,
+)
 from vocagnolm.run.options import RunOptions
 
 if TYPE_CHECKING:
     from vocagnolm.run.documents import Documents
     from vocagnolm.run.job import Job, Models
 
-# In the directory of a run: its place in Weights & Biases.
-PLACE_FILE = "wandb_run.json"
+# In the directory of a run: its place in Weights & Biases. Beside a model: its evaluation.
+_PLACE_FILE, _EVALUATION = "wandb_run.json", "evaluation"
 STEP = "train/global_step"
-EXCESS_HISTOGRAM, GUIDANCE_TABLE = "guidance/excess_loss_nats", "guidance/tokens"
-# transformers names all others: eval/... and train/...
-_SECTIONS = {
-    "guidance": (
-        "selected_fraction unmapped_fraction excess_loss_p10_nats excess_loss_p50_nats "
-        "excess_loss_p90_nats"
-    ),
-    "teacher": "teacher_loss_nats teacher_tokens_per_student_token distance_from_teacher",
-    "speed": "tokens_per_s student_mfu teacher_mfu teacher_time_fraction",
-    "memory": "memory_allocated_gib memory_reserved_gib memory_resident_gib",
-}
-# A section's own name in front of an entry's is left out: teacher_loss_nats is teacher/loss_nats.
+# More rows than a run ever logs: the server is to leave none out.
+_ROWS = 1_000_000
+# Entries of a log in trackers; transformers names all others, as eval/loss and train/loss.
 _NAMES = {
-    entry: f"{section}/{entry.removeprefix(f'{section}_')}"
-    for section, entries in _SECTIONS.items()
-    for entry in entries.split()
+    "selected_fraction": "guidance/selected_fraction",
+    "unmapped_fraction": "guidance/unmapped_fraction",
+    "excess_loss_p10_nats": "guidance/excess_loss_p10_nats",
+    "excess_loss_p50_nats": "guidance/excess_loss_p50_nats",
+    "excess_loss_p90_nats": "guidance/excess_loss_p90_nats",
+    "teacher_loss_nats": "teacher/loss_nats",
+    "teacher_tokens_per_student_token": "teacher/tokens_per_student_token",
+    "distance_from_teacher": "teacher/distance_from_teacher",
+    "tokens_per_s": "speed/tokens_per_s",
+    "student_mfu": "speed/student_mfu",
+    "teacher_mfu": "speed/teacher_mfu",
+    "teacher_time_fraction": "speed/teacher_time_fraction",
+    "memory_allocated_gib": "memory/allocated_gib",
+    "memory_reserved_gib": "memory/reserved_gib",
+    "memory_resident_gib": "memory/resident_gib",
 }
 _ENTRIES = {name: entry for entry, name in _NAMES.items()}
 _rewrite_logs: Callable[[JsonObject], JsonObject] = integration_utils.rewrite_logs
@@ -81,7 +94,11 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
 
     Options win over the environment, and that over the recipe, whose folder is the experiment.
     """
-    run, environment, recipe = job.run, os.environ.get, _recipe_parts(job.recipe)
+    run, environment, recipe = job.run, os.environ.get, tuple[str, ...]()
+    if job.recipe:
+        # Its path below the last `recipes`, or its folder and name.
+        parts = Path(job.recipe).resolve().with_suffix("").parts
+        recipe = parts[-parts[::-1].index("recipes") if "recipes" in parts else -2 :]
     project = run.project
     if project == RunOptions.project:
         project = environment("WANDB_PROJECT", project)
@@ -100,19 +117,10 @@ def place(job: Job, settings: Mapping[str, Any]) -> JsonObject:
     }
 
 
-def _recipe_parts(recipe: str | None) -> tuple[str, ...]:
-    """Return the path of a recipe below the last `recipes`, or its folder and name."""
-    if not recipe:
-        return ()
-    parts = Path(recipe).resolve().with_suffix("").parts
-    below = parts[::-1].index("recipes") if "recipes" in parts else 2
-    return parts[-below:]
-
-
-def read_place(directory: Path) -> JsonObject:
+def _read_place(directory: Path) -> JsonObject:
     """Read the arguments of `wandb.init` that continue the run of a directory; {} without one."""
-    found = json_or_empty(directory / PLACE_FILE)
-    return {**found, "resume": "allow"} if "id" in found else {}
+    found = json_or_empty(directory / _PLACE_FILE)
+    return {**found, "resume": "allow"} if found else {}
 
 
 def check_trackers(report_to: Sequence[str]) -> None:
@@ -127,7 +135,8 @@ def check_trackers(report_to: Sequence[str]) -> None:
     except (ImportError, RuntimeError) as error:
         raise ValueError(f"--report_to {' '.join(report_to)}: {error}") from error
     if "wandb" in report_to:
-        wandb = import_module("wandb")
+        import wandb
+
         # Without a key the run begins offline.
         with suppress(wandb.Error):
             wandb.login()
@@ -135,7 +144,8 @@ def check_trackers(report_to: Sequence[str]) -> None:
 
 def begin_run(arguments: Mapping[str, Any]) -> Any:
     """Begin a run of Weights & Biases, offline where the server does not take it."""
-    wandb = import_module("wandb")
+    import wandb
+
     try:
         run = wandb.init(**arguments)
     except wandb.Error as error:
@@ -159,13 +169,13 @@ def begin(trainer: Trainer, job: Job, about: Mapping[str, Any], *, is_resumed: b
     args.project, args.run_name = where["project"], where["name"]
     extras = Extras(trainer, about)
     trainer.add_callback(extras)
-    if "wandb" in (args.report_to or ()):
+    if "wandb" in args.report_to:
         directory = Path(str(args.output_dir))
-        known = read_place(directory) if is_resumed else {}
+        known = _read_place(directory) if is_resumed else {}
         arguments = {**where, **known, "config": dict(about)}
         run = begin_run(arguments)
         found = {"id": run.id, "project": run.project, "entity": run.entity or None}
-        write_json(directory / PLACE_FILE, {**arguments, **found})
+        write_json(directory / _PLACE_FILE, {**arguments, **found})
     return extras
 
 
@@ -174,47 +184,40 @@ class Extras(TrainerCallback):
 
     def __init__(self, trainer: Any, about: Mapping[str, Any]):
         self._trainer, self._about = trainer, about
+        self._board: Any = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
-    ) -> None:
+    def on_train_begin(self, *args: object, **kwargs: object) -> None:
         """Show TensorBoard what the run is made of, which wandb knows already."""
-        for board in self._boards():
-            board.add_text("config", f"```json\n{json.dumps(self._about, indent=2)}\n```")
+        callbacks = self._trainer.callback_handler.callbacks
+        boards = (getattr(callback, "tb_writer", None) for callback in callbacks)
+        self._board = next(filter(None, boards), None)
+        if self._board:
+            about = json.dumps(self._about, indent=2)
+            self._board.add_text("config", f"```json\n{about}\n```")
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: Mapping[str, object] | None = None,
-        **_: object,
+        self, args: TrainingArguments, state: TrainerState, *rest: object, **kwargs: Any
     ) -> None:
         """Send the sample of excess losses whose quantiles the log has."""
-        sample = self._trainer.metrics.excess_sample
-        if sample is None or "excess_loss_p50_nats" not in (logs or {}):
-            return
-        for board in self._boards():
-            board.add_histogram(EXCESS_HISTOGRAM, sample, state.global_step)
-        self._log(EXCESS_HISTOGRAM, state.global_step, "Histogram", sample.tolist())
+        if "excess_loss_p50_nats" in kwargs["logs"]:
+            name, sample = "guidance/excess_loss_nats", self._trainer.metrics.excess_sample
+            if self._board:
+                self._board.add_histogram(name, sample, state.global_step)
+            self._log(name, state.global_step, "Histogram", sample.tolist())
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], step: int) -> None:
         """Send the table of the guidance of a sample's tokens."""
-        shown = [[str(cell) for cell in row] for row in (columns, *rows)]
-        for board in self._boards():
-            board.add_text(GUIDANCE_TABLE, markdown_table(shown), step)
-        self._log(GUIDANCE_TABLE, step, "Table", list(columns), [list(row) for row in rows])
-
-    def _boards(self) -> list[Any]:
-        """Return the writers of TensorBoard."""
-        callbacks = self._trainer.callback_handler.callbacks
-        found = (getattr(callback, "tb_writer", None) for callback in callbacks)
-        return [board for board in found if board is not None]
+        name = "guidance/tokens"
+        if self._board:
+            shown = [[str(cell) for cell in row] for row in (columns, *rows)]
+            self._board.add_text(name, markdown_table(shown), step)
+        self._log(name, step, "Table", list(columns), [list(row) for row in rows])
 
     def _log(self, name: str, step: int, kind: str, *made_of: object) -> None:
         """Send Weights & Biases one of its own kinds of values."""
         if "wandb" in self._trainer.args.report_to:
-            wandb = import_module("wandb")
+            import wandb
+
             wandb.log({name: getattr(wandb, kind)(*made_of), STEP: step})
 
 
@@ -246,3 +249,111 @@ def about(
     }
     # As JSON has it: wandb would write the names of Enum members, not their values.
     return json.loads(json.dumps(found, default=str))  # type: ignore[no-any-return]
+
+
+# -- Evaluations -------------------------------------------------------------------------------
+
+
+def log_evaluation(results: JsonObject, directory: Path) -> None:
+    """Put the accuracies into the summary of a run, and the item files among its files.
+
+    A checkpoint's are in the run that wrote it, as `eval/checkpoint-500/gsm8k/...`.
+    """
+    name = results["model"]["name"]
+    model, parts = Path(name).resolve(), []
+    known = _read_place(model)
+    if not known and model.is_dir() and (known := _read_place(model.parent)):
+        parts.append(model.name)
+    if results["settings"].get("protocol"):
+        parts.append("chat")
+    part = "-".join(parts)
+    if not known:
+        project = os.environ.get("WANDB_PROJECT", RunOptions.project)
+        known = {"project": project, "name": f"evaluation of {name}"}
+    entry = "_".join(filter(None, (_EVALUATION, part)))
+    own = {entry: {key: results[key] for key in ("model", "settings", "environment")}}
+    with begin_run({**known, "config": known.get("config", {}) | own}) as run:
+        for column, values in {**results["benchmarks"], **results["averages"]}.items():
+            # A slash would begin a part of the name.
+            names = ("eval", part, column.replace("w/o", "without"), *values["marked"])
+            prefix = "/".join(filter(None, names))
+            run.summary[f"{prefix}/accuracy_percent"] = values["rounded"]
+            if "n" in values:
+                run.summary[f"{prefix}/items"] = values["n"]
+        copies = Path(run.dir, _EVALUATION, part)
+        copies.mkdir(parents=True, exist_ok=True)
+        for path in directory.glob("*.json*"):
+            shutil.copy(path, copies)
+        run.save(f"{copies}/*", base_path=run.dir, policy="end")
+
+
+# -- Runs of the server ------------------------------------------------------------------------
+
+
+def fetch(projects: Sequence[str], directory: Path) -> list[Path]:
+    """Lay out the runs of some projects as commands leave them, and return the place of each.
+
+    Raises:
+        ValueError: there is no key, or there are no runs of train.py.
+    """
+    import wandb
+
+    try:
+        if not wandb.login(prompt=False):
+            raise ValueError(
+                "expected a key to read --wandb with, found none: `wandb login` asks for it"
+            )
+        api = wandb.Api(timeout=60)
+        runs: list[Any] = [run for project in projects for run in api.runs(project, lazy=False)]
+    except (wandb.errors.Error, ValueError) as error:
+        raise ValueError(f"--wandb {' '.join(projects)}: {error}") from error
+    files = {run.id: list(run.files(pattern=f"{_EVALUATION}/%")) for run in runs}
+    ours = [run for run in runs if "settings" in run.config or files[run.id]]
+    if not ours:
+        expected = f"runs of train.py in {', '.join(projects)}"
+        raise ValueError(f"expected {expected}, found none: look at --wandb")
+    ours.sort(key=lambda run: run.created_at or "")
+    # A run is called by the last part of its name, which may not lead out of the directory.
+    names = [PurePosixPath(run.name or run.id).name.strip(".") or run.id for run in ours]
+    places = []
+    for run, name in zip(ours, names, strict=True):
+        home = directory / (name if names.count(name) == 1 else f"{name}-{run.id}")
+        if "settings" in run.config:
+            _write_run(run, home)
+            places.append(home)
+        for file in files[run.id]:
+            # As evaluation/results.json or, beside the run, evaluation/checkpoint-500/results.json.
+            _, *part, file_name = PurePosixPath(file.name).parts
+            model = home.with_name("-".join([home.name, *part]))
+            (model / _EVALUATION).mkdir(parents=True, exist_ok=True)
+            with TemporaryDirectory() as scratch:
+                file.download(root=scratch).close()
+                shutil.move(Path(scratch, file.name), model / _EVALUATION / file_name)
+            if file_name == "results.json" and model not in places:
+                places.append(model)
+    return places
+
+
+def _write_run(run: Any, directory: Path) -> None:
+    """Write a run's settings and log."""
+    log: list[JsonObject] = []
+    for row in run.history(samples=_ROWS, pandas=False):
+        # What is no number, as tables, has no entry.
+        entry = {
+            log_name(name): value
+            for name, value in row.items()
+            if isinstance(value, int | float) and not name.startswith("_") and name != STEP
+        }
+        if entry and STEP in row:
+            step = row[STEP]
+            # A resumed run goes back to its checkpoint, and logs again what came behind it.
+            first = step if "student_loss_nats" in entry else step + 1
+            while log and log[-1]["step"] >= first:
+                log.pop()
+            log.append({**entry, "step": step})
+    last = max((entry["step"] for entry in log), default=0)
+    flos = max((entry.get("total_flos", 0) for entry in log), default=0)
+    state = {"max_steps": last, "global_step": last, "total_flos": flos, "log_history": log}
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / RUN_FILE, run.config["settings"])
+    write_json(directory / TRAINER_STATE_NAME, state)

@@ -13,8 +13,7 @@ from fake_results import write_evaluation, write_json
 
 from vocagnolm import cli
 from vocagnolm.report.compare import compare, comparison_markdown
-from vocagnolm.report.wandb_runs import fetch
-from vocagnolm.run.wandb import STEP
+from vocagnolm.run.wandb import STEP, fetch
 from vocagnolm.run.wandb import tracked as under_tracked_names
 
 RIGHT = {"cpt": [True, False, False, False], "vocagnolm": [True, True, True, False]}
