@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _Work = Callable[[Sequence[str] | None], int | None]
 # With or without the words of a command line.
 _Main = Callable[..., int]
-# By then a launcher has ended the other processes, if rank 0 has failed too.
-_RANK_0_FIRST_S = 2
 
 # name: (the module with `main(argv)`, one line of help)
 COMMANDS = {
@@ -190,7 +188,7 @@ def shell(
     """Turn the expected errors of a command into one line each, and return its exit status.
 
     The command returns a status, or None for DONE. With advice, `out_of_memory`, that error is a
-    line too. The same command continues one that is `resumable` after an interrupt.
+    line too. The same command resumes one that is `resumable` after an interrupt.
     """
 
     def begin(work: _Work) -> _Main:
@@ -233,35 +231,23 @@ def quiet_logs() -> None:
 def stop(name: str, error: BaseException | str, status: int) -> int:
     """Print in one line what ended the command; return the status.
 
-    An error that all processes share is printed once per machine, and one of a single process with
-    its rank.
+    Rank 0 prints an error that all processes share, another one prints only its own, with its rank.
     """
     rank = os.environ.get("RANK", "0")
-    is_shared = isinstance(error, SharedError) or not _is_connected()
-    if os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(_RANK_0_FIRST_S)
-        if is_shared:
+    if rank != "0":
+        # Long enough for a launcher to end this process, if rank 0 has failed too.
+        time.sleep(2)
+        if isinstance(error, SharedError):
             return status
-    if rank != "0" and not is_shared:
         name = f"{name} (rank {rank})"
     print(f"{name}: error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
     return status
 
 
-def _is_connected() -> bool:
-    """Return True if this process is one of several; without torch it is alone."""
-    return "torch" in sys.modules and sys.modules["torch"].distributed.is_initialized()
-
-
 def run_script(main: _Main) -> NoReturn:
     """Run `main` as a process of its own, and leave without waiting for processes that are gone."""
-    try:
-        status = main()
-    except KeyboardInterrupt:
-        status = Exit.INTERRUPTED
-    except SystemExit as left:  # --help
-        status = int(left.code or 0)
-    if not _is_connected():
+    status = main()
+    if "torch" not in sys.modules or not sys.modules["torch"].distributed.is_initialized():
         sys.exit(status)
     if status in (Exit.DONE, Exit.STOPPED):
         sys.modules["torch"].distributed.destroy_process_group()
@@ -275,12 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, which reads the rest of the command line itself."""
     argv = sys.argv[1:] if argv is None else argv
     lines = (f"  {name:10}{sentence}" for name, (_, sentence) in COMMANDS.items())
-    parser = OneLineErrors(
-        "vocagnolm",
-        description="\n".join(("Teacher-guided continual pretraining:", *lines)),
-        epilog="vocagnolm COMMAND --help says more.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser("vocagnolm", "\n".join(("Teacher-guided continual pretraining:", *lines)))
+    parser.epilog = "vocagnolm COMMAND --help says more."
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('vocagnolm')}")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND")
     quiet_logs()

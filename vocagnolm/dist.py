@@ -1,7 +1,6 @@
 """The processes of one job: what rank 0 decides, what one process of a machine does first."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,7 +15,6 @@ from torch import distributed
 from vocagnolm.conventions import SharedError
 
 _LONGEST_WAIT = timedelta(days=7)
-_POLL_S = 0.05
 _T = TypeVar("_T")
 
 
@@ -49,21 +47,13 @@ def machine_first() -> Iterator[None]:
     # Now, as all processes have to be there to make it.
     group = _patient_group(distributed.group.WORLD)
     if not state.is_local_main_process:
-        _wait(group)
+        distributed.barrier(group)
     try:
         yield
     finally:
         # After an error too, or the others would wait for good.
         if state.is_local_main_process:
-            _wait(group)
-
-
-def _wait(group: distributed.ProcessGroup) -> None:
-    """Wait for all processes, and hear signals meanwhile, as a blocking wait would not."""
-    work = distributed.barrier(group, async_op=True)
-    while not work.is_completed():
-        time.sleep(_POLL_S)
-    work.wait()
+            distributed.barrier(group)
 
 
 @lru_cache(maxsize=1)
@@ -82,7 +72,7 @@ def connect() -> PartialState:
 
 
 def check_connected(processes: int) -> None:
-    """Raise a ValueError for processes of one job that would run as many, in one directory."""
+    """Reject processes of one job that would do the same work, each by itself."""
     if (started := launched_processes()) != processes:
         raise ValueError(
             f"{started} processes were started (WORLD_SIZE), but this one is connected to no "

@@ -1,4 +1,4 @@
-"""Files that are complete or absent; versions; numbers and tables as people read them."""
+"""Files that are complete or absent, and what commands print: differences, versions, tables."""
 
 import gzip
 import hashlib
@@ -20,7 +20,6 @@ ASSETS = Path(__file__).parent / "assets"
 RUN_FILE, MANIFEST_FILE = "run.json", "manifest.json"
 # Ends the name of an incomplete file, which begins with a dot.
 TEMPORARY = ".tmp"
-_CHUNK_BYTES = 1 << 22
 
 
 def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = True) -> None:
@@ -35,13 +34,10 @@ def write_file(path: Path, write: Callable[[BinaryIO], object], *, replace: bool
             os.fsync(file.fileno())
         # From here on a reader sees the old file or the new one, never a part.
         if not replace:
-            try:
-                # Unlike a rename, a hard link fails where the name is taken.
+            # Unlike a rename, a hard link fails where the name is taken; some systems have none.
+            with suppress(OSError):
                 os.link(temporary, path)
-            except OSError:
-                # It is taken, or this file system has no hard links.
-                replace = not path.exists()
-        if replace:
+        if replace or not path.exists():
             temporary.replace(path)
     except OSError as error:
         error.filename = error.filename or str(path)
@@ -92,31 +88,9 @@ def file_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         # Piece by piece: weights may be larger than the memory.
-        while chunk := file.read(_CHUNK_BYTES):
+        while chunk := file.read(1 << 22):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def sizes(directory: Path) -> dict[str, int]:
-    """Return the bytes of all files below a directory by their names, once they are on the disk."""
-    found = {}
-    for path in directory.rglob("*"):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            found[path.relative_to(directory).as_posix()] = path.stat().st_size
-    return found
-
-
-def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
-    """Name the first of some files that is missing or has other bytes; None if all are whole."""
-    for name, expected in files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (found := path.stat().st_size) != expected:
-            return f"{name} has {found:,} bytes instead of {expected:,}"
-    return None
 
 
 def differences(
@@ -141,38 +115,6 @@ def check_writable(output_dir: Path, option: str = "--output_dir") -> None:
     except OSError as error:
         reason = f"{place} cannot be written to ({error.strerror})"
         raise ValueError(f"{option} {output_dir}: {reason}") from error
-
-
-_PREFIXES = " KMBT"
-# Seconds of each unit, and the unit below it, in which the rest is told.
-_UNITS = (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1))
-
-
-def in_short(count: float) -> str:
-    """Write a count in three digits.
-
-    >>> in_short(7), in_short(10_240), in_short(999_999), in_short(15e9)
-    ('7', '10.2K', '1M', '15B')
-    """
-    # Rounded first, so that 999,999 is a million.
-    count, power = float(f"{count:.3g}"), 0
-    while count >= 1000 and power < len(_PREFIXES) - 1:
-        count, power = count / 1000, power + 1
-    return f"{count:.3g}{_PREFIXES[power].strip()}"
-
-
-def duration(seconds: float) -> str:
-    """Write seconds in the largest unit and the next.
-
-    >>> duration(52.4), duration(725), duration(11_220), duration(540_000)
-    ('52 s', '12 m 05 s', '3 h 07 m', '6 d 06 h')
-    """
-    seconds = round(seconds)
-    for unit, size, below, part in _UNITS:
-        if seconds >= size:
-            whole, rest = divmod(seconds, size)
-            return f"{whole:,} {unit} {rest // part:02} {below}"
-    return f"{seconds} s"
 
 
 def versions(packages: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from vocagnolm.io import MANIFEST_FILE, RUN_FILE, sizes, write_json
+from vocagnolm.io import MANIFEST_FILE, RUN_FILE, write_json
 from vocagnolm.run import checkpoints
 from vocagnolm.run.checkpoints import (
     check_settings,
@@ -26,6 +26,7 @@ from vocagnolm.run.checkpoints import (
     release,
     resolve,
     rotate,
+    sizes,
 )
 
 FILES = ("model.safetensors", "optimizer.pt", "pytorch_model_fsdp_0/.metadata")

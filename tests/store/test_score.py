@@ -218,7 +218,7 @@ def test_progress_tells_speed_and_time_left(
     rate = f"{per_shard / 20:,.0f} tokens per second"
     assert caplog.messages == [
         "4 of 10 shards are written already",
-        f"2 of 6 shards, {rate}, 1 m 20 s left",
+        f"2 of 6 shards, {rate}, 0:01:20 left",
         f"4 of 6 shards, {rate}, 40 s left",
         f"6 of 6 shards, {rate}, 0 s left",
     ]

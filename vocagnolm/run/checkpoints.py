@@ -28,7 +28,6 @@ from vocagnolm.io import (
     check_writable,
     differences,
     json_or_empty,
-    size_fault,
     write_json,
 )
 
@@ -163,6 +162,17 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     return None
 
 
+def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
+    """Name the first of some files that is missing or has other bytes; None if all are whole."""
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := path.stat().st_size) != expected:
+            return f"{name} has {found:,} bytes instead of {expected:,}"
+    return None
+
+
 def newest_checkpoint(output_dir: str | Path, settings: Settings | None = None) -> str | None:
     """Return the newest checkpoint that a run can resume from; warn of newer ones."""
     for path in checkpoints(output_dir):
@@ -193,6 +203,17 @@ def resolve(
     if fault := checkpoint_fault(path, settings):
         raise ValueError(f"--resume_from_checkpoint {path}: {fault}")
     return path
+
+
+def sizes(directory: Path) -> dict[str, int]:
+    """Return the bytes of all files below a directory by their names, once they are on the disk."""
+    found = {}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            found[path.relative_to(directory).as_posix()] = path.stat().st_size
+    return found
 
 
 def finish_checkpoint(staged: Path, final: Path, about: Settings, files: Mapping[str, int]) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ from transformers.pytorch_utils import Conv1D
 
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.guidance import random_scores
-from vocagnolm.io import duration, in_short, write_text
+from vocagnolm.io import write_text
 
 if TYPE_CHECKING:
     pass
@@ -273,9 +274,22 @@ class RunLog(TrainerCallback):
         before, began = self._begin
         pace = (time.monotonic() - began) / max(step - before, 1)
         cells += [f"{entry['selected_fraction']:.1%}", in_short(entry.get("tokens_per_s", 0.0))]
-        cells.append(duration(pace * (state.max_steps - step)))
+        cells.append(str(timedelta(seconds=round(pace * (state.max_steps - step)))))
         skipped = entry.get("skipped_steps")
         _print_row(cells, f"{skipped:g} steps skipped" if skipped else "")
+
+
+def in_short(count: float) -> str:
+    """Write a count in three digits.
+
+    >>> in_short(7), in_short(10_240), in_short(999_999), in_short(15e9)
+    ('7', '10.2K', '1M', '15B')
+    """
+    for letter, unit in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        # 999,999 is a million.
+        if count >= 0.9995 * unit:
+            return f"{count / unit:.3g}{letter}"
+    return f"{count:.3g}"
 
 
 def _line(entry: Mapping[str, object]) -> str:

@@ -32,13 +32,14 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
-from vocagnolm.io import MANIFEST_FILE, json_or_empty, sizes
+from vocagnolm.io import MANIFEST_FILE, json_or_empty
 from vocagnolm.run.checkpoints import (
     SAVING,
     Settings,
     finish_checkpoint,
     newest_checkpoint,
     rotate,
+    sizes,
 )
 from vocagnolm.run.config import check_arguments
 from vocagnolm.run.metrics import NO_BLOCK, GuidanceMetrics

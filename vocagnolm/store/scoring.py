@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import datasets
@@ -28,7 +29,7 @@ from vocagnolm.corpus import (
     unusable,
 )
 from vocagnolm.dist import connect, rank0
-from vocagnolm.io import check_writable, differences, duration, versions
+from vocagnolm.io import check_writable, differences, versions
 from vocagnolm.models.load import ModelSource, context_length, revision_of
 from vocagnolm.readers import Reader, teacher_reader, tokenizer_sha256
 from vocagnolm.spans import Encoding, encode_batch, encode_rendered
@@ -267,7 +268,7 @@ def score_corpus(
                 "%d of %d shards, %s tokens per second, %s left",
                 *(min(done * state.num_processes, len(left)), len(left)),
                 f"{tokens * state.num_processes / max(passed_s, 1e-9):,.0f}",
-                duration(passed_s / done * (len(mine) - done)),
+                timedelta(seconds=round(passed_s / done * (len(mine) - done))),
             )
     state.wait_for_everyone()
     rank0(lambda: store.finish_store(job.directory, description))
