@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 
+import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vocagnolm.chat.formats import Conversation, Format, conversation, read_rows
-from vocagnolm.corpus import find_format
+from vocagnolm.chat.formats import Conversation, conversation, read_row
+from vocagnolm.corpus import only_text
 
 ASK, SAY = {"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}
 
@@ -60,18 +61,20 @@ def test_answers_of_weight_nothing_are_no_answers() -> None:
     ("columns", "text_column", "expected"),
     [
         (["text", "id"], None, "text"),
-        (["messages", "id"], None, "messages"),
-        (["messages", "prompt"], None, "messages"),
-        (["prompt", "completion"], None, "prompt_completion"),
-        (["messages", "text"], None, "messages"),
+        (["messages", "id"], None, "in messages"),
+        (["messages", "prompt", "completion"], None, "in messages"),
+        (["prompt", "completion"], None, "prompt\ncompletion"),
+        (["messages", "text"], None, "in messages"),
         (["messages", "text"], "text", "text"),
-        (["prompt", "completion"], "completion", "text"),
+        (["prompt", "completion"], "completion", "completion"),
     ],
 )
 def test_format_is_found_by_the_columns(
-    columns: list[str], text_column: str | None, expected: Format
+    columns: list[str], text_column: str | None, expected: str
 ) -> None:
-    assert find_format(columns, text_column, "a.jsonl") == expected
+    row = {name: name for name in columns} | {"messages": [{**ASK, "content": "in messages"}]}
+    corpus = datasets.Dataset.from_list([{name: row[name] for name in columns}])
+    assert only_text(corpus, text_column, "a.jsonl")["text"][:] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +84,9 @@ def test_format_is_not_found_without_its_column(
     columns: list[str], text_column: str | None
 ) -> None:
     with pytest.raises(ValueError, match=r"--text_column '.*' is not a column of a.jsonl"):
-        find_format(columns, text_column, "a.jsonl")
+        only_text(
+            datasets.Dataset.from_dict({name: [] for name in columns}), text_column, "a.jsonl"
+        )
 
 
 @pytest.mark.parametrize(
@@ -93,11 +98,12 @@ def test_format_is_not_found_without_its_column(
     ],
 )
 def test_prompt_and_completion_make_turns(row: dict[str, object]) -> None:
-    found = read_rows([row, {"prompt": None, "completion": "2"}], "prompt_completion")
-    assert found["text"] == ["1 + 1?\n2", None]
-    assert found["roles"] == [("user", "assistant"), []]
-    assert found["fault"][0] is None
-    assert "message 0" in found["fault"][1]
+    found = read_row(row)
+    assert (found["text"], found["fault"]) == ("1 + 1?\n2", None)
+    assert found["roles"] == ("user", "assistant")
+    found = read_row({"prompt": None, "completion": "2"})
+    assert (found["text"], found["roles"]) == (None, [])
+    assert "message 0" in found["fault"]
 
 
 TOOLS = [{"type": "function", "function": {"name": "add"}}, {"type": "function"}]
@@ -123,14 +129,11 @@ def test_tools_and_options_are_for_the_template(
     columns: dict[str, object], options: dict[str, object] | None
 ) -> None:
     speaker = {**ASK, "name": "Ann"}
-    found = read_rows([{"messages": [speaker, SAY], **columns}], "messages")
+    found = read_row({"messages": [speaker, SAY], **columns})
     if options is None:
-        assert "tools that are no list of JSON" in found["fault"][0]
+        assert "tools that are no list of JSON" in found["fault"]
         return
-    (text,), (roles,), (ends,), (given,) = (
-        found[name] for name in ("text", "roles", "ends", "given")
-    )
-    one = Conversation(text, roles, ends, given=given)
+    one = Conversation(found["text"], found["roles"], found["ends"], given=found["given"])
     assert (one.messages, one.options) == ([speaker, SAY], options)
     bare = conversation([ASK, SAY], options)
     assert isinstance(bare, Conversation)

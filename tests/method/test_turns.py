@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerBase
 
 from vocagnolm.alignment import align_segment
-from vocagnolm.chat.formats import read_rows
+from vocagnolm.chat.formats import read_row
 from vocagnolm.chat.reading import TrainOn
 from vocagnolm.chat.render import Template
 from vocagnolm.data import Segments, align_corpus
@@ -33,8 +33,8 @@ def talk(*contents: str, last: str = "assistant") -> list[dict[str, str]]:
 
 
 def corpus_of(*conversations: object) -> datasets.Dataset:
-    rows = [{"messages": messages} for messages in conversations]
-    return datasets.Dataset.from_dict(read_rows(rows, "messages"))
+    rows = [read_row({"messages": messages}) for messages in conversations]
+    return datasets.Dataset.from_list(rows)
 
 
 def pair(

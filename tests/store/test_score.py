@@ -219,8 +219,8 @@ def test_progress_tells_speed_and_time_left(
     assert caplog.messages == [
         "4 of 10 shards are written already",
         f"2 of 6 shards, {rate}, 0:01:20 left",
-        f"4 of 6 shards, {rate}, 40 s left",
-        f"6 of 6 shards, {rate}, 0 s left",
+        f"4 of 6 shards, {rate}, 0:00:40 left",
+        f"6 of 6 shards, {rate}, 0:00:00 left",
     ]
 
 

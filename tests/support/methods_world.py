@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 from world import MAX_LENGTH, TEACHER_CONTEXT, make_trainer
 
-from vocagnolm.chat.formats import read_rows
+from vocagnolm.chat.formats import read_row
 from vocagnolm.data import Segments, align_corpus
 from vocagnolm.method import Method
 from vocagnolm.objective import StoredTeacher
@@ -55,7 +55,7 @@ class World:
         """The texts as questions and answers, and how both models read them."""
         turns = [(text[:6].strip() or "?", text[6:20]) for text in self.texts]
         rows = ({"prompt": question, "completion": answer} for question, answer in turns)
-        corpus = datasets.Dataset.from_dict(read_rows(rows, "prompt_completion"))
+        corpus = datasets.Dataset.from_list([*map(read_row, rows)])
         # A copy: the tokenizer gets the template, and the session has but one of it.
         student = student_reader(copy.deepcopy(self.ours), MAX_LENGTH, "plain")
         assert student.template

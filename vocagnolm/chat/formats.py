@@ -9,12 +9,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any
 
-Format = Literal["text", "messages", "prompt_completion"]
 # Columns of a conversation beside its text: its own fields, and a reason why the row is none.
-ROLES, ENDS, FAULT = "roles", "ends", "fault"
-_NO_FIELDS: dict[str, Any] = {"text": None, ROLES: [], ENDS: [], "untrained": [], "given": None}
+ROLES, FAULT = "roles", "fault"
+_NO_FIELDS: dict[str, Any] = {"text": None, ROLES: [], "ends": [], "untrained": [], "given": None}
 COLUMNS = (*_NO_FIELDS, FAULT)
 _SEPARATOR, _ANSWERING = "\n", "assistant"
 _NO_JSON = "has tools that are no list of JSON, or chat_template_kwargs that are no options"
@@ -131,21 +130,20 @@ def _shown(value: object) -> str:
     return "an empty list" if value == [] else "nothing" if value is None else type(value).__name__
 
 
-def read_rows(rows: Sequence[Mapping[str, Any]], format: Format) -> dict[str, list[Any]]:
-    """Make the columns of conversations; a row that is none has its fault instead of a text."""
-    columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-    for row in rows:
-        options = _options(row)
-        found = _NO_JSON if options is None else conversation(_messages(row, format), options)
-        is_none = isinstance(found, str)
-        fields = {**_NO_FIELDS, FAULT: found} if is_none else {**vars(found), FAULT: None}
-        for name, column in columns.items():
-            column.append(fields[name])
-    return columns
+def read_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the columns of a conversation; a row that is none has its fault instead of a text.
+
+    The row has `messages`, or a `prompt` and a `completion`.
+    """
+    options = _options(row)
+    found = _NO_JSON if options is None else conversation(_messages(row), options)
+    if isinstance(found, str):
+        return {**_NO_FIELDS, FAULT: found}
+    return {**vars(found), FAULT: None}
 
 
-def _messages(row: Mapping[str, Any], format: Format) -> object:
-    if format == "messages":
+def _messages(row: Mapping[str, Any]) -> object:
+    if "messages" in row:
         return row["messages"]
     both: list[Any] = []
     # Two strings are a question and its answer.
