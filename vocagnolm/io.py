@@ -93,6 +93,17 @@ def file_sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
+    """Name the first of some files that is missing or has other bytes; None if all are whole."""
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := path.stat().st_size) != expected:
+            return f"{name} has {found:,} bytes instead of {expected:,}"
+    return None
+
+
 def differences(
     before: Mapping[str, object], now: Mapping[str, object], *, prefix: str = ""
 ) -> list[str]:

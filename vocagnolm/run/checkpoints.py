@@ -28,6 +28,7 @@ from vocagnolm.io import (
     check_writable,
     differences,
     json_or_empty,
+    size_fault,
     write_json,
 )
 
@@ -159,17 +160,6 @@ def checkpoint_fault(checkpoint: str | Path, settings: Settings | None = None) -
     before = run_of(path)
     if before and settings and (changed := differences(before, settings, prefix="--")):
         return f"it is of a run with other settings ({'; '.join(changed)})"
-    return None
-
-
-def size_fault(directory: Path, files: Mapping[str, int]) -> str | None:
-    """Name the first of some files that is missing or has other bytes; None if all are whole."""
-    for name, expected in files.items():
-        path = directory / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (found := path.stat().st_size) != expected:
-            return f"{name} has {found:,} bytes instead of {expected:,}"
     return None
 
 
