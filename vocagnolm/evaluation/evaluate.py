@@ -4,7 +4,6 @@ import gzip
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +15,12 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from vocagnolm import cli as command
 from vocagnolm.dist import connect, machine_first, rank0
 from vocagnolm.evaluation import report, runner
-from vocagnolm.evaluation.engines.generation import Chat, shared_length
+from vocagnolm.evaluation.engines.generation import Chat, Engine, shared_length
 from vocagnolm.evaluation.engines.hf_engine import HFEngine
 from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine, longest_context
 from vocagnolm.evaluation.extraction import strip_string
 from vocagnolm.evaluation.grading.grading import Grader
-from vocagnolm.evaluation.tasks.benchmarks import Benchmark
+from vocagnolm.evaluation.tasks.benchmarks import HARNESS, Benchmark
 from vocagnolm.evaluation.tasks.tasks import Task, load_tasks, read_lines
 from vocagnolm.io import JsonObject, write_text
 from vocagnolm.models.load import NO_LIMIT, ModelSource, context_length, revision_of
@@ -33,7 +32,7 @@ def evaluate(arguments: Namespace) -> None:
     arguments.dtype = command.resolve_dtype(arguments.dtype, state.device)
     arguments.batch_size = arguments.batch_size or (64 if state.device.type == "cuda" else 16)
     if arguments.report_to == "wandb":
-        from vocagnolm.run.wandb import check_trackers
+        from vocagnolm.run.wandb import check_trackers, log_evaluation
 
         rank0(lambda: check_trackers(["wandb"]))
     source = ModelSource(arguments.model, "model", arguments.revision)
@@ -59,8 +58,21 @@ def evaluate(arguments: Namespace) -> None:
 
         def begin() -> JsonObject:
             held.enter_context(directory.lock())
-            revision = revision_of(arguments.model, config)
-            settings = _settings(arguments, tasks, context, revision, chat)
+            # What items must share to belong to one evaluation.
+            settings = {
+                "protocol": chat.settings() if chat else None,
+                "model": {
+                    "name": arguments.model,
+                    "revision": revision_of(arguments.model, config),
+                },
+                "engine": arguments.engine,
+                "dtype": arguments.dtype,
+                "context": None if context == NO_LIMIT else context,
+                "limit": arguments.limit,
+                "grader": HARNESS,
+                "second_opinion": report.SECOND_OPINION,
+                "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
+            }
             directory.write_settings(settings)
             return settings
 
@@ -72,7 +84,20 @@ def evaluate(arguments: Namespace) -> None:
                 if state.is_main_process:
                     command.log_main(report.progress(task, directory))
         if state.is_main_process:
-            _report(arguments, tasks, directory, settings, state)
+            device = state.device.type
+            # Facts that may change a number in bfloat16 without being a setting.
+            environment = {
+                "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
+                "processes": state.num_processes,
+                "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            }
+            results = report.build_results(tasks, directory, settings, environment)
+            report.write_results(results, directory)
+            written = "results.json, row.md and an item file per benchmark"
+            table = report.to_markdown(results)
+            command.print_main(f"{table}\nwritten: {directory.path}/{written}")
+            if arguments.report_to == "wandb":
+                log_evaluation(results, directory.path)
 
 
 def _load_engine(
@@ -81,37 +106,13 @@ def _load_engine(
     tokenizer: Tokenizer,
     state: PartialState,
     chat: Chat | None,
-) -> HFEngine | VLLMEngine:
+) -> Engine:
     if arguments.engine == "vllm":
         if state.num_processes > 1:
             raise ValueError("--engine vllm uses all GPUs by itself: start it with python")
         return VLLMEngine(source, tokenizer, arguments.dtype, chat)
     model = source.load(getattr(torch, arguments.dtype)).to(state.device)
     return HFEngine(model, tokenizer, arguments.batch_size, chat)
-
-
-def _report(
-    arguments: Namespace,
-    tasks: Sequence[Task],
-    directory: runner.RunDirectory,
-    settings: JsonObject,
-    state: PartialState,
-) -> None:
-    device = state.device.type
-    # Facts that may change a number in bfloat16 without being a setting.
-    environment = {
-        "batch_size": arguments.batch_size if arguments.engine == "hf" else None,
-        "processes": state.num_processes,
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-    }
-    results = report.build_results(tasks, directory, settings, environment)
-    report.write_results(results, directory)
-    written = f"written: {directory.path}/results.json, row.md and an item file per benchmark"
-    command.print_main(f"{report.to_markdown(results)}\n{written}")
-    if arguments.report_to == "wandb":
-        from vocagnolm.run.wandb import log_evaluation
-
-        log_evaluation(results, directory.path)
 
 
 def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
@@ -130,23 +131,6 @@ def _preview(task: Task, tokenizer: Tokenizer, context: int) -> str:
         prompts[0],
     ]
     return "\n".join(lines) + "\n"
-
-
-def _settings(
-    arguments: Namespace, tasks: Sequence[Task], context: int, revision: str, chat: Chat | None
-) -> JsonObject:
-    # What items must share to belong to one evaluation.
-    return {
-        "protocol": chat.settings() if chat else None,
-        "model": {"name": arguments.model, "revision": revision},
-        "engine": arguments.engine,
-        "dtype": arguments.dtype,
-        "context": None if context == NO_LIMIT else context,
-        "limit": arguments.limit,
-        "grader": report.GRADER,
-        "second_opinion": report.SECOND_OPINION,
-        "benchmarks": {task.benchmark.id: task.settings() for task in tasks},
-    }
 
 
 def output_dir(arguments: Namespace) -> Path:

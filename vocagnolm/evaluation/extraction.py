@@ -44,8 +44,7 @@ def extract(kind: AnswerKind, output: str) -> str | None:
     if not output or output == "error":
         return None
     finders = {"free": _free, "letter": _letter, "boxed_letter": _boxed_letter, "marked": _marked}
-    find = finders[kind]
-    return strip_string(strip_string(find(output)))
+    return strip_string(strip_string(finders[kind](output)))
 
 
 def _letter(output: str) -> str:
@@ -69,21 +68,19 @@ def _marked(output: str) -> str:
 
 
 def _free(output: str) -> str:
-    answer = re.sub(r"\n\s*", "", _answer_span(output))
-    return answer.removeprefix(":").removesuffix(".").removesuffix("/")
-
-
-def _answer_span(output: str) -> str:
     # The first rule that applies.
     if "final answer is $" in output and "$. I hope" in output:
-        return output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
-    if "boxed" in output:
-        return _boxed(output.rpartition("boxed")[2])
-    for phrase in ("he answer is", "final answer is"):
-        if phrase in output:
-            return output.rpartition(phrase)[2].strip()
-    numbers = _NUMBER.findall(output.replace(",", ""))
-    return numbers[-1] if numbers else ""
+        answer = output.partition("final answer is $")[2].partition("$. I hope")[0].strip()
+    elif "boxed" in output:
+        answer = _boxed(output.rpartition("boxed")[2])
+    elif "he answer is" in output:
+        answer = output.rpartition("he answer is")[2].strip()
+    elif "final answer is" in output:
+        answer = output.rpartition("final answer is")[2].strip()
+    else:
+        answer = (_NUMBER.findall(output.replace(",", "")) or [""])[-1]
+    answer = re.sub(r"\n\s*", "", answer)
+    return answer.removeprefix(":").removesuffix(".").removesuffix("/")
 
 
 def _boxed(text: str) -> str:

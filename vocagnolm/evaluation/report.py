@@ -17,11 +17,10 @@ from huggingface_hub import ModelCard
 from vocagnolm.evaluation.extraction import NO_LETTER, strip_string
 from vocagnolm.evaluation.grading.grading import Grader
 from vocagnolm.evaluation.runner import RunDirectory
-from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS, HARNESS_COMMIT
+from vocagnolm.evaluation.tasks.benchmarks import AVERAGES, BENCHMARKS, HARNESS
 from vocagnolm.evaluation.tasks.tasks import Task
 from vocagnolm.io import JsonObject, json_or_empty, markdown_table, versions, write_json, write_text
 
-GRADER = f"{HARNESS}@{HARNESS_COMMIT[:7]}"
 SECOND_OPINION = f"math-verify {metadata.version('math-verify')}"
 _RESULTS_FILE = "results.json"
 _PACKAGES = "python vocagnolm torch transformers tokenizers accelerate vllm sympy math-verify"
@@ -117,7 +116,7 @@ def build_results(
         average["marked"] = _distinct("marked", [benchmarks[each] for each in AVERAGES[name]])
     return {
         "model": settings["model"],
-        "grader": GRADER,
+        "grader": HARNESS,
         "second_opinion": SECOND_OPINION,
         "benchmarks": benchmarks,
         "averages": averaged,

@@ -25,8 +25,7 @@ from vocagnolm.io import JsonObject, differences, json_or_empty, write_json, wri
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-    from vocagnolm.evaluation.engines.hf_engine import HFEngine
-    from vocagnolm.evaluation.engines.vllm_engine import VLLMEngine
+    from vocagnolm.evaluation.engines.generation import Engine
 
 
 def to_line(record: JsonObject) -> str:
@@ -121,7 +120,7 @@ def _shared(settings: JsonObject) -> JsonObject:
 
 def run(
     tasks: Sequence[Task],
-    engine: HFEngine | VLLMEngine,
+    engine: Engine,
     grader: Grader,
     directory: RunDirectory,
     state: PartialState,

@@ -5,7 +5,7 @@ harness's vLLM path; `Chat` is another protocol than the paper's.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -27,7 +27,7 @@ _MARK = "\ue000"
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer and a chat template."""
+    """A tokenizer and a chat template, in which a question is a user's turn."""
 
     tokenizer: Tokenizer
     source: str
@@ -37,14 +37,13 @@ class Chat:
 
     def prompt(self, question: str) -> str:
         """Render a user's turn, and the beginning of the answer."""
-        return self._render([{"role": "user", "content": question}], answers=True)
+        return self._render(question)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """The token with which the template ends an answer; none where that is no special one."""
-        turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-        after = self._render(turns, answers=False).partition(_MARK)[2]
-        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"] if after else []
+        after = self._render("?", _MARK).partition(_MARK)[2]
+        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         special = special_ids(self.tokenizer)
         return frozenset([id for id in ids if id in special][:1])
 
@@ -53,12 +52,13 @@ class Chat:
         sha256 = hashlib.sha256(self.source.encode()).hexdigest()
         return {"name": CHAT_PROTOCOL, "instruction": INSTRUCTION, "template_sha256": sha256}
 
-    def _render(self, turns: list[dict[str, str]], *, answers: bool) -> str:
+    def _render(self, *turns: str) -> str:
+        roles = ("user", "assistant")
         text = self.tokenizer.apply_chat_template(
-            turns,
+            [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=False)],
             chat_template=self.source,
             tokenize=False,
-            add_generation_prompt=answers,
+            add_generation_prompt=len(turns) == 1,
             date_string=DATE,  # items are asked on many days
         )
         return str(text)
@@ -79,42 +79,46 @@ class Completion:
     finish_reason: FinishReason
 
 
-@dataclass(frozen=True)
-class Decoding:
-    """The rules of one call of an engine's `generate`."""
+class Engine:
+    """Completes prompts by the rules; a subclass chooses the tokens."""
 
-    tokenizer: Tokenizer
-    stops: tuple[str, ...]
-    max_new_tokens: int
-    # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
-    context: int
-    eos_ids: frozenset[int]
-    # A chat template has written them already.
-    add_special_tokens: bool = True
+    def __init__(
+        self, tokenizer: Tokenizer, context: int, ending: GenerationConfig, chat: Chat | None
+    ):
+        self.tokenizer = tokenizer
+        # The most tokens of a prompt and its completion; `NO_LIMIT` if there is none.
+        self.context = context
+        self.eos_ids = end_of_text_ids(ending, tokenizer, chat)
+        # A chat template has written them already.
+        self.add_special_tokens = chat is None
 
-    def rows(self, prompts: Sequence[str]) -> "list[Row]":
-        """Tokenize each prompt; a ValueError where one leaves no room for a completion."""
+    def generate(
+        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
+    ) -> Iterator[list[Completion]]:
+        """Give groups of completions as they finish, in any order, each prompt exactly once.
+
+        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
+        """
         if not prompts:
-            return []
+            return iter(())
         options = {"verbose": False, "add_special_tokens": self.add_special_tokens}
         encoded: list[list[int]] = self.tokenizer(list(prompts), **options)["input_ids"]
-        rows = [Row(index, ids, self) for index, ids in enumerate(encoded)]
+        rows = [Row(index, ids, self, stops, max_new_tokens) for index, ids in enumerate(encoded)]
         if too_long := sum(row.room < 1 for row in rows):
             raise ValueError(
                 f"{too_long} of {len(rows)} prompts leave no room for a completion: the longest "
                 f"has {max(map(len, rows))} tokens and the model's context holds {self.context}; "
                 "use fewer examples, or a model with a longer context"
             )
-        return rows
+        return self._run(rows)
+
+    def _run(self, rows: "list[Row]") -> Iterator[list[Completion]]:
+        raise NotImplementedError
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn generated ids into text, without special tokens."""
         options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self.tokenizer.decode(list(ids), **options))
-
-    def has_stop(self, text: str) -> bool:
-        """True if a stop string occurs in a text."""
-        return any(stop in text for stop in self.stops)
 
 
 class Row:
@@ -131,13 +135,14 @@ class Row:
     # text so far ends with the text of the tokens from there on, every character of which is whole.
     # A decoder with byte fallback even makes all bytes of a run unreadable for one that is wrong.
 
-    def __init__(self, index: int, prompt: list[int], decoding: Decoding):
-        self.index, self.prompt = index, prompt
+    def __init__(
+        self, index: int, prompt: list[int], engine: Engine, stops: Sequence[str], max_new: int
+    ):
+        self.index, self.prompt, self.stops = index, prompt, stops
         self.new: list[int] = []
         self.is_finished = False
-        self._decoding = decoding
-        self._most = min(decoding.max_new_tokens, decoding.context - len(prompt))
-        self._longest_stop = max(map(len, decoding.stops), default=0)
+        self._engine, self._max_new = engine, max_new
+        self._longest_stop = max(map(len, stops), default=0)
         self._anchor = 0
 
     def __len__(self) -> int:
@@ -146,40 +151,40 @@ class Row:
     @property
     def room(self) -> int:
         """Tokens that may still follow."""
-        return self._most - len(self.new)
+        return min(self._max_new - len(self.new), self._engine.context - len(self))
 
     def append(self, token: int) -> None:
         """Add a token, and see whether the completion ends with it."""
         self.new.append(token)
-        self.is_finished = (
-            token in self._decoding.eos_ids or not self.room or self._completes_a_stop()
-        )
+        ends = token in self._engine.eos_ids or not self.room
+        self.is_finished = ends or self._completes_a_stop()
 
     def _completes_a_stop(self) -> bool:
         if not self._longest_stop:
             return False
-        text = self._decoding.decode(self.new[self._anchor :])
+        text = self._engine.decode(self.new[self._anchor :])
         # A token is mostly one character or more: nothing of an unfinished stop string is lost.
         distance = self._longest_stop + 4
         if len(self.new) - self._anchor >= 2 * distance:
-            tail = self._decoding.decode(self.new[-distance:])
+            tail = self._engine.decode(self.new[-distance:])
             whole = len(tail) > self._longest_stop and _UNDECODABLE not in tail
             if whole and text.endswith(tail):
                 self._anchor = len(self.new) - distance
-        return self._decoding.has_stop(text)
+        return any(stop in text for stop in self.stops)
 
     def completion(self) -> Completion:
         """Build the completion from the tokens."""
-        text, stops = self._decoding.decode(self.new), self._decoding.stops
+        text = self._engine.decode(self.new)
         reason: FinishReason = "stop"
-        if not self._decoding.has_stop(text):
-            if self.new and self.new[-1] in self._decoding.eos_ids:
+        if not any(stop in text for stop in self.stops):
+            if self.new and self.new[-1] in self._engine.eos_ids:
                 reason = "eos"
-            elif len(self.new) == self._decoding.max_new_tokens:
+            elif len(self.new) == self._max_new:
                 reason = "length"
             elif not self.room:
                 reason = "context"
-        return Completion(self.index, cut(text, stops), len(self.prompt), len(self.new), reason)
+        text = cut(text, self.stops)
+        return Completion(self.index, text, len(self.prompt), len(self.new), reason)
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

@@ -12,7 +12,6 @@ import inspect
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,8 +21,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-from vocagnolm.evaluation.engines import generation
-from vocagnolm.evaluation.engines.generation import Chat, Completion, Decoding, Row
+from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row, shared_length
 from vocagnolm.models.load import context_length
 
 logger = logging.getLogger(__name__)
@@ -84,7 +82,7 @@ class GrowingLayer(DynamicLayer):
         return part
 
 
-class HFEngine:
+class HFEngine(Engine):
     """Completes prompts with a causal language model of `transformers`, on the model's device.
 
     The batch size is halved for good when a batch does not fit into memory.
@@ -98,41 +96,21 @@ class HFEngine:
         chat: Chat | None = None,
     ):
         _check_servable(model)
+        super().__init__(tokenizer, context_length(model.config), model.generation_config, chat)
         self.batch_size = batch_size
         self._model: Any = model.eval()  # type: ignore[no-untyped-call]
-        self._rules = partial(
-            Decoding,
-            tokenizer,
-            context=context_length(model.config),
-            eos_ids=generation.end_of_text_ids(model.generation_config, tokenizer, chat),
-            add_special_tokens=chat is None,
-        )
-
-    def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
-        """Give groups of completions as they finish, in any order, each prompt exactly once.
-
-        A prompt that leaves no room in the context is a ValueError at once, before anything runs.
-        """
-        decoding = self._rules(stops=tuple(stops), max_new_tokens=max_new_tokens)
-        return self._run(decoding.rows(prompts))
 
     def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
-        if not rows:
-            return
         # The longest first, so that running out of memory shows at once.
         fresh = sorted(rows, key=lambda row: -len(row))
         n_shared, prefix = self._read_prefix(rows)
         begun: list[Row] = []
         while fresh or begun:
             size = self.batch_size
-            if len(begun) >= size:
-                batch, begun = begun[:size], begun[size:]
-            else:
-                batch, fresh = fresh[:size], fresh[size:]
-                filled = size - len(batch)
-                batch, begun = batch + begun[:filled], begun[filled:]
+            # Rows that have begun go on when they fill a batch, or the rest of the last one.
+            taken = 0 if len(begun) >= size else min(size, len(fresh))
+            batch = fresh[:taken] + begun[: size - taken]
+            fresh, begun = fresh[taken:], begun[size - taken :]
             try:
                 self._advance(batch, n_shared, prefix)
             except torch.OutOfMemoryError:
@@ -154,7 +132,7 @@ class HFEngine:
         # A row that is nearly done may wait for one that has just begun.
         places = max(len(row) + row.room for row in rows) + max(row.room for row in rows)
         if _can_pad_inside(self._model, places):
-            n_shared = generation.shared_length([row.prompt[:-1] for row in rows])
+            n_shared = shared_length([row.prompt[:-1] for row in rows])
         if n_shared:
             input_ids = torch.tensor([rows[0].prompt[:n_shared]], device=self._model.device)
             # The body alone: logits of all these tokens are worth nothing, and large.
@@ -203,20 +181,18 @@ class HFEngine:
         #     ids        S S S S S . . a b c        mask       1 1 1 1 1 0 0 1 1 1
         #                S S S S S d e f g h                   1 1 1 1 1 1 1 1 1 1
         #     positions  0 1 2 3 4     5 6 7
-        ids = [[*row.prompt, *row.new] for row in batch]
-        width = width or max(map(len, ids))
-        padding = [width - len(row) for row in ids]
-        input_ids = [
-            [*row[:n_shared], *[0] * pad, *row[n_shared:]]
-            for pad, row in zip(padding, ids, strict=True)
-        ]
-        mask = [[*[1] * n_shared, *[0] * pad, *[1] * (width - pad - n_shared)] for pad in padding]
+        width = width or max(map(len, batch))
+        input_ids, mask = [], []
+        for row in batch:
+            padding, ids = [0] * (width - len(row)), row.prompt + row.new
+            input_ids.append(ids[:n_shared] + padding + ids[n_shared:])
+            mask.append([1] * n_shared + padding + [1] * (len(row) - n_shared))
         steps = min(most, max(row.room for row in batch))
         rope = self._model.config.get_text_config().to_dict().get("rope_parameters") or {}
         if rope.get("rope_type") not in _WITHOUT_BOUND:
             # A position past the context is an error, or changes the rotation of other rows.
             # Finished rows are carried along, and must find a position for what they write.
-            steps = min(steps, context_length(self._model.config) - width)
+            steps = min(steps, self.context - width)
         if steps < 1:
             return
 

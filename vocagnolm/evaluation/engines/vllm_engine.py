@@ -3,14 +3,14 @@
 The rules of `generation.py` become sampling parameters; its token ids are decoded and cut here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from vocagnolm.evaluation.engines.generation import Chat, Completion, Decoding, Row, end_of_text_ids
+from vocagnolm.evaluation.engines.generation import Chat, Completion, Engine, Row
 from vocagnolm.models.load import ModelSource, context_length, tensor_parallel_size
 
 # Tokens. vLLM reserves room for one such text; prompts take a quarter of it.
@@ -24,7 +24,7 @@ def longest_context(config: PreTrainedConfig) -> int:
     return min(context_length(config), _LONGEST_CONTEXT)
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Completes prompts with vLLM."""
 
     def __init__(
@@ -38,13 +38,7 @@ class VLLMEngine:
         except OSError:
             # None is saved: `transformers` makes it from the configuration.
             ending = GenerationConfig.from_model_config(config)
-        self._rules = partial(
-            Decoding,
-            tokenizer,
-            context=longest_context(config),
-            eos_ids=end_of_text_ids(ending, tokenizer, chat),
-            add_special_tokens=chat is None,
-        )
+        super().__init__(tokenizer, longest_context(config), ending, chat)
         self._llm = vllm.LLM(
             model=name,
             tokenizer=tokenizer.name_or_path or name,
@@ -55,35 +49,21 @@ class VLLMEngine:
             # As the harness does, except for heads that all GPUs cannot share.
             tensor_parallel_size=tensor_parallel_size(config, torch.cuda.device_count()),
             seed=0,
-            max_model_len=longest_context(config),
+            max_model_len=self.context,
             enable_prefix_caching=True,
             # Not the model's, which may sample.
             generation_config="vllm",
         )
 
-    def generate(
-        self, prompts: Sequence[str], stops: Sequence[str], max_new_tokens: int
-    ) -> Iterator[list[Completion]]:
-        """Give groups of completions as `HFEngine.generate` does."""
-        decoding = self._rules(stops=tuple(stops), max_new_tokens=max_new_tokens)
-        return self._run(decoding.rows(prompts), decoding)
-
-    def _run(self, rows: list[Row], decoding: Decoding) -> Iterator[list[Completion]]:
+    def _run(self, rows: list[Row]) -> Iterator[list[Completion]]:
         from vllm import SamplingParams
 
-        sampling = {
-            "n": 1,
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "seed": 0,
-            "stop": list(decoding.stops),
-            "stop_token_ids": sorted(decoding.eos_ids),
-            "skip_special_tokens": True,
-        }
+        stops, ends = list(rows[0].stops), sorted(self.eos_ids)
+        sampling = partial(SamplingParams, temperature=0.0, seed=0, stop=stops, stop_token_ids=ends)
         for first in range(0, len(rows), _GROUP):
             group = rows[first : first + _GROUP]
             prompts = [{"prompt_token_ids": row.prompt} for row in group]
-            params = [SamplingParams(max_tokens=row.room, **sampling) for row in group]
+            params = [sampling(max_tokens=row.room) for row in group]
             outputs = self._llm.generate(prompts, params, use_tqdm=False)
             for row, output in zip(group, outputs, strict=True):
                 row.new = list(output.outputs[0].token_ids)

@@ -18,8 +18,7 @@ from vocagnolm.evaluation.extraction import AnswerKind, extract, strip_string
 
 RawRow = Mapping[str, Any]
 # The evaluator behind the published numbers.
-HARNESS = "ZubinGou/math-evaluation-harness"
-HARNESS_COMMIT = "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5"
+HARNESS = "ZubinGou/math-evaluation-harness@db77bc6"
 # The other protocol, named in all that is written.
 CHAT_PROTOCOL = "zero-shot chat"
 # After the question, as the model cards of DeepSeekMath and Qwen2.5-Math recommend.

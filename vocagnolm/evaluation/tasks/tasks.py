@@ -8,17 +8,13 @@ from importlib import resources
 from itertools import chain
 from pathlib import Path
 
-from vocagnolm.evaluation.tasks.benchmarks import (
-    BENCHMARKS,
-    HARNESS,
-    HARNESS_COMMIT,
-    Benchmark,
-    Item,
-    RawRow,
-)
+from vocagnolm.evaluation.tasks.benchmarks import BENCHMARKS, HARNESS, Benchmark, Item, RawRow
 from vocagnolm.io import JsonObject
 
-_HARNESS_DATA = f"https://raw.githubusercontent.com/{HARNESS}/{HARNESS_COMMIT}/data"
+_HARNESS_DATA = (
+    "https://raw.githubusercontent.com/ZubinGou/math-evaluation-harness/"
+    "db77bc6bb2a17c90ed2d63e88ebd8c40a82858c5/data"
+)
 _SEPARATOR = "\n\n\n"
 # prompts/cot/ of the harness.
 _HARNESS_SHA256 = {
@@ -121,7 +117,7 @@ def _read_rows(benchmark: Benchmark, data_dir: Path | None) -> tuple[str, Iterab
         # that are null for the first megabytes.
         url = f"{_HARNESS_DATA}/{benchmark.file}"
         texts = datasets.load_dataset("text", data_files=url, split="train")["text"]
-        return f"{HARNESS}@{HARNESS_COMMIT[:7]}/data/{benchmark.file}", map(json.loads, texts)
+        return f"{HARNESS}/data/{benchmark.file}", map(json.loads, texts)
     # Columns are named as the fields of the harness's; the digest identifies the rows.
     rows: Iterable[RawRow] = chain.from_iterable(
         datasets.load_dataset(benchmark.hub, name=config, split=split, revision="main")
