@@ -18,8 +18,7 @@ from vocagnolm import cli
 from vocagnolm.alignment import align_spans
 from vocagnolm.readers import load_tokenizer
 from vocagnolm.report import audit as audit_module
-from vocagnolm.report.audit import audit
-from vocagnolm.report.overlap import chunk_overlaps, count_map
+from vocagnolm.report.audit import audit, chunk_overlaps, count_map
 from vocagnolm.spans import encode
 
 SMALL: dict[str, Any] = {"sequence_length": 64, "sequences": 5, "chunks": (2, 8, 64)}

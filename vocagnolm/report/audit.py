@@ -9,43 +9,175 @@ equal token count (Figure 3 of the paper). docs/audit.md explains every number. 
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from tqdm.auto import tqdm
 
 from vocagnolm.alignment import align_spans
 from vocagnolm.cli import Parser, corpora_of, print_main, shell
-from vocagnolm.conventions import TEXT
+from vocagnolm.conventions import TEXT, UNMAPPED
 from vocagnolm.io import JsonObject, check_writable, markdown_table, write_json, write_text
 from vocagnolm.readers import load_tokenizer, tokenizer_sha256
-from vocagnolm.report.overlap import (
-    chunk_overlaps,
-    count_map,
-    decoded_vocabulary,
-    map_shares,
-    mean_overlaps,
-    vocabulary_overlap,
-)
 from vocagnolm.report.plots import add_legend, dashes, new_plot, save_plot, series_style
-from vocagnolm.spans import Spans, encode_batch
+from vocagnolm.spans import Spans, byte_level, encode_batch, sentencepiece
 
 if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
+Shares = npt.NDArray[np.float64]
 # Documents that are in memory at once.
 _BATCH = 128
 # Chunks of a sequence.
 CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+# -- Measures --------------------------------------------------------------------------------
+
+# A text part A of the student and a part B of the teacher, as sets of characters, give
+# IoU = |A n B| / |A u B| and IoS = |A n B| / |A| (Sections 2 and 6.1 of the paper).
+#
+# Spans are those of `spans.encode_batch`, without gaps and none empty: tokens that follow one
+# another cover everything between the start of the first and the end of the last.
+
+
+def vocabulary_overlap(student: Set[object], teacher: Set[object]) -> dict[str, float]:
+    """Count the tokens in common, and their share of the teacher's, the student's and either's."""
+    shared = len(student & teacher)
+    return {
+        "teacher": shared / len(teacher),
+        "student": shared / len(student),
+        "union": shared / len(student | teacher),
+        "shared": shared,
+        "teacher_size": len(teacher),
+        "student_size": len(student),
+    }
+
+
+def decoded_vocabulary(tokenizer: PreTrainedTokenizerBase) -> set[bytes]:
+    """Decode the tokens of a vocabulary to byte strings; added tokens are themselves."""
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    is_byte_level = '"ByteLevel"' in json.dumps([backend["pre_tokenizer"], backend["decoder"]])
+    spell = byte_level if is_byte_level else sentencepiece
+    added = {token["content"] for token in backend["added_tokens"]}
+
+    def decode(word: str) -> bytes:
+        try:
+            return word.encode() if word in added else spell(word)
+        # A letter that stands for no byte.
+        except KeyError:
+            return word.encode()
+
+    return {*map(decode, tokenizer.get_vocab())}
+
+
+def overlaps(student_spans: Spans, teacher_spans: Spans, ranges: Spans) -> tuple[Shares, Shares]:
+    """Return IoU and IoS [N] of every student token with the teacher tokens of its range.
+
+    Spans are of one text, [N, 2] and [M, 2]; ranges [N, 2] are half-open, or (-1, -1): both are 0.
+
+    >>> student = np.array([[0, 3], [3, 5]])  # "a+b", "=c"
+    >>> teacher = np.array([[0, 1], [1, 4], [4, 5]])  # "a", "+b=", "c"
+    >>> iou, ios = overlaps(student, teacher, np.array([[0, 2], [1, 3]]))
+    >>> iou.tolist(), ios.tolist()
+    ([0.75, 0.5], [1.0, 1.0])
+    """
+    iou, ios = np.zeros((2, len(student_spans)))
+    mapped = ranges[:, 0] != UNMAPPED
+    ours, theirs = student_spans[mapped], _hull(teacher_spans, ranges[mapped])
+    starts, ends = np.maximum(ours[:, 0], theirs[:, 0]), np.minimum(ours[:, 1], theirs[:, 1])
+    shared = np.maximum(ends - starts, 0)
+    lengths = ours[:, 1] - ours[:, 0]
+    iou[mapped] = shared / (lengths + theirs[:, 1] - theirs[:, 0] - shared)
+    ios[mapped] = shared / lengths
+    return iou, ios
+
+
+def chunk_overlaps(
+    student_spans: Spans, teacher_spans: Spans, chunks: int
+) -> tuple[Shares, Shares]:
+    """Return IoU and IoS of the student's chunks that have tokens with the teacher's."""
+    # Here, because it brings torch, which the command's --help does not need.
+    from vocagnolm.packing import chunk_edges
+
+    both = (chunk_edges(len(spans), chunks) for spans in (student_spans, teacher_spans))
+    student, teacher = (np.stack((edges[:-1], edges[1:]), axis=1) for edges in both)
+    teacher[teacher[:, 0] == teacher[:, 1]] = UNMAPPED
+    # Fewer tokens than chunks leave chunks empty.
+    filled = student[:, 0] < student[:, 1]
+    return overlaps(_hull(student_spans, student[filled]), teacher_spans, teacher[filled])
+
+
+def _hull(spans: Spans, ranges: Spans) -> Spans:
+    """Return the characters from the first token of each range to its last."""
+    return np.stack((spans[ranges[:, 0], 0], spans[ranges[:, 1] - 1, 1]), axis=1)
+
+
+def count_map(
+    characters: int, student_spans: Spans, teacher_spans: Spans, ranges: Spans
+) -> dict[str, float]:
+    """Count the kinds of student tokens in one text; spans and ranges as in `overlaps`.
+
+    All are sums over tokens or characters, so counts of texts can be added.
+    """
+    iou, ios = overlaps(student_spans, teacher_spans, ranges)
+    is_mapped = ranges[:, 0] != UNMAPPED
+    sizes = ranges[:, 1] - ranges[:, 0]  # 0 where unmapped
+    mapped = ranges[is_mapped]
+    # Student less teacher, [start, end].
+    before = student_spans[is_mapped] - _hull(teacher_spans, mapped)
+    same_span = (sizes[is_mapped] == 1) & ~before.any(axis=1)
+    straddling = (before[:, 0] > 0) | (before[:, 1] < 0)
+    return {
+        "characters": characters,
+        "student_tokens": len(student_spans),
+        "teacher_tokens": len(teacher_spans),
+        # By the number of teacher tokens in their range.
+        "unmapped": len(ranges) - len(mapped),
+        "one": int((sizes == 1).sum()),
+        "two": int((sizes == 2).sum()),
+        "more": int((sizes > 2).sum()),
+        # One teacher token of the same characters (one-to-one).
+        "same_span": int(same_span.sum()),
+        # The first teacher token is also one of the token before (many-to-one).
+        "shared": int((mapped[1:, 0] < mapped[:-1, 1]).sum()),
+        # The range begins before the token or ends after it.
+        "straddling": int(straddling.sum()),
+        "iou_sum": float(iou.sum()),
+        "ios_sum": float(ios.sum()),
+    }
+
+
+def map_shares(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return ratios of tokens and characters, and the share of each kind, which overlap."""
+    tokens, characters = counts["student_tokens"], counts["characters"]
+    return {
+        "teacher_tokens_per_student_token": counts["teacher_tokens"] / tokens,
+        "student_tokens_per_character": tokens / characters,
+        "teacher_tokens_per_character": counts["teacher_tokens"] / characters,
+        "mapped": 1 - counts["unmapped"] / tokens,
+        "unmapped": counts["unmapped"] / tokens,
+        "range_of_1": counts["one"] / tokens,
+        "range_of_2": counts["two"] / tokens,
+        "range_of_3_or_more": counts["more"] / tokens,
+        "one_to_one": counts["same_span"] / tokens,
+        "one_to_many": (counts["two"] + counts["more"]) / tokens,
+        "many_to_one": counts["shared"] / tokens,
+        "straddling": counts["straddling"] / tokens,
+    }
+
+
+# -- The audit -------------------------------------------------------------------------------
 
 
 def audit(
@@ -79,35 +211,37 @@ def audit(
             f"--dataset has no usable document: {len(corpus):,} read, each of them empty, not text"
             " or without tokens; give another one, or another --text_column"
         )
-    order = list(usable)
-    random.Random(seed).shuffle(order)
-    found_sequences = _sequences(corpus, order, student, sequence_length)
+    documents = len(usable)
+    random.Random(seed).shuffle(usable)
+    found_sequences = _sequences(corpus, usable, student, sequence_length)
     sampled = list(itertools.islice(found_sequences, sequences))
     if not sampled:
         logging.getLogger(__name__).warning(
-            "no sequence of %d student tokens in %d documents, so no chunks: lower %s",
-            *(sequence_length, len(usable), "--sequence_length"),
+            f"no sequence of {sequence_length} student tokens in {documents} documents, so no "
+            "chunks: lower --sequence_length"
         )
     found_teachers = []
     for name, teacher in teachers.items():
+        found, tokens = counts[name], counts[name]["student_tokens"]
         raw = vocabulary_overlap(set(student.get_vocab()), set(teacher.get_vocab()))
         as_bytes = vocabulary_overlap(decoded_vocabulary(student), decoded_vocabulary(teacher))
+        pairs = [(ours, _read(teacher, [text])[0]) for text, ours in sampled]
         found_teachers.append(
             {
                 "teacher": name,
                 "teacher_sha256": tokenizer_sha256(teacher),
                 "vocabulary_overlap": {"raw": raw, "bytes": as_bytes},
-                "mapping": map_shares(counts[name]),
-                "token_level": mean_overlaps(counts[name]),
-                "chunks": _chunks(teacher, sampled, chunks),
-                "counts": dict(counts[name]),
+                "mapping": map_shares(found),
+                "token_level": {"iou": found["iou_sum"] / tokens, "ios": found["ios_sum"] / tokens},
+                "chunks": [_mean_overlaps(pairs, n) for n in chunks] if pairs else [],
+                "counts": dict(found),
             }
         )
     return {
         "format": 1,
         "student_sha256": tokenizer_sha256(student),
-        "documents": len(usable),
-        "skipped": len(corpus) - len(usable),
+        "documents": documents,
+        "skipped": len(corpus) - documents,
         "sequences": len(sampled),
         "teachers": found_teachers,
     }
@@ -152,19 +286,12 @@ def _sequences(
                 parts, tokens = [], 0
 
 
-def _chunks(
-    teacher: PreTrainedTokenizerBase, sampled: Sequence[tuple[str, Spans]], counts: Sequence[int]
-) -> list[JsonObject]:
-    """Average IoU and IoS over sequences for each number of chunks, with standard errors."""
-    pairs = [(ours, _read(teacher, [text])[0]) for text, ours in sampled]
-    found: list[JsonObject] = []
-    for chunks in counts if pairs else ():
-        overlaps = [map(np.mean, chunk_overlaps(*pair, chunks)) for pair in pairs]
-        means = pd.DataFrame(overlaps, columns=["iou", "ios"])
-        # A single sequence has no standard error.
-        errors = means.sem().dropna().add_suffix("_standard_error")
-        found.append({"chunks": chunks, **means.mean(), **errors})
-    return found
+def _mean_overlaps(pairs: Sequence[tuple[Spans, Spans]], chunks: int) -> JsonObject:
+    """Average IoU and IoS over sequences, with standard errors; a single one has none."""
+    overlaps = [map(np.mean, chunk_overlaps(*pair, chunks)) for pair in pairs]
+    means = pd.DataFrame(overlaps, columns=["iou", "ios"])
+    errors = means.sem().dropna().add_suffix("_standard_error")
+    return {"chunks": chunks, **means.mean(), **errors}
 
 
 # -- Tables and figure -----------------------------------------------------------------------
@@ -173,40 +300,38 @@ def _chunks(
 def audit_markdown(content: JsonObject) -> str:
     """Lay out an audit as tables: a column per teacher, in percent."""
     teachers, names = content["teachers"], labels(content)
-    vocabulary, mapping = [["shared tokens, of", *names]], [["student tokens", *names]]
+    read = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
+    lines = [f"student: {content['student']}"]
+    lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
+    lines.append(f"corpus: {content['dataset']}, {read}")
+    rows = [["shared tokens, of", *names]]
     for kind, how in (("raw", "as written"), ("bytes", "as bytes")):
         for whose in ("teacher", "student", "union"):
             shares = [teacher["vocabulary_overlap"][kind][whose] for teacher in teachers]
-            vocabulary.append([f"{whose}, {how}", *map(_percent, shares)])
+            rows.append([f"{whose}, {how}", *map(_percent, shares)])
+    lines += ["", "## Vocabulary overlap (%)", "", markdown_table(rows)]
+    rows = [["student tokens", *names]]
     found = [teacher["mapping"] | teacher["token_level"] for teacher in teachers]
     for key in found[0]:
         # Ratios are no shares.
         write = "{:.4f}".format if "_per_" in key else _percent
-        mapping.append([key.replace("_", " "), *(write(shares[key]) for shares in found)])
-    tables = {
-        "Vocabulary overlap (%)": vocabulary,
-        "Token-level map (% of the student's tokens)": mapping,
-    }
+        rows.append([key.replace("_", " "), *(write(shares[key]) for shares in found)])
+    lines += ["", "## Token-level map (% of the student's tokens)", "", markdown_table(rows)]
     if content["sequences"]:
         rows = [["chunks", *names]]
         for points in zip(*(teacher["chunks"] for teacher in teachers), strict=True):
             cells = [f"{_percent(x['iou'])} / {_percent(x['ios'])}" for x in points]
             rows.append([str(points[0]["chunks"]), *cells])
         sizes = f"{content['sequences']} x {content['settings']['sequence_length']:,}"
-        tables[f"Chunks of {sizes} student tokens, IoU / IoS (%)"] = rows
-    skipped = f"{content['documents']:,} documents ({content['skipped']:,} left out)"
-    lines = [f"student: {content['student']}"]
-    lines += [f"teacher: {teacher['teacher']}" for teacher in teachers]
-    lines.append(f"corpus: {content['dataset']}, {skipped}")
-    for title, rows in tables.items():
-        lines += ["", f"## {title}", "", markdown_table(rows)]
+        title = f"## Chunks of {sizes} student tokens, IoU / IoS (%)"
+        lines += ["", title, "", markdown_table(rows)]
     return "\n".join(lines) + "\n"
 
 
 def labels(content: JsonObject) -> list[str]:
     """Shorten the names of the teachers to their last parts, unless two have the same."""
     names = [teacher["teacher"] for teacher in content["teachers"]]
-    short = [PurePosixPath(name).name or name for name in names]
+    short = [PurePosixPath(name).name for name in names]
     return short if len(set(short)) == len(short) else names
 
 
@@ -238,45 +363,32 @@ def draw_audit(content: JsonObject, path: Path) -> None:
     save_plot(figure, path)
 
 
-def write_audit(content: JsonObject, directory: Path) -> None:
-    """Write `audit.json`, `audit.md` and `audit.png`."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / "audit.json", content)
-    write_text(directory / "audit.md", audit_markdown(content))
-    draw_audit(content, directory / "audit.png")
-
-
 # -- The command -----------------------------------------------------------------------------
-
-
-def _parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = Parser("vocagnolm audit", __doc__)
-    add = parser.add_argument
-    add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
-    add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
-    parser.add_dataset(required=True)
-    add("--documents", type=int, help="Only the first ones; default: all.")
-    # Chunks of equal token count, Figure 3 of the paper.
-    cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
-    add("--sequence_length", type=int, default=2048, help=cut)
-    add("--sequences", type=int, default=150, help="How many, at most; default: 150.")
-    chunks = "Counts of chunks of a sequence; default: 2 4 8 ... 512."
-    add("--chunks", type=int, nargs="+", default=CHUNKS, help=chunks)
-    add("--seed", type=int, default=0, help="Of the documents' order in sequences; default: 0.")
-    add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
-    add("--trust_remote_code", action="store_true")
-    return parser.parse_args(argv)
 
 
 @shell("vocagnolm audit")
 def main(argv: Sequence[str] | None = None) -> None:
     """Audit the tokenizers, and print what was found."""
-    arguments = _parse(argv)
+    parser = Parser("vocagnolm audit", __doc__)
+    add = parser.add_argument
+    cut = "Student tokens of a sequence that is cut into chunks; default: 2048."
+    counts = "Counts of chunks of a sequence; default: 2 4 8 ... 512."
+    add("--student", required=True, help="Its tokenizer: a directory or a hub name.")
+    add("--teacher", required=True, nargs="+", help="Their tokenizers, likewise.")
+    parser.add_dataset(required=True)
+    add("--documents", type=int, help="Only the first ones; default: all.")
+    add("--sequence_length", type=int, default=2048, help=cut)
+    add("--sequences", type=int, default=150, help="How many, at most; default: 150.")
+    add("--chunks", type=int, nargs="+", default=CHUNKS, help=counts)
+    add("--seed", type=int, default=0, help="Of the documents' order in sequences; default: 0.")
+    add("--output_dir", type=Path, help="Gets audit.json, audit.md and audit.png.")
+    add("--trust_remote_code", action="store_true")
+    arguments = parser.parse_args(argv)
     from vocagnolm.corpus import is_conversations, load_corpus, load_sample
 
     # Before the work, which may take minutes.
-    if arguments.output_dir:
-        check_writable(arguments.output_dir)
+    if out := arguments.output_dir:
+        check_writable(out)
     if (most := max(arguments.chunks)) > arguments.sequence_length:
         raise ValueError(f"--chunks {most} exceeds --sequence_length: a chunk needs a token")
     trust = arguments.trust_remote_code
@@ -284,18 +396,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     teachers = {
         name: load_tokenizer(name, "teacher", trust_remote_code=trust) for name in arguments.teacher
     }
-    ((_, options),) = corpora_of(arguments)
-    # A sample is read without downloading the rest.
+    ((name, options),) = corpora_of(arguments)
     if arguments.documents is None:
-        corpus = load_corpus(arguments.dataset, **options)
+        corpus = load_corpus(name, **options)
     else:
-        corpus, _ = load_sample(arguments.dataset, arguments.documents, **options)
+        # Without downloading the rest.
+        corpus, _ = load_sample(name, arguments.documents, **options)
     if is_conversations(corpus):
         raise ValueError("--dataset has conversations: audit documents, as with --text_column")
-    names = ("sequence_length", "sequences", "chunks", "seed")
-    sizes = {name: vars(arguments)[name] for name in names}
-    content = {"student": arguments.student, "dataset": arguments.dataset, **options}
-    content |= {"settings": sizes, **audit(student, teachers, corpus, **sizes)}
-    if arguments.output_dir:
-        write_audit(content, arguments.output_dir)
-    print_main(audit_markdown(content).rstrip("\n"))
+    sizes = {x: vars(arguments)[x] for x in ("sequence_length", "sequences", "chunks", "seed")}
+    content = {"student": arguments.student, "dataset": name, **options, "settings": sizes}
+    content |= audit(student, teachers, corpus, **sizes)
+    text = audit_markdown(content)
+    if out:
+        write_text(out / "audit.md", text)
+        write_json(out / "audit.json", content)
+        draw_audit(content, out / "audit.png")
+    print_main(text.rstrip("\n"))
