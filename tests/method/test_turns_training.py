@@ -121,14 +121,14 @@ def test_view_of_conversations_conserves_nats(world: World) -> None:
         Method(aggregation="share"), OnlineTeacher([world.teacher], torch.device("cpu"))
     )
     first_five = corpus.select(range(5))
-    for view in view_documents(first_five, readers, model, objective, train_on="all"):
+    for view in view_documents(first_five, readers, model, objective, range(5), "all"):
         shown = "".join(token.text for token in view.tokens if not token.is_special)
         assert shown == view.text.replace("\n", "", 1)
         assert [token.text for token in view.tokens if token.is_special] == ["<s>", "</s>", "</s>"]
         pieces = {id(p): p[1] for token in view.tokens for p in token.pieces}
         nats = [token.teacher_loss_nats for token in view.tokens if token.teacher_loss_nats]
         assert sum(nats) == pytest.approx(np.sum([*pieces.values()]), abs=1e-3)
-    view = view_documents(corpus.select([0]), readers, model, objective)[0]
+    view = view_documents(corpus.select([0]), readers, model, objective, [0])[0]
     first = next(n for n, token in enumerate(view.tokens) if token.status != "unlabelled")
     assert view.tokens[first].start > view.text.index("\n")
     assert view.tokens[-1].status == "unmapped"

@@ -11,6 +11,7 @@ from typing import Any
 import datasets
 import pytest
 import torch
+from samples import Sample, sample_blocks
 from stored_world import random_store
 from tokenizer_stubs import tokens_between
 from torch.nn import functional as F
@@ -20,10 +21,10 @@ from world import MAX_LENGTH, TEACHER_CONTEXT
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.data import align_corpus
 from vocagnolm.guidance import TokenGuidance
-from vocagnolm.packing import Blocks, PackedCollator
+from vocagnolm.packing import Blocks
 from vocagnolm.readers import Reader, Teachers, load_tokenizer, student_reader, teacher_reader
 from vocagnolm.report import inspect
-from vocagnolm.report.view import Sample, TextView, sample_blocks, view_texts
+from vocagnolm.report.view import TextView
 from vocagnolm.spans import encode
 from vocagnolm.store.read import StoredReader
 
@@ -45,8 +46,7 @@ def sample_of(texts: list[str], student: Reader, guide: Any) -> Sample:
     limits = [guide.limit] if isinstance(guide, Reader) else guide.limits()
     blocks = Blocks(rows, MAX_LENGTH, limits)
     numbers = range(len(blocks))
-    collate = PackedCollator(MAX_LENGTH)
-    return sample_blocks(blocks, numbers, collate, rows, corpus, student.tokenizer)
+    return sample_blocks(blocks, numbers, rows, corpus, student.tokenizer)
 
 
 def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
@@ -67,7 +67,7 @@ def guidance_of(sample: Sample, seed: int = 0) -> TokenGuidance:
 
 def views_of(sample: Sample, guidance: TokenGuidance) -> list[list[TextView]]:
     """The views, by row."""
-    views = iter(view_texts(sample, guidance))
+    views = iter(sample.views(guidance))
     return [[next(views) for _ in row] for row in sample.segments]
 
 
@@ -112,7 +112,7 @@ def test_view_shows_every_character_once(
     texts = [text for text in fuzz_texts(60, seed=5) if text.strip()]
     sample = sample_of(texts, *readers)
     found = dict.fromkeys(range(len(texts)), "")
-    views = view_texts(sample, guidance_of(sample))
+    views = sample.views(guidance_of(sample))
     for view in sorted(views, key=lambda view: (view.document, view.start)):
         assert shown(view) == view.text
         found[view.document] += view.text

@@ -24,7 +24,7 @@ from vocagnolm.cli import Parser, corpora_of, shell
 from vocagnolm.conventions import TEXT, NonFiniteLoss
 from vocagnolm.io import check_writable, write_text
 from vocagnolm.method import Aggregation, Method, Unmapped
-from vocagnolm.report.view import GuidanceView, Sample, TextView, view_texts
+from vocagnolm.report.view import GuidanceView, TextView, view_texts
 
 if TYPE_CHECKING:
     import datasets
@@ -85,8 +85,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def look(arguments: argparse.Namespace) -> GuidanceView:
     """Load both models as a run of train.py does, and decide over the tokens of the texts."""
+    import datasets
     import torch
 
+    from vocagnolm.corpus import load_sample
     from vocagnolm.dist import is_on_cpu
     from vocagnolm.objective import Objective, OnlineTeacher
     from vocagnolm.run.job import load_weights, read_models
@@ -102,7 +104,16 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
         return kind(**{each.name: given[each.name] for each in fields(kind) if each.name in given})
 
     options, method = (pick(ModelOptions), pick(LoadOptions), pick(PackOptions)), pick(Method)
-    corpus, indices = _load_documents(arguments)
+    if arguments.text is not None:
+        corpus, indices = datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
+    else:
+        # The documents before one are read, and skipped.
+        indices, ((name, of_corpus),) = arguments.document, corpora_of(arguments)
+        corpus, _ = load_sample(name, max(indices) + 1, **of_corpus)
+        last = len(corpus) - 1
+        if not 0 <= min(indices) <= max(indices) <= last:
+            raise ValueError(f"--document needs indices from 0 to {last}, got {indices}")
+        corpus = corpus.select(indices)
     device = torch.device("cpu") if is_on_cpu() else torch.accelerator.current_accelerator()
     assert device is not None
     models = read_models(*options, method, device, shorten=arguments.max_length is None)
@@ -118,41 +129,23 @@ def look(arguments: argparse.Namespace) -> GuidanceView:
     return GuidanceView(*names, method, competition, texts=tuple(views))
 
 
-def _load_documents(arguments: argparse.Namespace) -> tuple[datasets.Dataset, list[int]]:
-    """Return the texts to show, in the column `text`, and their indices."""
-    import datasets
-
-    from vocagnolm.corpus import load_sample
-
-    if arguments.text is not None:
-        return datasets.Dataset.from_dict({TEXT: [arguments.text]}), [0]
-    indices = arguments.document
-    # The documents before one are read, and skipped.
-    ((name, options),) = corpora_of(arguments)
-    corpus, _ = load_sample(name, max(indices) + 1, **options)
-    if not 0 <= min(indices) <= max(indices) < len(corpus):
-        raise ValueError(f"--document needs indices from 0 to {len(corpus) - 1}, got {indices}")
-    return corpus.select(indices), indices
-
-
 def view_documents(
     corpus: datasets.Dataset,
     readers: tuple[Reader, Reader],
     student: nn.Module,
     objective: Objective,
-    indices: Sequence[int] | None = None,
+    indices: Sequence[int],
     train_on: TrainOn = "completions",
 ) -> list[TextView]:
-    """Show all segments of some documents, by their indices; each is a sequence of its own."""
+    """Show all segments of documents, each a sequence of its own; `indices` names the documents."""
     from accelerate.utils import send_to_device
 
     from vocagnolm.data import align_corpus
     from vocagnolm.packing import PackedCollator, as_block
 
     segments = align_corpus(corpus, *readers, train_on=train_on)
-    shown = range(len(corpus)) if indices is None else indices
     for place, reason in segments.skipped:
-        message = f"document {shown[place]} cannot be shown: {reason}"
+        message = f"document {indices[place]} cannot be shown: {reason}"
         if not len(segments.rows):
             raise ValueError(f"{message}; give another text")
         logging.getLogger(__name__).warning(message)
@@ -166,9 +159,9 @@ def view_documents(
             shares=objective.method.aggregation == "share",
         )
         batch = send_to_device(collate([as_block(place, arrays[place : place + 1])]), device)
-        sample = Sample(batch, [[row]], corpus, readers[0].tokenizer)
-        (view,) = view_texts(sample, measure(student, objective, batch))
-        views.append(replace(view, document=shown[view.document]))
+        guidance = measure(student, objective, batch)
+        (view,) = view_texts(batch, guidance, [[row]], corpus, readers[0].tokenizer)
+        views.append(replace(view, document=indices[view.document]))
     return views
 
 

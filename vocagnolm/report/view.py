@@ -1,16 +1,16 @@
 """The guidance view: which tokens of a text are trained, with both losses and the teacher's pieces.
 
-From packed sequences with their texts (`Sample`), and the losses and weights of their tokens
-(`guidance.TokenGuidance`), `view_texts` makes plain data, which pages show, for the command and the
-training callback alike.
+From a batch of packed sequences, the losses and weights of its tokens (`guidance.TokenGuidance`)
+and the texts, `view_texts` makes plain data, which pages show, for the command and the training
+callback alike.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from vocagnolm.alignment import align_segment, widen_spans
 from vocagnolm.io import JsonObject
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from vocagnolm.guidance import TokenGuidance
     from vocagnolm.method import Method
-    from vocagnolm.packing import Batch, Block, Blocks
+    from vocagnolm.packing import Batch
 
 Status = Literal["kept", "dropped", "unmapped", "unlabelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
@@ -94,33 +94,17 @@ class GuidanceView:
         return [token for text in self.texts for token in text.tokens]
 
 
-class Sample(NamedTuple):
-    """Packed sequences to look at, again and again."""
-
-    batch: Batch
-    # Of each sequence: rows of `data.Segments.rows`.
-    segments: Sequence[Sequence[JsonObject]]
-    # Documents, in the column `text`.
-    corpus: datasets.Dataset
-    # The student's.
-    tokenizer: PreTrainedTokenizerBase
-
-
-def sample_blocks(
-    blocks: Blocks,
-    indices: Sequence[int],
-    collate: Callable[[Sequence[Block]], Batch],
-    segments: datasets.Dataset,
+def view_texts(
+    batch: Batch,
+    guidance: TokenGuidance,
+    segments: Sequence[Sequence[JsonObject]],
     corpus: datasets.Dataset,
     tokenizer: PreTrainedTokenizerBase,
-) -> Sample:
-    """Read some packed sequences as the trainer does, with their segments."""
-    rows = [[segments[int(row)] for row in blocks.segments(index)] for index in indices]
-    return Sample(collate([blocks[index] for index in indices]), rows, corpus, tokenizer)
+) -> tuple[TextView, ...]:
+    """Make the views of a batch's segments; of several teachers the pieces are the first one's.
 
-
-def view_texts(sample: Sample, guidance: TokenGuidance) -> tuple[TextView, ...]:
-    """Make the views of a sample's segments; of several teachers the pieces are the first one's."""
+    `segments` has rows of `data.Segments.rows` for each row of the batch, `corpus` their documents.
+    """
     columns = (
         guidance.student_loss_BS,
         guidance.teacher_loss_BS,
@@ -129,17 +113,17 @@ def view_texts(sample: Sample, guidance: TokenGuidance) -> tuple[TextView, ...]:
         guidance.weight_BS.bool(),
     )
     views = []
-    for row, segments in enumerate(sample.segments):
+    for row, of_row in enumerate(segments):
         # Each segment of the row takes its part of both iterators:
         #   tokens  segment 0 | segment 1 ...        losses  segment 0 | ... | of other teachers
         found = zip(*(column[row].tolist() for column in columns), strict=True)
         losses = iter(guidance.teacher_loss_BT[row].tolist())
-        for segment in segments:
+        for segment in of_row:
             document, start = segment["document"], segment["start"]
-            text = sample.corpus[document]["text"][start : segment["end"]]
+            text = corpus[document]["text"][start : segment["end"]]
             own = itertools.islice(found, len(segment["student_ids"]))
-            tokens = tuple(_tokens(segment, text, sample.tokenizer, own, losses))
-            views.append(TextView(text, document, start, int(sample.batch["block"][row]), tokens))
+            tokens = tuple(_tokens(segment, text, tokenizer, own, losses))
+            views.append(TextView(text, document, start, int(batch["block"][row]), tokens))
     return tuple(views)
 
 

@@ -165,16 +165,23 @@ def add_trackers(
         return
     # Here, because a run without tables needs no pages.
     from vocagnolm.report.callback import GuidanceTable
-    from vocagnolm.report.view import GuidanceView, sample_blocks
+    from vocagnolm.report.view import GuidanceView, view_texts
 
-    texts = documents.segments.rows, documents.texts, models.reader.tokenizer
-    sample = sample_blocks(documents.blocks, [0], documents.collator, *texts)
+    blocks, rows = documents.blocks, documents.segments.rows
+    batch = documents.collator([blocks[0]])
+    segments = [[rows[int(index)] for index in blocks.segments(0)]]
+    texts = segments, documents.texts, models.reader.tokenizer
     teacher = " and ".join(job.model.teacher or job.model.teacher_losses or ())
     scopes = {"sequence": "each sequence", "batch": "the sequences shown"}
     scope = f"the mapped tokens of {scopes[job.method.selection_scope]}"
     view = GuidanceView(job.model.student, teacher, job.method, scope)
-    shown = sample, every, view, str(args.output_dir), show
-    trainer.add_callback(GuidanceTable(trainer.token_guidance, *shown))
+    directory = Path(str(args.output_dir), "guidance")
+    trainer.add_callback(
+        GuidanceTable(
+            lambda: view_texts(batch, trainer.token_guidance(batch), *texts),
+            *(every, view, directory, show),
+        )
+    )
 
 
 def is_evaluated(trainer: VocAgnoTrainer) -> bool:
