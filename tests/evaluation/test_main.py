@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -175,8 +176,8 @@ def test_results_lie_in_the_model(own_model: Path) -> None:
     assert evaluate_math.main(argv) == 0
     assert (own_model / "evaluation" / "results.json").is_file()
     assert evaluate_math.main(argv) == 0  # its own files do not make it another model
-    parsed = evaluate_math._parse(["--model", "org/name", "--benchmarks", "demo"])
-    assert evaluate.output_dir(parsed) == Path("runs/name/evaluation")
+    asked = Namespace(model="org/name", output_dir=None, chat=False)
+    assert evaluate.output_dir(asked) == Path("runs/name/evaluation")
 
 
 @pytest.mark.slow

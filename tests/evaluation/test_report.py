@@ -41,7 +41,8 @@ def build(path: Path, *tasks: Task) -> dict[str, Any]:
                 }
                 ending = {"finish_reason": "eos", "n_new_tokens": 5}
                 file.write(to_line({"idx": item.idx} | verdict | ending))
-    return report.build_results(tasks, directory, SETTINGS, {})
+    columns = {task.benchmark.id: report.column(task, directory) for task in tasks}
+    return report.build_results(columns, directory, SETTINGS, {})
 
 
 def outputs(results: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -139,4 +140,4 @@ def test_row_grows_benchmark_by_benchmark(tmp_path: Path) -> None:
     results = build(tmp_path, second)
     assert list(results["benchmarks"]) == ["gsm8k", "svamp"]
     assert len(results["marks"]) == 1
-    assert report.progress(first, directory).startswith("svamp: 25.0 (95 % interval")
+    assert report.in_a_line(results["benchmarks"]["svamp"]).startswith("25.0 (95 % interval")

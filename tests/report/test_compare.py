@@ -331,7 +331,8 @@ def test_comparison_reads_what_an_evaluation_writes(tmp_path: Path) -> None:
                 file.write(to_line(record(item.idx, correct) | verdict))
         directory.complete("demo", [item.idx for item in task.items])
         settings = {"model": {"name": name, "revision": "r"}}
-        report.write_results(report.build_results([task], directory, settings, {}), directory)
+        columns = {"demo": report.column(task, directory)}
+        report.write_results(report.build_results(columns, directory, settings, {}), directory)
     comparison = compare([tmp_path / "first", tmp_path / "other"])
     assert paired(comparison)["demo"].points == 25.0
     assert [run.prompts for run in comparison.runs] == ["none", "none"]

@@ -79,10 +79,12 @@ def evaluate(arguments: Namespace) -> None:
         settings = rank0(begin)
         engine = _load_engine(arguments, source, tokenizer, state, chat)
         workers = max(1, min(8, (os.cpu_count() or 1) // state.num_processes))
+        columns = {}
         with Grader(workers) as grader:
             for task in runner.run(tasks, engine, grader, directory, state):
                 if state.is_main_process:
-                    command.log_main(report.progress(task, directory))
+                    columns[task.benchmark.id] = column = report.column(task, directory)
+                    command.log_main(f"{task.benchmark.id}: {report.in_a_line(column)}")
         if state.is_main_process:
             device = state.device.type
             # Facts that may change a number in bfloat16 without being a setting.
@@ -91,7 +93,7 @@ def evaluate(arguments: Namespace) -> None:
                 "processes": state.num_processes,
                 "device": torch.cuda.get_device_name() if device == "cuda" else device,
             }
-            results = report.build_results(tasks, directory, settings, environment)
+            results = report.build_results(columns, directory, settings, environment)
             report.write_results(results, directory)
             written = "results.json, row.md and an item file per benchmark"
             table = report.to_markdown(results)

@@ -10,7 +10,6 @@ Killed at any moment, the same command resumes. Exit status: 0 done, 2 a wrong a
 130 interrupted.
 """
 
-from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,26 +23,12 @@ _NO_MEMORY = "give a smaller --batch_size, a narrower --dtype, or --engine vllm"
 @command.shell(_NAME, out_of_memory=_NO_MEMORY, resumable=True)
 def main(argv: Sequence[str] | None = None) -> None:
     """Evaluate, preview or regrade."""
-    arguments = _parse(argv)
-    # Only now: the graders and engines take seconds to import.
-    from vocagnolm.evaluation import evaluate
-
-    if arguments.regrade:
-        benchmark = BENCHMARKS[arguments.benchmark]
-        asked = benchmark.in_chat() if arguments.chat else benchmark
-        evaluate.regrade(arguments.regrade, asked, arguments.output)
-    else:
-        evaluate.evaluate(arguments)
-
-
-def _parse(argv: Sequence[str] | None = None) -> Namespace:
-    """Read the command line."""
     parser = command.Parser(_NAME, __doc__)
     add = parser.add_argument
     add("--model", help="A directory, or a name on the hub.")
     add("--revision", help="Branch, tag or commit on the hub.")
-    names = f"Of {', '.join(BENCHMARKS)}."
-    add("--benchmarks", nargs="+", default=list(PAPER_BENCHMARKS), help=names)
+    known = ", ".join(BENCHMARKS)
+    add("--benchmarks", nargs="+", default=list(PAPER_BENCHMARKS), help=f"Of {known}.")
     add("--data_dir", type=Path, help="Items in the harness's layout; without it, downloads.")
     add("--prompts_dir", type=Path, help="The harness's prompts/cot; without it, our own prompts.")
     add("--chat", action="store_true", help="Zero-shot, which is not the paper's protocol.")
@@ -61,10 +46,18 @@ def _parse(argv: Sequence[str] | None = None) -> Namespace:
     if bool(arguments.model) == bool(arguments.regrade and arguments.benchmark):
         parser.error("give --model, or --regrade FILE and its --benchmark")
     # `gsm8k,math` and `gsm8k math`.
-    asked = ",".join(arguments.benchmarks).split(",")
-    arguments.benchmarks = list(dict.fromkeys(filter(None, asked)))
+    names = ",".join(arguments.benchmarks).split(",")
+    arguments.benchmarks = list(dict.fromkeys(filter(None, names)))
     if unknown := set(arguments.benchmarks) - BENCHMARKS.keys():
-        parser.error(f"--benchmarks: {', '.join(unknown)} not among {', '.join(BENCHMARKS)}")
+        parser.error(f"--benchmarks: {', '.join(unknown)} not among {known}")
     if arguments.chat and "demo" in arguments.benchmarks:
         parser.error("--chat: the demo asks for no boxed answers")
-    return arguments
+    # Only now: the graders and engines take seconds to import.
+    from vocagnolm.evaluation import evaluate
+
+    if arguments.regrade:
+        benchmark = BENCHMARKS[arguments.benchmark]
+        asked = benchmark.in_chat() if arguments.chat else benchmark
+        evaluate.regrade(arguments.regrade, asked, arguments.output)
+    else:
+        evaluate.evaluate(arguments)

@@ -99,17 +99,16 @@ def _count(values: Iterable[str]) -> dict[str, int]:
 
 
 def build_results(
-    tasks: Sequence[Task],
+    asked: Mapping[str, JsonObject],
     directory: RunDirectory,
     settings: Mapping[str, object],
     environment: Mapping[str, object],
 ) -> JsonObject:
-    """Collect everything known at the end; percentages are in [0, 100], intervals of 95 %."""
+    """Collect everything known at the end, as the columns of the benchmarks that were asked."""
     # Benchmarks that were asked before, under the same settings, and whose items are all there.
     earlier = json_or_empty(directory.path / _RESULTS_FILE).get("benchmarks", {})
     complete = {path.stem for path in directory.path.glob("*.jsonl")}
-    columns = {name: column for name, column in earlier.items() if name in complete}
-    columns |= {task.benchmark.id: _column(task, directory) for task in tasks}
+    columns = {name: column for name, column in earlier.items() if name in complete} | dict(asked)
     benchmarks = {name: columns[name] for name in BENCHMARKS if name in columns}
     averaged = averages(benchmarks)
     for name, average in averaged.items():
@@ -126,7 +125,8 @@ def build_results(
     }
 
 
-def _column(task: Task, directory: RunDirectory) -> JsonObject:
+def column(task: Task, directory: RunDirectory) -> JsonObject:
+    """Collect everything known of a benchmark; percentages are in [0, 100], intervals of 95 %."""
     finished, marks = directory.finished(task.benchmark.id), task.marks()
     return {
         "column": task.benchmark.column,
@@ -165,11 +165,6 @@ def to_markdown(results: JsonObject) -> str:
         marked = [c["column"] for c in results["benchmarks"].values() if mark in c["marks"]]
         notes.append(f"- * {mark} ({', '.join(marked)})")
     return "\n".join([markdown_table(rows, padded=False), "", *notes]) + "\n"
-
-
-def progress(task: Task, directory: RunDirectory) -> str:
-    """Sum up a finished benchmark in a line for the log."""
-    return f"{task.benchmark.id}: {in_a_line(_column(task, directory))}"
 
 
 def in_a_line(summary: JsonObject) -> str:

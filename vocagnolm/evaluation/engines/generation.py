@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal
 
 from transformers import GenerationConfig
@@ -21,8 +22,6 @@ from vocagnolm.evaluation.tasks.benchmarks import CHAT_PROTOCOL, INSTRUCTION
 FinishReason = Literal["stop", "eos", "length", "context"]
 # Stands for bytes that are no character, such as half of one.
 _UNDECODABLE = "\ufffd"
-# Stands for an answer in a chat template.
-_MARK = "\ue000"
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,8 @@ class Chat:
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """The token with which the template ends an answer; none where that is no special one."""
-        after = self._render("?", _MARK).partition(_MARK)[2]
+        answer = "\ue000"  # which no template writes
+        after = self._render("?", answer).partition(answer)[2]
         ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
         special = special_ids(self.tokenizer)
         return frozenset([id for id in ids if id in special][:1])
@@ -203,12 +203,8 @@ def shared_length(sequences: Sequence[list[int]]) -> int:
     >>> shared_length([[1, 2, 3], [1, 2, 4], [1, 2]])
     2
     """
-    # In sorted order, the first and the last differ first where any two do.
-    first, last = min(sequences), max(sequences)
-    for count, (one, other) in enumerate(zip(first, last, strict=False)):
-        if one != other:
-            return count
-    return len(first)
+    places = zip(*sequences, strict=False)
+    return len(list(takewhile(lambda tokens: len(set(tokens)) == 1, places)))
 
 
 def end_of_text_ids(

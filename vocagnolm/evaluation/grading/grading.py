@@ -99,15 +99,11 @@ class _Worker:
         return self.process.wait()
 
     def grade(self, kind: AnswerKind | None, output: str, gold: str) -> Verdict:
-        if not self._is_ready:
-            try:
-                self._receive()
-            except (EOFError, OSError):
-                command = "python -m vocagnolm.evaluation.grading.worker"
-                raise ValueError(f"a grading worker does not start: run `{command}`") from None
-            self._is_ready = True
         verdict = Verdict()
         try:
+            if not self._is_ready:
+                self._receive()
+                self._is_ready = True
             self._connection.send_bytes(json.dumps([kind, output, gold]).encode())
             # Each reply adds to the verdict, which stands if the worker dies before the next one.
             for _ in range(3):
@@ -115,6 +111,9 @@ class _Worker:
         except (EOFError, OSError) as error:
             # The limit of processor time ends a worker by SIGPROF.
             late = self.stop() == -signal.SIGPROF or isinstance(error, TimeoutError)
+            if not self._is_ready:
+                command = "python -m vocagnolm.evaluation.grading.worker"
+                raise ValueError(f"a grading worker does not start: run `{command}`") from None
             if not verdict.decided_by:
                 verdict = replace(verdict, decided_by="timeout" if late else "crash")
         return verdict

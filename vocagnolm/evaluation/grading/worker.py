@@ -45,7 +45,7 @@ def _opinion(kind: AnswerKind | None, output: str, gold: str) -> bool | None:
 
 def restrict_sympy() -> None:
     """Let sympy, which reads a string by evaluating it, read no more than numbers and symbols."""
-    # Its input is read before (`reading.py`), but it takes strings in many places, its own numbers
+    # Its input is read before (`read_answer`), but it takes strings in many places, its own numbers
     # among them. `eval_expr` is the one place where it runs them.
     evaluate = sympy_parser.eval_expr
 

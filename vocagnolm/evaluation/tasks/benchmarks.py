@@ -23,8 +23,6 @@ HARNESS = "ZubinGou/math-evaluation-harness@db77bc6"
 CHAT_PROTOCOL = "zero-shot chat"
 # After the question, as the model cards of DeepSeekMath and Qwen2.5-Math recommend.
 INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
-# Chains of thought are longer than few-shot answers; Qwen2.5-Math's evaluation allows as many.
-_CHAT_NEW_TOKENS = 2048
 # A gold of one of these makes the harness name the answers that it expects.
 _TRUTH, _CONSENT = " (True or False)", " (Yes or No)"
 _HINTS = {"true": _TRUTH, "false": _TRUTH, "yes": _CONSENT, "no": _CONSENT}
@@ -190,7 +188,8 @@ class Benchmark:
             shots=0,
             template=f"{{question}}\n{INSTRUCTION.replace('{}', '{{}}')}",
             stops=(),
-            max_new_tokens=_CHAT_NEW_TOKENS,
+            # Chains of thought are longer; Qwen2.5-Math's evaluation allows as many.
+            max_new_tokens=2048,
             answer_kind="boxed_letter" if self.answer_kind == "letter" else self.answer_kind,
             protocol=CHAT_PROTOCOL,
         )
