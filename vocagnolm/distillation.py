@@ -20,13 +20,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.method import Distance
 from vocagnolm.token_loss import (
     Head,
     HeadGradients,
     by_predicted_token,
-    first_tokens,
     log_softmax_,
     rows_per_tile,
 )
@@ -41,17 +39,7 @@ class HeadStates(NamedTuple):
     """Hidden states and output head, from which a model's distributions [M, V] are made."""
 
     hidden_MD: Tensor
-    weight_VD: Tensor
-    bias_V: Tensor | None
     head: Head
-
-    def cast(self) -> HeadStates:
-        """With the weight in the dtype of the products, once for all tiles."""
-        return self._replace(weight_VD=self.weight_VD.to(self.head.dtype))
-
-    def logits(self, row_K: Tensor, tile_KV: Tensor | None = None) -> Tensor:
-        """The logits [K, V] of some rows."""
-        return self.head.logits(self.hidden_MD[row_K], self.weight_VD, self.bias_V, tile_KV)
 
 
 class Pairs(NamedTuple):
@@ -71,21 +59,16 @@ class Pairs(NamedTuple):
     factor: float
 
     def losses(
-        self,
-        student_BSD: Tensor,
-        targets_BS: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        head: Head,
+        self, student_BSD: Tensor, targets_BS: Tensor, head: Head
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return what is trained, the losses [B, S] and the distances [R], float32.
 
         Within the student's forward (see `token_loss.Instead`). What is trained is the sum of all
         losses and of all distances, times the factor: it alone has a gradient.
         """
-        student = HeadStates(student_BSD.flatten(0, 1), weight_VD, bias_V, head)
+        inputs = (student_BSD.flatten(0, 1), head.weight_VD, head.bias_V, head)
         given = (targets_BS.flatten(), self, torch.is_grad_enabled())
-        total, loss_N, distance_R = _Distilled.apply(*student, *given)  # type: ignore[no-untyped-call]
+        total, loss_N, distance_R = _Distilled.apply(*inputs, *given)  # type: ignore[no-untyped-call]
         return total, by_predicted_token(loss_N.view_as(targets_BS)), distance_R
 
 
@@ -101,15 +84,14 @@ class _Distilled(torch.autograd.Function):
         pairs: Pairs,
         with_gradient: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        student = HeadStates(hidden_ND, weight_VD, bias_V, head).cast()
-        teacher = pairs.teacher.cast()
+        # Weight and bias are the head's: autograd sees arguments only.
+        head, teacher = head.cast(), pairs.teacher.head.cast()
         needed = [need and with_gradient for need in ctx.needs_input_grad[:3]]
-        gradients = HeadGradients(needed, hidden_ND, weight_VD, bias_V, head)
+        gradients = HeadGradients(needed, hidden_ND, head)
         loss_N = hidden_ND.new_zeros(len(targets_N), dtype=head.sum_dtype)
         distance_R = loss_N.new_empty(len(pairs.token_R))
-        rows = rows_per_tile(len(loss_N), student.weight_VD, teacher.weight_VD)
-        ours_KV = head.tile(rows, student.weight_VD)
-        theirs_KV = teacher.head.tile(rows, teacher.weight_VD)
+        rows = rows_per_tile(len(loss_N), head, teacher)
+        ours_KV, theirs_KV = head.tile(rows), teacher.tile(rows)
         places = (pairs.token_R, pairs.teacher_token_R, pairs.alone_U)
         token_RK, teacher_token_RK, alone_UK = (torch.split(place, rows) for place in places)
         tiles = list(zip(token_RK, teacher_token_RK, strict=True))
@@ -118,8 +100,10 @@ class _Distilled(torch.autograd.Function):
             for index, (token_K, other_K) in enumerate(tiles):
                 row_K = token_K - 1
                 target_K1 = targets_N[row_K, None]
-                log_q_KV = log_softmax_(teacher.logits(other_K - 1, theirs_KV))
-                logits_KV = student.logits(row_K, ours_KV)
+                other_KD = pairs.teacher.hidden_MD[other_K - 1]
+                log_q_KV = log_softmax_(teacher.logits(other_KD, theirs_KV))
+                hidden_KD = hidden_ND[row_K].to(head.dtype)
+                logits_KV = head.logits(hidden_KD, ours_KV)
                 slope_KV = head.slope(logits_KV) if any(needed) else None
                 log_p_KV = log_softmax_(logits_KV)
                 loss_N[row_K] = -log_p_KV.gather(-1, target_K1)[:, 0]
@@ -130,12 +114,8 @@ class _Distilled(torch.autograd.Function):
                     distance_R[index * rows :][: len(other_K)], gradient_KV = compared
                     gradient_KV.mul_(pairs.factor).add_(p_KV)
                 if any(needed):
-                    gradient_KV.scatter_add_(-1, target_K1, -torch.ones_like(p_KV[:, :1]))
-                    gradient_KV *= _SPREAD * head.scale
-                    if slope_KV is not None:
-                        gradient_KV *= slope_KV
-                    hidden_KD = hidden_ND[row_K].to(head.dtype)
-                    gradients.add(row_K, gradient_KV, hidden_KD, student.weight_VD)
+                    gradient_KV = head.gradient(gradient_KV, target_K1, _SPREAD, slope_KV)
+                    gradients.add(row_K, gradient_KV, hidden_KD)
         total, loss_N, distance_R = (
             x.float() for x in (loss_N.sum() + pairs.factor * distance_R.sum(), loss_N, distance_R)
         )
@@ -219,31 +199,3 @@ _DISTANCES: dict[Distance, Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tens
     "forward_kl": partial(_kl, reverse=False),
     "sorted_l1": _sorted_l1,
 }
-
-
-def losses_and_entropies(
-    hidden_BTD: Tensor,
-    targets_BT: Tensor,
-    weight_VD: Tensor,
-    bias_V: Tensor | None,
-    head: Head,
-    *,
-    label_tokens: int,
-) -> tuple[Tensor, Tensor]:
-    """Return -log P(token) and the entropy of the distribution it is from, in nats, [B, T].
-
-    Within a forward without gradient (see `token_loss.Instead`); 0 where there is no target, NaN
-    at targets beyond their count.
-    """
-    states = HeadStates(hidden_BTD.flatten(0, 1), weight_VD, bias_V, head).cast()
-    targets_N1, ignored_BT = targets_BT.reshape(-1, 1), targets_BT == IGNORED_LABEL
-    found_2N = hidden_BTD.new_full((2, len(targets_N1)), torch.nan, dtype=head.sum_dtype)
-    rows = rows_per_tile(label_tokens, weight_VD)
-    row_M = first_tokens(~ignored_BT, label_tokens)
-    for row_K in torch.split(row_M, rows)[: len(row_M)]:  # no tile of no rows
-        log_p_KV = log_softmax_(states.logits(row_K))
-        found_2N[0, row_K] = -log_p_KV.gather(-1, targets_N1[row_K].clamp(min=0))[:, 0]
-        found_2N[1, row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)
-    found_2BT = found_2N.view(2, *targets_BT.shape).masked_fill(ignored_BT, 0.0).float()
-    loss_BT, entropy_BT = map(by_predicted_token, found_2BT)
-    return loss_BT, entropy_BT

@@ -7,8 +7,7 @@ it and would round its outputs, and a second model in `prepare` is an error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from transformers import PreTrainedModel
 
 from vocagnolm.attention import RowSegments
 from vocagnolm.conventions import IGNORED_LABEL, UNMAPPED
-from vocagnolm.distillation import HeadStates, Pairs, losses_and_entropies
+from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.guidance import (
     TokenGuidance,
     aggregate_teacher_losses,
@@ -81,16 +80,16 @@ class OnlineTeacher:
         rows = (batch["teacher_input_ids"], batch["teacher_labels"], batch["teacher_position_ids"])
         split = (torch.split(rows_BT, batch["teacher_widths"], -1) for rows_BT in rows)
         counts = (batch["teacher_label_tokens"], teacher_segments(batch))
-        found: list[tuple[Tensor, ...]] = []
+        found: list[Any] = []
         for model, tokens, segments, *own in zip(self.models, *counts, *split, strict=True):
             inputs = dict(zip(("input_ids", "labels", "position_ids"), own, strict=True))
-            ask = partial(model, **inputs, segments=segments, token_losses=True)
-            if with_entropies:
-                found.append(ask(instead=partial(losses_and_entropies, label_tokens=tokens)))
-            else:
-                found.append((ask(label_tokens=tokens),))
-        loss_BT, *entropies_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
-        return TeacherLosses(loss_BT, batch["teacher_labels"] != IGNORED_LABEL, *entropies_BT)
+            inputs |= {"segments": segments, "label_tokens": tokens}
+            found.append(model(**inputs, token_losses=True, with_entropies=with_entropies))
+        valid_BT = batch["teacher_labels"] != IGNORED_LABEL
+        if not with_entropies:
+            return TeacherLosses(torch.cat(found, -1), valid_BT)
+        loss_BT, entropy_BT = (torch.cat(parts, -1) for parts in zip(*found, strict=True))
+        return TeacherLosses(loss_BT, valid_BT, entropy_BT)
 
     @torch.no_grad()
     def states(
@@ -100,7 +99,7 @@ class OnlineTeacher:
         (model,) = self.models
         rows = {"input_ids": input_ids, "position_ids": position_ids}
         hidden_BTD = last_hidden_state(model, **rows, segments=segments)
-        return HeadStates(hidden_BTD.flatten(0, 1), *read_head(model, hidden_BTD))
+        return HeadStates(hidden_BTD.flatten(0, 1), read_head(model, hidden_BTD))
 
 
 # -- The objective -------------------------------------------------------------------------------

@@ -44,9 +44,15 @@ TILE_LOGITS = 2**23
 class Head(NamedTuple):
     """From hidden states to logits: cap * tanh(scale * (hidden @ weight.T + bias) / cap)."""
 
+    weight_VD: Tensor
+    bias_V: Tensor | None
     scale: float
     cap: float | None
     dtype: torch.dtype  # of the factors of the matrix products
+
+    def cast(self) -> "Head":
+        """With the weight in the dtype of the products, once for all tiles."""
+        return self._replace(weight_VD=self.weight_VD.to(self.dtype))
 
     @property
     def sum_dtype(self) -> torch.dtype:
@@ -62,35 +68,24 @@ class Head(NamedTuple):
         product = torch.mm(a, b)
         return product.to(self.sum_dtype) if out is None else out.copy_(product)
 
-    def tile(self, rows: int, weight_VD: Tensor) -> Tensor | None:
+    def tile(self, rows: int) -> Tensor | None:
         """Return memory for the logits [rows, V] of one tile after the other."""
         # CUDA's allocator reuses memory; the system's would scatter the tiles.
+        weight_VD = self.weight_VD
         shape = (rows, len(weight_VD))
         return None if weight_VD.is_cuda else weight_VD.new_empty(shape, dtype=self.sum_dtype)
 
-    def logits(
-        self, hidden_KD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, tile_KV: Tensor | None
-    ) -> Tensor:
+    def logits(self, hidden_KD: Tensor, tile_KV: Tensor | None) -> Tensor:
         """Return logits [K, V] in `sum_dtype`, on which the caller may work in place."""
         out_KV = None if tile_KV is None else tile_KV[: len(hidden_KD)]
-        logits_KV = self.matmul(hidden_KD.to(self.dtype), weight_VD.T, out_KV)
-        if bias_V is not None:
-            logits_KV += bias_V
+        logits_KV = self.matmul(hidden_KD.to(self.dtype), self.weight_VD.T, out_KV)
+        if self.bias_V is not None:
+            logits_KV += self.bias_V
         if self.scale != 1.0:
             logits_KV *= self.scale
         if self.cap is not None:
             logits_KV.div_(self.cap).tanh_().mul_(self.cap)
         return logits_KV
-
-    def gradient(self, logits_KV: Tensor, targets_K: Tensor, grad_K: Tensor) -> Tensor:
-        """Turn logits, in place, into the gradient of sum(grad * loss) at the matrix product."""
-        # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
-        slope_KV = self.slope(logits_KV)
-        gradient_KV = torch.softmax(logits_KV, -1, out=logits_KV)
-        minus_one_K1 = gradient_KV.new_full((len(targets_K), 1), -1.0)
-        gradient_KV.scatter_add_(-1, targets_K[:, None], minus_one_K1)
-        gradient_KV *= grad_K[:, None] * self.scale
-        return gradient_KV if slope_KV is None else gradient_KV.mul_(slope_KV)
 
     def slope(self, logits_KV: Tensor) -> Tensor | None:
         """Return the derivative of the soft cap, if there is one; the scale is not in it."""
@@ -98,6 +93,15 @@ class Head(NamedTuple):
             return None
         # (cap * tanh(x / cap))' = 1 - tanh(x / cap) ** 2
         return (logits_KV / self.cap).square_().neg_().add_(1.0)
+
+    def gradient(
+        self, p_KV: Tensor, target_K1: Tensor, factor: Tensor | float, slope_KV: Tensor | None
+    ) -> Tensor:
+        """Turn probabilities, in place, into the gradient of factor * loss at the product."""
+        # d loss / d logits = softmax(logits) - 1 at the target, times the slope of scale and cap.
+        p_KV.scatter_add_(-1, target_K1, p_KV.new_full(target_K1.shape, -1.0))
+        p_KV *= factor * self.scale
+        return p_KV if slope_KV is None else p_KV.mul_(slope_KV)
 
 
 def log_softmax_(logits_KV: Tensor) -> Tensor:
@@ -108,29 +112,22 @@ def log_softmax_(logits_KV: Tensor) -> Tensor:
 
 
 class HeadGradients:
-    """Gradients at a head's hidden states, weight and bias, where needed, summed tile by tile."""
+    """Gradients at hidden states and a head's weight and bias, where needed, summed by tile."""
 
-    def __init__(
-        self,
-        needed: Sequence[bool],
-        hidden_ND: Tensor,
-        weight_VD: Tensor,
-        bias_V: Tensor | None,
-        head: Head,
-    ):
+    def __init__(self, needed: Sequence[bool], hidden_ND: Tensor, head: Head):
         self._head = head
         self._hidden_ND, self._weight_VD, self._bias_V = (
             torch.zeros_like(x, dtype=head.sum_dtype) if need and x is not None else None
-            for need, x in zip(needed, (hidden_ND, weight_VD, bias_V), strict=True)
+            for need, x in zip(needed, (hidden_ND, head.weight_VD, head.bias_V), strict=True)
         )
 
-    def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor, factor_VD: Tensor) -> None:
+    def add(self, row_K: Tensor, gradient_KV: Tensor, hidden_KD: Tensor) -> None:
         """Add the part of a tile whose rows are in no other; its gradient in the dtype of sums."""
         if self._bias_V is not None:
             self._bias_V += gradient_KV.sum(0)
         gradient_KV = gradient_KV.to(self._head.dtype)
         if self._hidden_ND is not None:
-            self._hidden_ND[row_K] = self._head.matmul(gradient_KV, factor_VD)
+            self._hidden_ND[row_K] = self._head.matmul(gradient_KV, self._head.weight_VD)
         # In place where the dtypes allow it, which spares a second [V, D] tensor.
         if self._weight_VD is not None and self._head.dtype == self._head.sum_dtype:
             self._weight_VD.addmm_(gradient_KV.T, hidden_KD)
@@ -142,14 +139,14 @@ class HeadGradients:
         return self._hidden_ND, self._weight_VD, self._bias_V
 
 
-def rows_per_tile(rows: int, *weights_VD: Tensor) -> int:
+def rows_per_tile(rows: int, *heads: Head) -> int:
     """Rows of a tile of logits over one vocabulary, or of tiles over several side by side."""
-    logits = TILE_LOGITS_CUDA if weights_VD[0].is_cuda else TILE_LOGITS
-    return max(1, min(rows, logits // sum(map(len, weights_VD))))
+    logits = TILE_LOGITS_CUDA if heads[0].weight_VD.is_cuda else TILE_LOGITS
+    return max(1, min(rows, logits // sum(len(head.weight_VD) for head in heads)))
 
 
-def read_head(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor | None, Head]:
-    """Return the weight [V, D] and bias [V] of a model's output head, whole, and the rest of it."""
+def read_head(model: PreTrainedModel, hidden: Tensor) -> Head:
+    """Return a model's output head, its weight whole."""
     embeddings, kind = output_embeddings(model), hidden.device.type
     # Read here: the backward pass runs outside of autocast.
     autocast = torch.is_autocast_enabled(kind)
@@ -158,7 +155,7 @@ def read_head(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor | 
         parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
         for parameter in (embeddings.weight, embeddings.bias)
     )
-    return weight_VD, bias_V, Head(*scale_and_cap(model.config), dtype)
+    return Head(weight_VD, bias_V, *scale_and_cap(model.config), dtype)
 
 
 def last_hidden_state(
@@ -230,13 +227,16 @@ def _unsupported(model: nn.Module, found: str) -> str:
 # Other dtypes get tolerances of their own in the self-checks.
 _EXACT = {torch.float32, torch.float64}
 # Computes other things than losses within the same forward pass: from the hidden states [B, T, D],
-# the token that each predicts [B, T], or -100, and the head's weight, bias and form.
-Instead = Callable[[Tensor, Tensor, Tensor, Tensor | None, Head], object]
+# the token that each predicts [B, T], or -100, and the head.
+Instead = Callable[[Tensor, Tensor, Head], object]
 ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class _TokenLoss(torch.autograd.Function):
-    """The head's cross-entropy, row by row: the read rows forward, the used rows backward."""
+    """The head's cross-entropy, row by row: the read rows forward, the used rows backward.
+
+    With entropies, those of the read rows' distributions, which have no gradient.
+    """
 
     @staticmethod
     def forward(
@@ -244,43 +244,53 @@ class _TokenLoss(torch.autograd.Function):
         hidden_ND: Tensor,
         weight_VD: Tensor,
         bias_V: Tensor | None,
+        head: Head,
         targets_N: Tensor,
         read_M: Tensor,
-        head: Head,
         weighted_tokens: int | None,
-    ) -> Tensor:
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N)
+        with_entropies: bool,
+    ) -> tuple[Tensor, ...]:
+        # Weight and bias are the head's: autograd sees arguments only, and what is saved.
+        ctx.save_for_backward(hidden_ND, targets_N, weight_VD, bias_V)
         ctx.head, ctx.weighted_tokens = head, weighted_tokens
-        rows = rows_per_tile(len(read_M), weight_VD)
-        weight_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
-        loss_N = hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
+        rows = rows_per_tile(len(read_M), head)
+        head, tile_KV = head.cast(), head.tile(rows)
+        found = [
+            hidden_ND.new_full((len(targets_N),), torch.nan, dtype=head.sum_dtype)
+            for _ in range(1 + with_entropies)
+        ]
         # A row's loss is -log P(target):
         #   hidden [N, D]   |tile 0|tile 1|...   ->   logits [K, V] of one tile   ->   loss [N]
         # The logits of the next tile take the memory of the last one's.
         with torch.autocast(hidden_ND.device.type, enabled=False):
             for row_K in torch.split(read_M, rows)[: len(read_M)]:  # no tile of no rows
-                logits_KV = head.logits(hidden_ND[row_K], weight_VD, bias_V, tile_KV)
-                log_p_KV = log_softmax_(logits_KV)
-                loss_N[row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
-        return loss_N
+                log_p_KV = log_softmax_(head.logits(hidden_ND[row_K], tile_KV))
+                found[0][row_K] = -log_p_KV.gather(-1, targets_N[row_K, None])[:, 0]
+                if with_entropies:
+                    found[1][row_K] = torch.special.entr(log_p_KV.exp_()).sum(-1)
+        ctx.mark_non_differentiable(*found[1:])
+        return tuple(found)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, bias_V, targets_N = ctx.saved_tensors
-        head: Head = ctx.head
-        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, weight_VD, bias_V, head)
+    def backward(ctx: Any, grad_N: Tensor, *_: object) -> tuple[Tensor | None, ...]:
+        hidden_ND, targets_N, *_ = ctx.saved_tensors
+        head = ctx.head.cast()
+        gradients = HeadGradients(ctx.needs_input_grad[:3], hidden_ND, head)
         used, grad = _used_rows(grad_N, ctx.weighted_tokens)
-        rows = rows_per_tile(len(used), weight_VD)
-        factor_VD, tile_KV = weight_VD.to(head.dtype), head.tile(rows, weight_VD)
+        rows = rows_per_tile(len(used), head)
+        tile_KV = head.tile(rows)
         with torch.autocast(grad_N.device.type, enabled=False):
             for start in range(0, len(used), rows):
                 row_K, grad_K = used[start : start + rows], grad[start : start + rows]
                 hidden_KD = hidden_ND[row_K].to(head.dtype)
-                logits_KV = head.logits(hidden_KD, factor_VD, bias_V, tile_KV)
-                gradient_KV = head.gradient(logits_KV, targets_N[row_K], grad_K)
-                gradients.add(row_K, gradient_KV, hidden_KD, factor_VD)
-        return *gradients.sums(), *[None] * 4
+                logits_KV = head.logits(hidden_KD, tile_KV)
+                slope_KV = head.slope(logits_KV)
+                p_KV = torch.softmax(logits_KV, -1, out=logits_KV)
+                target_K1 = targets_N[row_K, None]
+                gradient_KV = head.gradient(p_KV, target_K1, grad_K[:, None], slope_KV)
+                gradients.add(row_K, gradient_KV, hidden_KD)
+        return *gradients.sums(), *[None] * 5
 
 
 def first_tokens(chosen: Tensor, count: int | None) -> Tensor:
@@ -311,6 +321,7 @@ def add_token_losses(model: ModelT, device: torch.device | None = None) -> Model
         weighted_tokens  an upper bound on the tokens whose loss gets a gradient, which spares a GPU
                          one sync per backward pass; if more get one, every gradient is NaN
         label_tokens     tokens that have a loss: the head reads no others, and NaN is any beyond
+        with_entropies   return the losses and the entropies of the distributions they are from
         instead          its result is returned in place of the losses (`Instead`)
         segments         for attention that does not see the ends of documents in `position_ids`
 
@@ -366,25 +377,28 @@ def _token_losses(
     labels: Tensor | None = None,
     weighted_tokens: int | None = None,
     label_tokens: int | None = None,
+    with_entropies: bool = False,
     instead: Instead | None = None,
     **kwargs: Any,
 ) -> object:
     if labels is None:
         raise ValueError("token_losses=True needs labels=..., of the shape of input_ids")
     hidden_BTD = last_hidden_state(model, *args, **kwargs)
-    weight_VD, bias_V, head = read_head(model, hidden_BTD)
+    head = read_head(model, hidden_BTD)
     # Position t predicts token t + 1. The last one predicts nothing: it is scored and dropped,
     # which costs less than a copy of all hidden states without it.
     targets_BT = F.pad(labels[:, 1:], (0, 1), value=IGNORED_LABEL).to(hidden_BTD.device)
     if instead is not None:
-        return instead(hidden_BTD, targets_BT, weight_VD, bias_V, head)
+        return instead(hidden_BTD, targets_BT, head)
     ignored_BT = targets_BT == IGNORED_LABEL
     read_M = first_tokens(~ignored_BT | (label_tokens is None), label_tokens)
-    rows = (hidden_BTD.flatten(0, 1), weight_VD, bias_V, targets_BT.flatten().clamp(min=0))
-    loss_N: Tensor = _TokenLoss.apply(*rows, read_M, head, weighted_tokens)  # type: ignore[no-untyped-call]
+    inputs = (hidden_BTD.flatten(0, 1), head.weight_VD, head.bias_V, head)
+    rows = (targets_BT.flatten().clamp(min=0), read_M)
+    found: tuple[Tensor, ...] = _TokenLoss.apply(*inputs, *rows, weighted_tokens, with_entropies)  # type: ignore[no-untyped-call]
     # Filled, not multiplied: an ignored row gets a gradient of exactly 0, even if its loss is NaN.
-    loss_BT = loss_N.view_as(targets_BT).masked_fill(ignored_BT, 0.0)
-    return by_predicted_token(loss_BT).float()
+    filled = (each_N.view_as(targets_BT).masked_fill(ignored_BT, 0.0) for each_N in found)
+    loss_BT, *entropy_BT = (by_predicted_token(each_BT).float() for each_BT in filled)
+    return (loss_BT, *entropy_BT) if with_entropies else loss_BT
 
 
 def by_predicted_token(values_BT: Tensor) -> Tensor:

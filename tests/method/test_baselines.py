@@ -96,7 +96,7 @@ class Fixed(OnlineTeacher):
 def head_of(probabilities: list[list[float]]) -> HeadStates:
     """Positions whose distributions are these; the logits of zeros do not matter."""
     rows = torch.tensor(probabilities).clamp(min=1e-30).log()
-    return HeadStates(rows, torch.eye(rows.shape[1]), None, Head(1.0, None, torch.float32))
+    return HeadStates(rows, Head(torch.eye(rows.shape[1]), None, 1.0, None, torch.float32))
 
 
 def distances(
@@ -112,7 +112,7 @@ def distances(
     batch |= {"teacher_segment_edges": [torch.tensor([0])], "teacher_longest_segment": [0]}
     pairs = Objective(method, Fixed(teacher)).pairs(batch)  # type: ignore[arg-type]
     states = head_of(student)
-    *_, found = pairs.losses(states.hidden_MD[None], torch.zeros(1, tokens).long(), *states[1:])
+    *_, found = pairs.losses(states.hidden_MD[None], torch.zeros(1, tokens).long(), states.head)
     return (pairs.factor * found).tolist()
 
 

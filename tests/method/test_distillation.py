@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from benchmarks.harness import alone, resident_bytes
 from vocagnolm import token_loss
-from vocagnolm.distillation import HeadStates, Pairs, losses_and_entropies
+from vocagnolm.distillation import HeadStates, Pairs
 from vocagnolm.token_loss import add_token_losses, last_hidden_state, read_head
 
 SIZES = {
@@ -52,7 +51,7 @@ def build(name: str, words: int, seed: int, dtype: torch.dtype = torch.float32) 
 def states_of(model: Any, ids: Tensor) -> HeadStates:
     with torch.no_grad():
         hidden = last_hidden_state(model, input_ids=ids)
-        return HeadStates(hidden.flatten(0, 1), *read_head(model, hidden))
+        return HeadStates(hidden.flatten(0, 1), read_head(model, hidden))
 
 
 def distill(
@@ -142,7 +141,8 @@ def test_sorted_distance_ignores_the_order_of_teacher_words() -> None:
     ids = torch.randint(1, 30, (2, 9), generator=torch.Generator().manual_seed(2))
     tokens = torch.tensor([1, 4, 5, 7, 10])
     states = states_of(teacher, ids)
-    permuted = states._replace(weight_VD=states.weight_VD[torch.randperm(57)])
+    head = states.head._replace(weight_VD=states.head.weight_VD[torch.randperm(57)])
+    permuted = states._replace(head=head)
     found = []
     for teacher_states in (states, permuted):
         total, _, value = distill(student, ids, teacher_states, tokens, "sorted_l1")
@@ -160,7 +160,8 @@ def test_kl_ignores_noise_words_of_the_teacher() -> None:
     states = states_of(teacher, ids)
     values = []
     for words in (STUDENT_WORDS + 16, STUDENT_WORDS):
-        teacher_states = states._replace(weight_VD=states.weight_VD[:words])
+        head = states.head._replace(weight_VD=states.head.weight_VD[:words])
+        teacher_states = states._replace(head=head)
         values.append(distill(student, ids, teacher_states, tokens, "reverse_kl")[2])
     torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)  # products of other shapes
 
@@ -202,15 +203,15 @@ def test_bfloat16_distances_are_near_those_of_float32(distance: Any) -> None:
 
 
 def one_position(logits: Tensor) -> HeadStates:
-    head = token_loss.Head(1.0, None, logits.dtype)
-    return HeadStates(torch.ones(1, 1, dtype=logits.dtype), logits[:, None], None, head)
+    head = token_loss.Head(logits[:, None], None, 1.0, None, logits.dtype)
+    return HeadStates(torch.ones(1, 1, dtype=logits.dtype), head)
 
 
 def distill_one(logits: Tensor, teacher_logits: Tensor, distance: Any = "sorted_l1") -> Tensor:
     student, one = one_position(logits), torch.ones(1).long()
     pairs = Pairs(one_position(teacher_logits), one, one, one[:0], distance, 1.0)
     target = torch.zeros(1, 1).long()
-    return pairs.losses(student.hidden_MD[None], target, *student[1:])[0]
+    return pairs.losses(student.hidden_MD[None], target, student.head)[0]
 
 
 def test_float16_gradients_survive_until_loss_scaling() -> None:
@@ -271,9 +272,9 @@ def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPat
     states, rows = states_of(teacher, ids), []
     own = token_loss.Head.logits
 
-    def logits(self: Any, hidden: Tensor, weight: Tensor, *rest: Any) -> Tensor:
+    def logits(self: Any, hidden: Tensor, tile: Any) -> Tensor:
         rows.append(len(hidden))
-        return own(self, hidden, weight, *rest)
+        return own(self, hidden, tile)
 
     monkeypatch.setattr(token_loss.Head, "logits", logits)
     distill(student, ids, states, torch.arange(1, 9), "sorted_l1")
@@ -291,7 +292,10 @@ def test_distances_make_tiles_of_both_vocabularies(monkeypatch: pytest.MonkeyPat
 
 
 def test_tile_holds_the_larger_teacher_vocabulary() -> None:
-    student, teacher = torch.empty(10, 4), torch.empty(990, 4)
+    student, teacher = (
+        token_loss.Head(torch.empty(words, 4), None, 1.0, None, torch.float32)
+        for words in (10, 990)
+    )
     rows = token_loss.TILE_LOGITS // 1000
     assert token_loss.rows_per_tile(10**6, student, teacher) == max(rows, 1)
     assert token_loss.rows_per_tile(10**6, student) == token_loss.TILE_LOGITS // 10
@@ -319,7 +323,8 @@ def test_entropies_equal_those_of_full_logits(
                 input_ids=ids,
                 labels=labels,
                 token_losses=True,
-                instead=partial(losses_and_entropies, label_tokens=int(has_label.sum()) + beyond),
+                with_entropies=True,
+                label_tokens=int(has_label.sum()) + beyond,
             )
             for beyond in (0, 3, -1)
         )
@@ -335,7 +340,8 @@ def test_entropies_equal_those_of_full_logits(
             input_ids=ids,
             labels=labels,
             token_losses=True,
-            instead=partial(losses_and_entropies, label_tokens=int(has_label.sum())),
+            with_entropies=True,
+            label_tokens=int(has_label.sum()),
         )
     assert [values.dtype for values in exact] == [torch.float32] * 2
     torch.testing.assert_close(exact, (losses, found), rtol=1e-4, atol=1e-5)
@@ -345,7 +351,6 @@ def extra_bytes(distance: Any) -> int:
     """Return the memory of a distance of 512 pairs, forward and backward, beyond what two take."""
     token_loss.TILE_LOGITS = 200_000
     torch.manual_seed(0)
-    head = token_loss.Head(1.0, None, torch.float32)
     student, teacher = (torch.randn(513, 16) for _ in range(2))
     ours, theirs = (torch.randn(vocabulary, 16) / 4 for vocabulary in (4000, 19_000))
     if distance != "sorted_l1":
@@ -354,10 +359,13 @@ def extra_bytes(distance: Any) -> int:
     def step(pairs: int) -> None:
         states, weight = (x.clone().requires_grad_() for x in (student, ours))
         places = torch.arange(1, pairs + 1)
-        states_T = HeadStates(teacher, theirs, None, head)
+        head, their_head = (
+            token_loss.Head(each, None, 1.0, None, torch.float32) for each in (weight, theirs)
+        )
+        states_T = HeadStates(teacher, their_head)
         compared = Pairs(states_T, places, places, places[:0], distance, 1.0)
         targets = places.new_zeros(1, len(states))
-        compared.losses(states[None], targets, weight, None, head)[0].sum().backward()
+        compared.losses(states[None], targets, head)[0].sum().backward()
 
     step(2)
     before = resident_bytes("VmRSS")

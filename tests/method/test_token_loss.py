@@ -224,9 +224,9 @@ def test_gradients_of_a_bfloat16_head_sum_in_float32():
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         weight = torch.zeros(VOCABULARY, 8, dtype=dtype, requires_grad=True)
-        head = token_loss.Head(1.0, None, dtype)
-        given = (hidden, weight, None, targets, torch.arange(len(targets)), head, None)
-        token_loss._TokenLoss.apply(*given).sum().backward()
+        head = token_loss.Head(weight, None, 1.0, None, dtype)
+        given = (hidden, weight, None, head, targets, torch.arange(len(targets)), None, False)
+        token_loss._TokenLoss.apply(*given)[0].sum().backward()
         found[dtype] = weight.grad.float()
     torch.testing.assert_close(found[torch.bfloat16], found[torch.float32], rtol=1e-2, atol=0)
 
