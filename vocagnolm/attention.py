@@ -13,20 +13,20 @@ Shapes: B rows of T positions, N = B * T, H heads, D dimensions of a head.
 
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import varlen
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 TORCH_VARLEN = "torch_varlen"
-USE_SDPA = "use --attn_implementation sdpa"
-# Attentions that ignore a mask where there are segments; `models.attention` adds its own.
-MASKLESS: set[str] = set()
+_FLASH = ("flash_attention_2", "flash_attention_3")
+_USE_SDPA = "use --attn_implementation sdpa"
 
 
 class RowSegments(NamedTuple):
@@ -69,26 +69,21 @@ def segment_call(
                 "segments= (PackedCollator gives them) with the position_ids of packed rows"
             )
         return dict(arguments)
-    names = ("input_ids", "position_ids")
-    if any(arguments.get(name) is None for name in names):
+    ids, positions = arguments.get("input_ids"), arguments.get("position_ids")
+    if ids is None or positions is None:
         raise ValueError("segments= needs input_ids=... and position_ids=..., both [B, T]")
     if arguments.get("attention_mask") is not None:
         raise ValueError("segments= and attention_mask= exclude each other: leave the mask out")
     # The kernel reads the edges, rotary embeddings the positions, which restart.
-    ids = arguments["input_ids"]
-    edges = segments.edges.to(ids.device)
+    found = {**arguments, "input_ids": ids.reshape(1, -1), "position_ids": positions.reshape(1, -1)}
+    found |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), segments.edges.to(ids.device))
+    found |= dict.fromkeys(("max_length_q", "max_length_k"), segments.longest)
     # To make a mask, transformers would ask the device whether rows are packed: a host-device sync.
     # One of four dimensions it takes as made. A model with attention of its own might read it.
-    is_registered = model._supports_attention_backend
-    is_maskless = is_registered and model.config._attn_implementation in MASKLESS
-    mask = {"attention_mask": ids.new_empty(1, 1, 0, 0)} if is_maskless else {}
-    return {
-        **arguments,
-        **mask,
-        **{name: arguments[name].reshape(1, -1) for name in names},
-        **dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), edges),
-        **dict.fromkeys(("max_length_q", "max_length_k"), segments.longest),
-    }
+    is_maskless = model.config._attn_implementation in (*_FLASH, TORCH_VARLEN)
+    if is_maskless and model._supports_attention_backend:
+        found["attention_mask"] = ids.new_empty(1, 1, 0, 0)
+    return found
 
 
 def check_attention(model: PreTrainedModel) -> None:
@@ -98,30 +93,31 @@ def check_attention(model: PreTrainedModel) -> None:
     # A model without **kwargs loses the edges on their way to the attention.
     parameters = inspect.signature(model.base_model.forward).parameters.values()
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        raise ValueError(f"{_name(model)} does not take the ends of documents: {USE_SDPA}")
+        raise ValueError(f"{_name(model)} does not take the ends of documents: {_USE_SDPA}")
     if model.config._attn_implementation != TORCH_VARLEN:
         return
-    # Names that differ between families of models.
-    names = ("attention_chunk_size", "attention_dropout", "attn_pdrop")
     config = model.config.get_text_config()
-    chunk, *dropouts = (getattr(config, name, None) or 0.0 for name in names)
-    if chunk:
-        raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {USE_SDPA}")
+    if getattr(config, "attention_chunk_size", None):
+        raise ValueError(f"{_name(model)} cannot attend in chunks, as it has to: {_USE_SDPA}")
+    # Its name differs between families of models.
+    names = ("attention_dropout", "attn_pdrop")
+    dropout = max(getattr(config, name, None) or 0.0 for name in names)
     # A frozen model drops nothing.
-    if any(dropouts) and any(parameter.requires_grad for parameter in model.parameters()):
+    if dropout and any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError(
-            f"{_name(model)} cannot drop attention weights out, as its dropout of {max(dropouts)} "
-            f"asks: set it to 0 in the model's configuration, or {USE_SDPA}"
+            f"{_name(model)} cannot drop attention weights out, as its dropout of {dropout} "
+            f"asks: set it to 0 in the model's configuration, or {_USE_SDPA}"
         )
 
 
 def in_its_precision(model: PreTrainedModel) -> AbstractContextManager[object]:
     """Autocast to bfloat16 where a model in float32 has attention for 16 bits only."""
     kind = model.device.type
+    needs_16_bits = kind == "cuda" and model.dtype == torch.float32 and takes_segments(model)
     # Trainer has it on already, where it trains in 16 bits.
-    if kind != "cuda" or model.dtype != torch.float32 or torch.is_autocast_enabled(kind):
-        return nullcontext()
-    return torch.autocast(kind, torch.bfloat16) if takes_segments(model) else nullcontext()
+    if needs_16_bits and not torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, torch.bfloat16)
+    return nullcontext()
 
 
 def _name(model: PreTrainedModel) -> str:
@@ -134,20 +130,9 @@ def _name(model: PreTrainedModel) -> str:
 
 _ATTENTIONS = AttentionInterface()  # type: ignore[no-untyped-call]
 _MASKS = AttentionMaskInterface()  # type: ignore[no-untyped-call]
-# Query, key and value.
-_Rows = tuple[Tensor, Tensor, Tensor]
-
-
-class _DeferredMask:
-    """The mask of `sdpa`, made on demand: with segments there is none."""
-
-    def __init__(self, **arguments: object):
-        self._arguments = arguments
-
-    @cached_property
-    def mask(self) -> Tensor | None:
-        make: Callable[..., Tensor | None] = _MASKS["sdpa"]
-        return make(**self._arguments)
+# PyTorch 2.11 takes fewer heads of keys than of queries without the option.
+_HAS_GROUPS = "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+_Rows = tuple[Tensor, Tensor, Tensor]  # query, key and value
 
 
 def _attend(
@@ -155,7 +140,7 @@ def _attend(
     query_BHTD: Tensor,
     key_BHTD: Tensor,
     value_BHTD: Tensor,
-    attention_mask: _DeferredMask | Tensor | None,
+    attention_mask: Tensor | None,
     *,
     scaling: float | None = None,
     cu_seq_lens_q: Tensor | None = None,
@@ -165,9 +150,9 @@ def _attend(
     """Attend causally within segments, or as `sdpa` without; return [B, T, H, D] and no weights."""
     _check(module, options, max_length_q or 0)
     if cu_seq_lens_q is None or max_length_q is None:
-        mask = attention_mask.mask if isinstance(attention_mask, _DeferredMask) else attention_mask
         sdpa: Callable[..., tuple[Tensor, None]] = _ATTENTIONS["sdpa"]
-        return sdpa(module, query_BHTD, key_BHTD, value_BHTD, mask, scaling=scaling, **options)
+        rows = (query_BHTD, key_BHTD, value_BHTD)
+        return sdpa(module, *rows, attention_mask, scaling=scaling, **options)
     # All rows are concatenated: B is 1.
     kind = query_BHTD.device.type
     # The kernel is unknown to autocast, under which rotary embeddings leave float32 behind.
@@ -196,7 +181,7 @@ def _check(module: torch.nn.Module, options: Mapping[str, object], longest: int)
         if is_asked:
             raise ValueError(
                 f"--attn_implementation {TORCH_VARLEN} cannot do {what}, which "
-                f"{type(module).__name__} asks for: {USE_SDPA}"
+                f"{type(module).__name__} asks for: {_USE_SDPA}"
             )
 
 
@@ -217,34 +202,16 @@ def _on_gpu(rows_NHD: _Rows, segments: RowSegments, scale: float | None) -> Tens
     if (dtype := rows_NHD[0].dtype) not in (torch.bfloat16, torch.float16):
         raise ValueError(
             f"--attn_implementation {TORCH_VARLEN} computes in 16 bits on a GPU, found "
-            f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {USE_SDPA}"
+            f"{dtype}: use --bf16 true and a --teacher_dtype of bfloat16, or {_USE_SDPA}"
         )
-    has_groups = _has_groups()
-    from torch.nn.attention.varlen import varlen_attn
-
     edges, longest = segments
     # The window: all positions before, none behind.
-    attend = partial(varlen_attn, scale=scale, window_size=(-1, 0))
-    # PyTorch 2.11 takes fewer heads of keys than of queries without the option.
-    if has_groups:
+    attend = partial(varlen.varlen_attn, scale=scale, window_size=(-1, 0))
+    if _HAS_GROUPS:
         attend = partial(attend, enable_gqa=True)
     out = attend(*rows_NHD, edges, edges, longest, longest)
     assert isinstance(out, Tensor)
     return out
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_groups() -> bool:
-    """Test whether the kernel of PyTorch has an option for groups of queries."""
-    return "enable_gqa" in _kernel_options()
-
-
-@cache
-def _kernel_options() -> Collection[str]:
-    """Return the parameters of PyTorch's kernel."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    return inspect.signature(varlen_attn).parameters
 
 
 def _flash(
@@ -257,15 +224,13 @@ def _flash(
     **options: object,
 ) -> tuple[Tensor, None]:
     """Attend as transformers does, which looks at a mask before it looks at segments."""
-    rows = (query_BHTD, key_BHTD, value_BHTD)
-    if options.get("cu_seq_lens_q") is None:
-        return flash(module, *rows, attention_mask, **options)
-    return flash(module, *rows, None, **options)
+    if options.get("cu_seq_lens_q") is not None:
+        attention_mask = None
+    return flash(module, query_BHTD, key_BHTD, value_BHTD, attention_mask, **options)
 
 
-for _flash_name in ("flash_attention_2", "flash_attention_3"):
+for _flash_name in _FLASH:
     AttentionInterface.register(_flash_name, partial(_flash, _ATTENTIONS[_flash_name]))
-    MASKLESS.add(_flash_name)
-MASKLESS.add(TORCH_VARLEN)
 AttentionInterface.register(TORCH_VARLEN, _attend)
-AttentionMaskInterface.register(TORCH_VARLEN, _DeferredMask)
+# With segments none is made.
+AttentionMaskInterface.register(TORCH_VARLEN, _MASKS["sdpa"])
