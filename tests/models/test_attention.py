@@ -21,7 +21,7 @@ from world import make_models
 from vocagnolm import attention as packed_attention
 from vocagnolm import token_loss
 from vocagnolm.attention import RowSegments, segments_of
-from vocagnolm.models.load import check_longest, check_packing
+from vocagnolm.models.load import check_packing
 from vocagnolm.objective import OnlineTeacher
 
 MODELS = ("llama", "llama_tied", "qwen2", "qwen3", "mistral", "gpt_neox", "granite", "cohere")
@@ -182,15 +182,16 @@ def test_window_shorter_than_a_segment_is_rejected() -> None:
     ):
         model = with_attention(name, "torch_varlen", sliding_window=24, **options)
         check_packing(model)  # of a few tokens
-        check_longest(model, longest=24)
-        with pytest.raises(
-            ValueError, match="sliding window of 24 tokens, shorter than a segment of 25"
-        ):
-            check_longest(model, longest=25)
+        check_packing(model, longest=24)
+        for crosses in (False, True):
+            with pytest.raises(
+                ValueError, match="sliding window of 24 tokens, shorter than a segment of 25"
+            ):
+                check_packing(model, longest=25, crosses=crosses)
         model.set_attn_implementation("sdpa")
-        check_longest(model, longest=25)
+        check_packing(model, longest=25)
     unused = with_attention("qwen2", "torch_varlen", sliding_window=24)
-    check_longest(unused, longest=25)
+    check_packing(unused, longest=25)
 
 
 def test_capped_scores_of_gemma2_are_rejected() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +12,8 @@ from architectures import build
 from packed_rows import rows
 from transformers.integrations import liger
 
-from vocagnolm.models.load import leave_teachers_alone
+from vocagnolm.models.load import ModelSource
+from vocagnolm.run.train import check_places
 from vocagnolm.token_loss import add_token_losses
 
 
@@ -46,11 +47,16 @@ def test_token_losses_survive_liger(fake_liger: list[dict[str, Any]]) -> None:
 
 
 def test_liger_leaves_a_teacher_of_the_family_alone() -> None:
-    llama, qwen = build().config, build("qwen2").config
-    given = {"rms_norm": True, "rope": True}
-    assert leave_teachers_alone(given, llama, [qwen]) == given
-    assert leave_teachers_alone({}, llama, []) == {}
-    assert leave_teachers_alone(given, llama, [qwen, llama]) == given | {"rope": False}
+    source, given = ModelSource("a/model", "student"), {"rms_norm": True, "rope": True}
+    llama, qwen = (
+        SimpleNamespace(config=build(name).config, source=source) for name in ("llama", "qwen2")
+    )
+    for teachers, rope in (([], True), ([qwen], True), ([qwen, llama], False)):
+        run = SimpleNamespace(liger_kernel_config=given, push_to_hub=False, report_to=[])
+        job: Any = SimpleNamespace(run=run, model=SimpleNamespace(save_store=None))
+        models: Any = SimpleNamespace(student=llama, teachers=teachers)
+        check_places(job, models)
+        assert run.liger_kernel_config == given | {"rope": rope}
 
 
 @pytest.mark.usefixtures("fake_liger")

@@ -172,7 +172,7 @@ def test_skeleton_uses_the_models_attention(saved: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_config", spy)
     source = ModelSource(str(saved), "student", "main", attn_implementation="eager")
-    assert parameters_of(source, LlamaConfig(**SMALL)) > 0
+    assert parameters_of(source, source.config()) > 0
     assert made[0].config._attn_implementation == "eager"
     assert {parameter.device.type for parameter in made[0].parameters()} == {"meta"}
 

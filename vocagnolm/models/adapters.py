@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from vocagnolm.run.options import ModelOptions
 
-_ALL_LINEAR = "all-linear"
-
 
 def add_adapters(
     model: PreTrainedModel, options: ModelOptions, seed: int, revision: str | None = None
@@ -30,7 +28,6 @@ def add_adapters(
     adapters name the model and its revision on the hub. The model is changed in place, and may be
     on the meta device. A ValueError where a named layer is not there, or may not have an adapter.
     """
-    _check_names(model, options)
     config = lora_config(model, options, revision)
     # The run draws the same random numbers afterwards as without adapters.
     with torch.random.fork_rng(devices=[]):
@@ -38,19 +35,42 @@ def add_adapters(
         return _wrap(model, config)
 
 
-def lora_config(model: nn.Module, options: ModelOptions, revision: str | None = None) -> LoraConfig:
-    """Make the `peft.LoraConfig` of the options."""
+def lora_config(
+    model: PreTrainedModel, options: ModelOptions, revision: str | None = None
+) -> LoraConfig:
+    """Make the `peft.LoraConfig` of the options.
+
+    Names that nothing has, which PEFT would pass over, and layers that must stay whole are
+    rejected. A name is that of a layer, or the last parts of it, as in PEFT.
+    """
     from peft import LoraConfig
 
-    # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
-    whole = [n for name in options.lora_modules_to_save or () for n in _named(model, name)]
+    targets, saved = options.lora_target_modules or [], options.lora_modules_to_save or []
+    if targets == ["all-linear"]:
+        targets = []
+    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    embeddings = model.get_input_embeddings()
+    whole = {head, embeddings} if head.weight is embeddings.weight else {head}
+    modules_to_save: list[str] = []
+    for name in [*targets, *saved]:
+        named = {key: m for key, m in model.named_modules() if f".{key}".endswith(f".{name}")}
+        if not named:
+            raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
+        if whole & {inner for module in named.values() for inner in module.modules()}:
+            raise ValueError(
+                f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
+                "output head's own weight: leave it out"
+            )
+        # PEFT would train every layer whose name ends as one of these does, `k_norm` with `norm`.
+        if name in saved:
+            modules_to_save += named
     return LoraConfig(
         task_type="CAUSAL_LM",
         r=options.lora_r,
         lora_alpha=options.lora_alpha,
         lora_dropout=options.lora_dropout,
-        target_modules=_targets(options),
-        modules_to_save=whole or None,
+        target_modules=targets or "all-linear",
+        modules_to_save=modules_to_save or None,
         revision=revision,
     )
 
@@ -62,37 +82,6 @@ def _wrap(model: PreTrainedModel, config: PeftConfig) -> PeftModel:
     # PEFT would write its README over the run's own, which says when a run is finished.
     wrapped.create_or_update_model_card = lambda output_dir: None  # type: ignore[method-assign]
     return wrapped
-
-
-def _targets(options: ModelOptions) -> str | list[str]:
-    names = options.lora_target_modules or [_ALL_LINEAR]
-    return _ALL_LINEAR if names == [_ALL_LINEAR] else names
-
-
-def _check_names(model: PreTrainedModel, options: ModelOptions) -> None:
-    """Reject names that nothing has, which PEFT would pass over, and layers that must stay whole.
-
-    A name is that of a layer, or the last parts of it, as in PEFT.
-    """
-    head: nn.Module = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    embeddings = model.get_input_embeddings()
-    whole = {head, embeddings} if head.weight is embeddings.weight else {head}
-    targets = [] if _targets(options) == _ALL_LINEAR else options.lora_target_modules or []
-    for name in [*targets, *(options.lora_modules_to_save or [])]:
-        named = _named(model, name)
-        if not named:
-            raise ValueError(f"--lora_*_modules: {type(model).__name__} has no layer {name}")
-        if whole & {inner for module in named.values() for inner in module.modules()}:
-            raise ValueError(
-                f"--lora_*_modules: {name} cannot be adapted, because losses are computed from the "
-                "output head's own weight: leave it out"
-            )
-
-
-def _named(model: nn.Module, name: str) -> dict[str, nn.Module]:
-    """Return the layers of a name, or with it as their last parts, by their whole names."""
-    modules = model.named_modules()
-    return {key: module for key, module in modules if key and f".{key}".endswith(f".{name}")}
 
 
 def merge_adapters(

@@ -4,8 +4,7 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ from transformers import (
     TorchAoConfig,
 )
 
-from vocagnolm.attention import segments_of, takes_segments
+from vocagnolm.attention import segments_of
 from vocagnolm.cli import json_settings
 from vocagnolm.conventions import IGNORED_LABEL
 from vocagnolm.io import file_sha256, json_or_empty
@@ -37,34 +36,6 @@ from vocagnolm.token_loss import (
     probing,
     require_finite,
 )
-
-
-def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the layers that repeat, as a model names those that must not be split."""
-    names = set(model._no_split_modules or ())
-    layers = [module for module in model.modules() if type(module).__name__ in names]
-    if not layers:
-        raise ValueError(
-            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
-            "--teacher_sharding shards one by one: leave it out"
-        )
-    return layers
-
-
-def leave_teachers_alone(
-    settings: Mapping[str, object], student: PreTrainedConfig, teachers: Sequence[PreTrainedConfig]
-) -> dict[str, object]:
-    """Turn Liger's rotary embedding off where a teacher would compute with it, too.
-
-    It replaces a function of the module of a model's family, as training begins: behind the probes
-    of the teachers.
-    """
-    shared = student.model_type in (teacher.model_type for teacher in teachers)
-    return {**settings, "rope": False} if shared else dict(settings)
-
-
-# -- Loading -------------------------------------------------------------------------------------
-
 
 # Context of a model whose configuration names none.
 NO_LIMIT = sys.maxsize
@@ -92,12 +63,6 @@ class ModelSource:
     def _shown(self) -> str:
         return f"{'' if self.role == 'checkpoint' else '--'}{self.role} {self.name}"
 
-    @property
-    def _options(self) -> dict[str, Any]:
-        """The options of `from_pretrained`; None would not be its default."""
-        names = ("revision", "attn_implementation", "trust_remote_code")
-        return {name: value for name in names if (value := vars(self)[name]) is not None}
-
     def config(self) -> PreTrainedConfig:
         """Read its configuration only."""
         if is_adapter(self.name):
@@ -105,8 +70,8 @@ class ModelSource:
                 f"{self._shown} holds adapters: merge them with their model by vocagnolm export "
                 f"{self.name} --merge"
             )
-        with self._named_errors():
-            found: PreTrainedConfig = AutoConfig.from_pretrained(self.name, **self._options)
+        options = {"attn_implementation": self.attn_implementation}
+        found: PreTrainedConfig = self._from_pretrained(AutoConfig, **options)
         return found
 
     def check_weights(self) -> None:
@@ -124,10 +89,7 @@ class ModelSource:
 
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Load its tokenizer, slow or fast, untested."""
-        with self._named_errors():
-            loaded: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-                self.name, revision=self.revision, trust_remote_code=self.trust_remote_code
-            )
+        loaded: PreTrainedTokenizerBase = self._from_pretrained(AutoTokenizer)
         return loaded
 
     def load(
@@ -141,16 +103,18 @@ class ModelSource:
         The student is always loaded in float32, whatever its checkpoint says: AdamW's small updates
         are lost on bfloat16 weights. Weights that the checkpoint lacks are a ValueError.
         """
-        options: dict[str, object] = {**self._options, "dtype": dtype}
+        options: dict[str, object] = {
+            "dtype": dtype,
+            "attn_implementation": self.attn_implementation,
+            # Sizes that differ are rejected below, by name.
+            "ignore_mismatched_sizes": True,
+            "output_loading_info": True,
+        }
         # Quantized weights cannot be moved once they are loaded.
         if quantization:
             options |= {"quantization_config": quantization, "device_map": {"": device}}
-        # Sizes that differ are rejected below, by name.
-        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
-        with self._named_errors():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(self.name, **options)
         model: PreTrainedModel
-        model, report = loaded
+        model, report = self._from_pretrained(AutoModelForCausalLM, **options)
         absent = sorted({*report["missing_keys"], *(key[0] for key in report["mismatched_keys"])})
         if absent:
             shown = ", ".join(absent[:3]) + (", ..." if len(absent) > 3 else "")
@@ -174,18 +138,20 @@ class ModelSource:
         return tokenizer
 
     def skeleton(self, config: PreTrainedConfig) -> PreTrainedModel:
-        """Make the model that `load` will give on the meta device: shapes without weights."""
-        # `from_config` takes no revision.
-        options = {name: self._options[name] for name in self._options if name != "revision"}
-        with self._named_errors(), torch.device("meta"):
-            make: Callable[..., PreTrainedModel] = AutoModelForCausalLM.from_config
-            return make(config, **options)
+        """Make the model of a configuration on the meta device: shapes without weights."""
+        with torch.device("meta"):
+            made: PreTrainedModel = self._call(AutoModelForCausalLM.from_config, config)
+        return made
 
-    @contextmanager
-    def _named_errors(self) -> Iterator[None]:
-        """Name the model in the errors of transformers, which are long."""
+    def _from_pretrained(self, kind: Any, **options: object) -> Any:
+        return self._call(
+            kind.from_pretrained, self.name, revision=self.revision or "main", **options
+        )
+
+    def _call(self, function: Callable[..., Any], *given: object, **options: object) -> Any:
+        """Name the model in the errors of transformers, and keep one of their many lines."""
         try:
-            yield
+            return function(*given, trust_remote_code=self.trust_remote_code, **options)
         except (OSError, ValueError, ImportError, RuntimeError) as error:
             why = str(error).strip().partition("\n")[0]
             raise ValueError(f"{self._shown} cannot be loaded: {why}") from error
@@ -271,9 +237,8 @@ def check_distinct(
     """Reject one set of weights under two tokenizers: at least one of them would read nonsense."""
     if student_tokenizer.get_vocab() == teacher_tokenizer.get_vocab():
         return
-    ours, theirs = (model.get_input_embeddings().weight.data for model in (student, teacher))
-    assert isinstance(ours, torch.Tensor)
-    assert isinstance(theirs, torch.Tensor)
+    embeddings: list[Any] = [model.get_input_embeddings() for model in (student, teacher)]
+    ours, theirs = (layer.weight.data for layer in embeddings)
     # The teacher may have been loaded in a narrower dtype.
     if ours.shape == theirs.shape and torch.equal(ours.to(theirs.device, theirs.dtype), theirs):
         raise ValueError(
@@ -286,8 +251,7 @@ def check_distinct(
 # -- Quantization --------------------------------------------------------------------------------
 
 
-# The package of each.
-QUANTIZATIONS = {"fp8": "torchao", "nf4": "bitsandbytes", "int8": "bitsandbytes"}
+QUANTIZATIONS = ("fp8", "nf4", "int8")
 
 
 def quantization(text: str, dtype: torch.dtype = torch.bfloat16) -> dict[str, object]:
@@ -324,17 +288,21 @@ def fp8_products() -> object:
 # -- Sharding ------------------------------------------------------------------------------------
 
 
+def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the layers that repeat, as a model names those that must not be split."""
+    names = set(model._no_split_modules or ())
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules), which "
+            "--teacher_sharding shards one by one: leave it out"
+        )
+    return layers
+
+
 def devices_of_a_machine() -> int:
     """Return the processes of this machine, as the launcher says."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def require_several_devices() -> None:
-    """Raise a ValueError where this machine has one process: nothing to spread a teacher over."""
-    if devices_of_a_machine() < 2:
-        raise ValueError(
-            "--teacher_sharding node has no effect with one process on a machine: leave it out"
-        )
 
 
 def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
@@ -344,15 +312,11 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     those of the whole model, bit for bit; one layer is gathered at a time. The model comes on the
     CPU, the same in all processes, and leaves frozen, each shard on its process's device.
     """
-    world, local = torch.distributed.get_world_size(), devices_of_a_machine()
-    if world % local:
-        raise ValueError(
-            f"--teacher_sharding node needs as many processes on every machine: {world} processes "
-            f"cannot be {local} on each"
-        )
+    local = devices_of_a_machine()
+    machines = torch.distributed.get_world_size() // local
     # Sharded inside a machine, replicated between machines.
     names = ("node", "device")
-    mesh = init_device_mesh(device.type, (world // local, local), mesh_dim_names=names)["device"]
+    mesh = init_device_mesh(device.type, (machines, local), mesh_dim_names=names)["device"]
     model.train(False).requires_grad_(False)
     # Layer by layer, so that one is gathered at a time; then the embeddings and the head.
     for layer in decoder_layers(model):
@@ -362,42 +326,33 @@ def shard_inside_machine(model: PreTrainedModel, device: torch.device) -> PreTra
     return add_token_losses(model)
 
 
-# -- Probes --------------------------------------------------------------------------------------
+# -- The probe of packed documents ---------------------------------------------------------------
 
 
-def check_longest(
-    model: PreTrainedModel, device: torch.device | None = None, *, longest: int
+def check_packing(
+    model: PreTrainedModel,
+    device: torch.device | None = None,
+    *,
+    longest: int = 0,
+    crosses: bool = False,
 ) -> None:
-    """Reject attention that needs segments and cannot serve one of so many tokens.
-
-    Such as one with a sliding window. A few tokens are read, under the claim that they are so many.
-    Calls `add_token_losses` first. `device` is where the model will run, if it is not there yet.
-    """
-    call: Callable[..., Tensor] = add_token_losses(model, device)
-    if not takes_segments(inner_model(model)):
-        return
-    with probing(model, device):
-        ids = probe_ids(model, (1, 4))
-        positions = torch.arange(4, device=ids.device)[None]
-        segments = segments_of([4])._replace(longest=longest)
-        rows = {"input_ids": ids, "position_ids": positions, "labels": ids}
-        call(**rows, segments=segments, token_losses=True)
-
-
-def check_packing(model: PreTrainedModel, device: torch.device | None = None) -> None:
     """Verify that documents packed into one row have the losses they have alone.
 
-    Position ids restart with every document, and attention must not cross documents. Not every
-    attention implementation isolates them (flash attention does not in batches of several rows),
-    and not every model can (recurrent ones carry their state on). Calls `add_token_losses` first.
-    `device` is where the model will run, if it is not there yet, in its final dtype and attention.
+    Position ids restart with every document, and attention must not cross documents, unless it
+    `crosses` them on purpose. Not every attention implementation isolates them (flash attention
+    does not in batches of several rows), and not every model can (recurrent ones carry their state
+    on). Attention that needs segments is told that they have `longest` tokens, which one with a
+    shorter window rejects. Calls `add_token_losses` first. `device` is where the model will run, if
+    it is not there yet, in its final dtype and attention.
     """
     call: Callable[..., Tensor] = add_token_losses(model, device)
 
     def losses(ids: Tensor, position_ids: Tensor, labels: Tensor, lengths: Iterable[int]) -> Tensor:
         """Take the same path as training."""
+        segments = segments_of(lengths)
+        segments = segments._replace(longest=max(longest, segments.longest))
         rows = {"input_ids": ids, "position_ids": position_ids, "labels": labels}
-        return call(**rows, segments=segments_of(lengths), token_losses=True)
+        return call(**rows, segments=segments, token_losses=True)
 
     # Tokens by row; other borders in the second row, since masks may differ by row.
     documents = ((5, 11), (9, 7))
@@ -408,8 +363,10 @@ def check_packing(model: PreTrainedModel, device: torch.device | None = None) ->
         plain = torch.arange(16, device=ids.device).expand(2, -1)
         restarting = torch.stack([torch.cat([plain[0, :n] for n in row]) for row in documents])
         labels = ids.masked_fill(restarting == 0, IGNORED_LABEL)
-        packed = losses(ids, restarting, labels, sum(documents, ()))
         crossing = losses(ids, plain, labels, [16, 16])
+        if crosses:
+            return
+        packed = losses(ids, restarting, labels, sum(documents, ()))
         alone = [
             losses(one, plain[:1, :n], one, [n])
             for row, lengths in zip(ids, documents, strict=True)

@@ -21,8 +21,8 @@ from vocagnolm.models.load import (
     ModelSource,
     check_distinct,
     context_length,
+    devices_of_a_machine,
     quantization,
-    require_several_devices,
     shard_inside_machine,
 )
 from vocagnolm.objective import StoredTeacher
@@ -131,8 +131,10 @@ def _check_loading(job: Job) -> None:
                 f"--teacher_sharding does not go with --method {job.method.method}, which needs "
                 "the teacher's whole output head: leave it out"
             )
-        if not run.dry_run:
-            require_several_devices()
+        if devices_of_a_machine() < 2 and not run.dry_run:
+            raise ValueError(
+                "--teacher_sharding node has no effect with one process on a machine: leave it out"
+            )
     is_wide = not run.is_mixed or load.teacher_dtype == "float32"
     if is_wide and run.device.type == "cuda" and needs_segments(load.attn_implementation):
         raise ValueError(

@@ -7,7 +7,7 @@ from vocagnolm.cli import Exit, is_main, print_main
 from vocagnolm.conventions import NonFiniteLoss
 from vocagnolm.dist import rank0
 from vocagnolm.io import check_writable, write_text
-from vocagnolm.models.load import check_longest, check_packing, leave_teachers_alone, model_files
+from vocagnolm.models.load import check_packing, model_files
 from vocagnolm.run import wandb
 from vocagnolm.run.card import check_login, model_card, push
 from vocagnolm.run.checkpoints import (
@@ -94,10 +94,12 @@ def check_places(job: Job, models: Models) -> None:
         ValueError: one of them is missing or damaged.
     """
     run, student = job.run, models.student
-    if isinstance(run.liger_kernel_config, dict):
-        configs = [teacher.config for teacher in models.teachers]
-        kernels = leave_teachers_alone(run.liger_kernel_config, student.config, configs)
-        run.liger_kernel_config = kernels
+    kernels = run.liger_kernel_config
+    families = [teacher.config.model_type for teacher in models.teachers]
+    # As training begins, behind the probes of the teachers, Liger replaces the rotary embedding of
+    # a family, with which a teacher of the student's would compute, too.
+    if isinstance(kernels, dict) and student.config.model_type in families:
+        run.liger_kernel_config = {**kernels, "rope": False}
 
     def check_once() -> None:
         for model in (student, *models.teachers):
@@ -147,9 +149,7 @@ def check_attention(trainer: VocAgnoTrainer, job: Job, documents: Documents) -> 
     # A teacher that shares the student's tokens reads the student's rows.
     lengths = [ours, *(theirs or [ours] * len(trainer.online_teachers))]
     for model, longest in zip((trainer.model, *trainer.online_teachers), lengths, strict=False):
-        check_longest(model, device, longest=longest)
-        if not crosses:
-            check_packing(model, device)
+        check_packing(model, device, longest=longest, crosses=crosses)
 
 
 def add_trackers(
