@@ -35,7 +35,7 @@ test-unit: $(VENV)/installed-dev
 	$(PYTEST) -m "not slow and not processes" --hypothesis-profile=fast
 
 test-all: $(VENV)/installed-dev
-	$(PYTEST) --hypothesis-profile=thorough
+	$(PYTEST)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -23,7 +23,6 @@ os.environ["HF_DATASETS_CACHE"] = _CACHE.name
 # No deadline: a busy machine is no fault. `--hypothesis-profile` chooses another one.
 settings.register_profile("default", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=20)
-settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("default")
 
 

@@ -1,4 +1,4 @@
-"""The sdist holds what its tests need, and the wheel made of it works outside of a checkout."""
+"""The sdist holds what its tests need, and the page of the wheel made of it has no dead links."""
 
 from __future__ import annotations
 
@@ -69,18 +69,3 @@ def test_readme_of_the_wheel_has_no_links_to_files(installed: Path) -> None:
     readme = about.metadata.get_payload()
     assert readme.startswith("# VocAgnoLM")
     assert re.findall(r"\]\((?!http)", readme) == []
-
-
-def test_wheel_runs_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
-    def vocagnolm(*argv: str | Path) -> str:
-        offline = {"PYTHONPATH": str(installed), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        return run(installed / "bin" / "vocagnolm", *argv, cwd=tmp_path, **offline)
-
-    assert vocagnolm("--version").startswith("vocagnolm ")
-    small = ("--options", "max_steps=2", "eval_steps=1", "--seeds", "0", "--methods", "vocagnolm")
-    assert "| VocAgnoLM " in vocagnolm("demo", *small, "--output_dir", "demo")
-    files = ("--student", "demo/seed0/base", "--dataset", "demo/seed0/pages.jsonl")
-    teacher = installed / "vocagnolm" / "assets" / "demo_teacher"
-    length = ("--max_length", "64", "--global_batch_tokens", "128", "--use_cpu", "True")
-    plan = vocagnolm("train", *files, "--teacher", teacher, *length, "--dry_run")
-    assert "steps " in plan
