@@ -11,7 +11,6 @@ wrong argument or file.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -36,7 +35,6 @@ from vocagnolm.report.runs import (
     read_run,
     read_training,
     reject,
-    setting_text,
 )
 from vocagnolm.report.statistics import pair
 from vocagnolm.run.card import public_name
@@ -116,8 +114,11 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def _sections(comparison: Comparison) -> list[_Section]:
-    sections = [_accuracies(comparison), *_pairings(comparison), _settings(comparison)]
-    sections.append(_costs(comparison))
+    firsts = [runs[0] for runs in comparison.settings.values()]
+    options = [["option", *comparison.settings]]
+    options += [[name, *texts] for name, texts in differing(firsts).items()]
+    sections = [_accuracies(comparison), *_pairings(comparison)]
+    sections += [("Settings that differ", options, []), _costs(comparison)]
     # Without a table that is nothing but its header.
     return [section for section in sections if len(section[1]) > 1]
 
@@ -129,8 +130,8 @@ def _accuracies(comparison: Comparison) -> _Section:
     for run in comparison.runs:
         cells = lines[run.label, run.prompts] = {}
         for x in run.scores:
-            width = (x["high"] - x["low"]) / 2
-            cells[x["column"]] = f"{x['rounded']:.1f}{_star(x['marked'])} +- {width:.1f}"
+            star, width = "*" if x["marked"] else "", (x["high"] - x["low"]) / 2
+            cells[x["column"]] = f"{x['rounded']:.1f}{star} +- {width:.1f}"
         name, revision = run.model.rsplit(", revision ", 1)
         # As much of a hash as identifies it.
         model = f"{public_name(name)}, revision {revision[:19]}"
@@ -157,7 +158,7 @@ def _pairings(comparison: Comparison) -> list[_Section]:
         head = ["run", "benchmark", "points", "95 % interval", "items"]
         head += [f"only {first} right", "only the run right", "p", "p (Holm)"]
         rows = tables.setdefault(first, [head])
-        star = _star({(first, column), (other, column)} & marked)
+        star = "*" if {(first, column), (other, column)} & marked else ""
         row = [other, heading(column) + star]
         if x["not_paired"]:
             rows.append([*row, f"not paired: {x['not_paired']}", *["-"] * 6])
@@ -179,19 +180,6 @@ def _points(value: float) -> str:
 
 def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
-
-
-def _star(marked: object) -> str:
-    return "*" if marked else ""
-
-
-def _settings(comparison: Comparison) -> _Section:
-    firsts = [runs[0] for runs in comparison.settings.values()]
-    rows = [["option", *comparison.settings]]
-    for name in differing(firsts):
-        values = [setting_text(run.options.get(name)) for run in firsts]
-        rows.append([name, *values])
-    return "Settings that differ", rows, []
 
 
 def _costs(comparison: Comparison) -> _Section:
@@ -264,7 +252,18 @@ def write_comparison(comparison: Comparison, directory: Path) -> None:
 @shell("vocagnolm compare")
 def main(argv: Sequence[str] | None = None) -> None:
     """Compare runs, from here and from Weights & Biases."""
-    arguments = _parse(argv)
+    parser = Parser("vocagnolm compare", __doc__)
+    add = parser.add_argument
+    shown = "A run of train.py, or the evaluation of any model."
+    projects = "Runs in Weights & Biases; with --output_dir they are kept there."
+    row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
+    add("runs", nargs="*", type=Path, metavar="RUN", help=shown)
+    add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
+    add("--reported", action="append", default=[], metavar="NAME", help=row)
+    add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")
+    add("--resamples", type=int, default=RESAMPLES, help="Bootstrap resamples.")
+    add("--seed", type=int, default=0, help="Bootstrap seed.")
+    arguments = parser.parse_args(argv)
     out = arguments.output_dir
     # Before the work, which may take minutes.
     if out:
@@ -279,18 +278,3 @@ def main(argv: Sequence[str] | None = None) -> None:
         if out:
             write_comparison(comparison, out)
         print_main(comparison_markdown(comparison).rstrip("\n"))
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = Parser("vocagnolm compare", __doc__)
-    add = parser.add_argument
-    shown = "A run of train.py, or the evaluation of any model."
-    add("runs", nargs="*", type=Path, metavar="RUN", help=shown)
-    projects = "Runs in Weights & Biases; with --output_dir they are kept there."
-    add("--wandb", nargs="+", default=[], metavar="ENTITY/PROJECT", help=projects)
-    row = "A row of the paper, or a whole table, as 'Table 2'; again for more."
-    add("--reported", action="append", default=[], metavar="NAME", help=row)
-    add("--output_dir", type=Path, help="Gets comparison.html, .md, .json and .png.")
-    add("--resamples", type=int, default=RESAMPLES, help="Bootstrap resamples.")
-    add("--seed", type=int, default=0, help="Bootstrap seed.")
-    return parser.parse_args(argv)

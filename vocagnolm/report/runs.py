@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -22,7 +21,6 @@ REPORTED_FILE = ASSETS / "reported.json"
 EVALUATION_FOLDER, CHAT_FOLDER = "evaluation", "evaluation-chat"
 # Table 1's columns, then those of other benchmarks, each once.
 _COLUMNS = list(dict.fromkeys((*PAPER_BENCHMARKS, *AVERAGES, *BENCHMARKS)))
-_AUTHORS = {"vocagnolm": "ours", "harness": "harness", "other": "other"}
 # Names of the methods in tables and figures.
 METHODS = {
     "vocagnolm": "VocAgnoLM",
@@ -89,19 +87,13 @@ class TrainingRun:
     batch_tokens: int
     # Log and cost; empty before the run is saved.
     state: JsonObject
+    # After the last step; None if training has not come so far.
+    eval_loss: float | None
 
     @property
     def name(self) -> str:
         """Method and teacher."""
         return f"{self.method}, {self.teacher}" if self.teacher else self.method
-
-    @property
-    def eval_loss(self) -> float | None:
-        """The held-out loss after the last step; None if training has not come so far."""
-        for entry in reversed(self.state.get("log_history", [])):
-            if entry["step"] == self.state["max_steps"] and "eval_loss" in entry:
-                return float(entry["eval_loss"])
-        return None
 
 
 def reject(expected: object, found: object, advice: str) -> NoReturn:
@@ -131,30 +123,25 @@ def in_order(columns: Iterable[str]) -> list[str]:
 
 
 def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | None]]:
-    """Find the directories of runs of train.py and of evaluations, or their `evaluation/`.
+    """Find runs of train.py and evaluations in directories, or in their `evaluation/`.
 
     Returns by label the directory with the settings of a run, and the one with the results of an
     evaluation; chats have labels of their own.
     """
     found: list[tuple[str, Path, Path | None, Path | None]] = []
     for path in paths:
-        before, home = len(found), path.absolute()
-        if home.name == CHAT_FOLDER:
-            found.append((f"{home.parent.name}-chat", path, None, home))
-            continue
-        if home.name == EVALUATION_FOLDER:
-            home = home.parent
-        run = home if (home / RUN_FILE).is_file() else None
-        places = [home / EVALUATION_FOLDER, home]
+        name, chat = path.absolute().name, path / CHAT_FOLDER
+        run = path if (path / RUN_FILE).is_file() else None
+        places = [path / EVALUATION_FOLDER, path]
         evaluation = next((place for place in places if (place / RESULTS_FILE).is_file()), None)
+        has_chat = (chat / RESULTS_FILE).is_file()
         if run or evaluation:
-            found.append((home.name, path, run, evaluation))
-        chat = home / CHAT_FOLDER
-        if (chat / RESULTS_FILE).is_file():
-            found.append((f"{home.name}-chat", path / CHAT_FOLDER, None, chat))
-        if len(found) == before:
+            found.append((name, path, run, evaluation))
+        elif not has_chat:
             expected = f"{RUN_FILE} or {RESULTS_FILE} in {path} or in its {EVALUATION_FOLDER}/"
             reject(expected, "none", "run train.py or evaluate_math.py first")
+        if has_chat:
+            found.append((f"{name}-chat", chat, None, chat))
     names = [name for name, *_ in found]
     return {
         name if names.count(name) == 1 else str(path): (run, evaluation)
@@ -168,49 +155,39 @@ def find_places(paths: Sequence[Path]) -> dict[str, tuple[Path | None, Path | No
 def read_run(label: str, directory: Path) -> Run:
     """Read the results of an evaluation."""
     results = read_json(directory / RESULTS_FILE)
-    benchmarks = {name: results["benchmarks"][name] for name in in_order(results["benchmarks"])}
-    columns = benchmarks | results["averages"]
-    scores = []
+    columns = results["benchmarks"] | results["averages"]
+    scores, authors, counts, conditions = [], [], {}, {}
+    marks: dict[str, list[str]] = {}
     for name in in_order(columns):
         column = columns[name]
+        low, high = column["interval"]
         row = {"run": label, "column": name, "value": column["exact"], "rounded": column["rounded"]}
-        row["low"], row["high"] = column["interval"]
-        scores.append({**row, "marked": column["marked"]})
-    authors, conditions = [], {}
-    for name, column in benchmarks.items():
-        is_chat, prompts = "chat" in column["marked"], column["prompts"]
-        authors.append("chat" if is_chat else _AUTHORS[prompts["origin"]] if prompts else "none")
+        scores.append(row | {"low": low, "high": high, "marked": column["marked"]})
+        if name in results["averages"]:
+            continue
+        is_chat, prompts = "chat" in column["marked"], column["prompts"] or {"origin": "none"}
+        author = "ours" if prompts["origin"] == "vocagnolm" else prompts["origin"]
+        authors.append("chat" if is_chat else author)
+        counts[name] = column["n"], column["correct"]
         conditions[name] = {
             "grader": results["grader"],
             "protocol": "chat" if is_chat else "the paper's",
             "version of the benchmark": column["version"],
-            "prompts": prompts and prompts["sha256"],
+            "prompts": prompts.get("sha256"),
             "data": column["data"]["digest"],
         }
-    return Run(
-        label=label,
-        directory=directory,
-        model=f"{results['model']['name']}, revision {results['model']['revision']}",
-        grader=results["grader"],
-        prompts=", ".join(dict.fromkeys(authors)),
-        scores=scores,
-        counts={name: (column["n"], column["correct"]) for name, column in benchmarks.items()},
-        conditions=conditions,
-        notes=_notes(benchmarks, results.get("settings", {})),
-    )
-
-
-def _notes(benchmarks: JsonObject, settings: JsonObject) -> list[str]:
-    """List the marks with their columns; then engine, dtype and context, which shift tenths."""
-    marked: dict[str, list[str]] = {}
-    for name, column in benchmarks.items():
         for mark in column["marks"]:
-            marked.setdefault(mark, []).append(heading(name))
-    notes = [f"{mark} ({', '.join(columns)})" for mark, columns in marked.items()]
+            marks.setdefault(mark, []).append(heading(name))
+    notes = [f"{mark} ({', '.join(names)})" for mark, names in marks.items()]
+    settings = results.get("settings", {})
+    # These shift tenths.
     shifting = [x for x in ("engine", "dtype", "context") if settings.get(x) is not None]
     if shifting:
         notes.append(", ".join(f"{name} {settings[name]}" for name in shifting))
-    return notes
+    model = f"{results['model']['name']}, revision {results['model']['revision']}"
+    prompts = ", ".join(dict.fromkeys(authors))
+    about = (label, directory, model, results["grader"], prompts)
+    return Run(*about, scores, counts, conditions, notes)
 
 
 # -- Training runs ---------------------------------------------------------------------------
@@ -220,6 +197,12 @@ def read_training(label: str, directory: Path) -> TrainingRun:
     """Read the settings and the log of a run of train.py."""
     settings = read_json(directory / RUN_FILE)
     path = directory / STATE_FILE
+    state = read_json(path) if path.is_file() else {}
+    losses = [
+        entry["eval_loss"]
+        for entry in state.get("log_history", [])
+        if entry["step"] == state["max_steps"] and "eval_loss" in entry
+    ]
     # A store names the teacher that scored it.
     stores = settings.get("teacher_losses")
     teachers = [store["teacher"] for store in stores] if stores else settings.get("teacher") or []
@@ -234,7 +217,8 @@ def read_training(label: str, directory: Path) -> TrainingRun:
         options=json.loads(_SEED_IN_A_PATH.sub("seed", kept), parse_float=_number),
         seed=json.dumps([settings.get("seed"), settings.get("data_seed"), in_paths]),
         batch_tokens=settings["global_batch_tokens"],
-        state=read_json(path) if path.is_file() else {},
+        state=state,
+        eval_loss=losses[-1] if losses else None,
     )
 
 
@@ -259,7 +243,8 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
     for first, *_ in settings:
         # By method and teacher, and where these are equal, by their options.
         alike = [other[0] for other in settings if other[0].name == first.name]
-        apart = [f"{name} {setting_text(first.options.get(name))}" for name in differing(alike)]
+        place = alike.index(first)
+        apart = [f"{name} {texts[place]}" for name, texts in differing(alike).items()]
         labels.append(", ".join([first.name, *apart]))
     return {
         f"{label}, {setting[0].label}" if labels.count(label) > 1 else label: setting
@@ -267,14 +252,15 @@ def group_by_setting(runs: Sequence[TrainingRun]) -> dict[str, list[TrainingRun]
     }
 
 
-def differing(runs: Sequence[TrainingRun]) -> list[str]:
-    """List the options in which some runs are not all the same, in the order of `run.json`."""
+def differing(runs: Sequence[TrainingRun]) -> dict[str, list[str]]:
+    """Write the options in which runs are not all the same, by name: a text for each run."""
     names = dict.fromkeys(name for run in runs for name in run.options)
-    return [
-        name
-        for name in names
-        if any(run.options.get(name) != runs[0].options.get(name) for run in runs)
-    ]
+    values = {name: [run.options.get(name) for run in runs] for name in names}
+    return {
+        name: [setting_text(value) for value in found]
+        for name, found in values.items()
+        if found != found[:1] * len(found)
+    }
 
 
 def setting_text(value: object) -> str:
@@ -289,30 +275,23 @@ def setting_text(value: object) -> str:
 # -- The paper -------------------------------------------------------------------------------
 
 
-@cache
-def _paper() -> JsonObject:
-    return read_json(REPORTED_FILE)
-
-
 def read_reported(names: Sequence[str]) -> list[Row]:
     """Read rows of the paper's tables: row, table, column, reported; "Table 2" names all of one."""
-    tables = {table["table"]: table for table in _paper()["tables"]}
-    table_of = {row: table for table in tables.values() for row in table["rows"]}
-    rows: list[str] = []
+    known: dict[str, list[Row]] = {}
+    for table in read_json(REPORTED_FILE)["tables"]:
+        for row, values in table["rows"].items():
+            own = {"row": row, "table": table["table"]}
+            for column, value in zip(table["columns"], values, strict=True):
+                if value is not None:
+                    cell = own | {"column": column, "reported": value}
+                    for name in own.values():
+                        known.setdefault(name, []).append(cell)
+    found: list[Row] = []
     for name in names:
-        if name not in tables and name not in table_of:
-            known = ", ".join(map(repr, [*tables, *table_of]))
+        if name not in known:
             expected = "--reported to name a row or a table of the paper"
-            reject(expected, repr(name), f"give one of {known}")
-        rows += tables[name]["rows"] if name in tables else [name]
-    found = []
-    for row in dict.fromkeys(rows):
-        table = table_of[row]
-        values = dict(zip(table["columns"], table["rows"][row], strict=True))
-        for column, value in values.items():
-            if value is not None:
-                own = {"row": row, "table": table["table"]}
-                found.append({**own, "column": column, "reported": value})
+            reject(expected, repr(name), f"give one of {', '.join(map(repr, known))}")
+        found += [cell for cell in known[name] if cell not in found]
     return found
 
 
@@ -323,7 +302,7 @@ def teacher_name(reference: str) -> str:
     ('Qwen2.5-Math-Instruct', 'TinyLlama-CPT')
     """
     own = Path(reference).name
-    for name, others in _paper()["models"].items():
+    for name, others in read_json(REPORTED_FILE)["models"].items():
         if own.casefold() in (name.casefold(), *map(str.casefold, others)):
             return str(name)
     return own
