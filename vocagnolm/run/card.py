@@ -2,46 +2,20 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi, ModelCardData
 
-from vocagnolm.io import ASSETS
+from vocagnolm.io import ASSETS, JsonObject
 
-_TAGS = ["vocagnolm", "arxiv:2503.19123", "continual-pretraining"]
-_CARD = """---
-{data}
----
-
-# {name}
-
-{student} after continual pretraining on {corpora} with the method `{method}` of
-[VocAgnoLM](https://arxiv.org/abs/2503.19123){guided}.
-
-## Settings
-
-```json
-{settings}
-```
-
-## Citation
-
-```bibtex
-{citation}
-```
-"""
 # Where the hub's cache keeps a snapshot of a repository.
 _CACHED = re.compile(r"(?:models|datasets)--([^/]+?)--([^/]+)/snapshots(/|$)")
 
 
 def hub_name(place: str) -> str | None:
-    """Return the name that the hub knows a model or data set by; None for a local one.
-
-    >>> hub_name("/cache/models--Qwen--Qwen2.5-7B/snapshots/0a1b"), hub_name("Qwen/Qwen2.5-7B")
-    ('Qwen/Qwen2.5-7B', 'Qwen/Qwen2.5-7B')
-    """
+    """Return the name that the hub knows a model or data set by; None for a local one."""
     if found := _CACHED.search(place):
         return f"{found[1]}/{found[2]}"
     is_local = Path(place).exists() or Path(place).is_absolute()
@@ -59,7 +33,7 @@ def public_name(place: str) -> str:
 
 def _public(settings: Any) -> Any:
     """Give every path in settings a name without this machine's directories."""
-    if isinstance(settings, Mapping):
+    if isinstance(settings, dict):
         return {name: _public(value) for name, value in settings.items()}
     if isinstance(settings, list):
         return [_public(value) for value in settings]
@@ -67,28 +41,42 @@ def _public(settings: Any) -> Any:
     return public_name(settings) if is_path else settings
 
 
-def model_card(name: str, settings: Mapping[str, Any]) -> str:
+def model_card(name: str, settings: JsonObject) -> str:
     """Describe a trained student, for `README.md` beside its weights."""
     shown = _public(settings)
-    stores, teachers = shown["teacher_losses"] or [], shown["teacher"] or []
-    guides = [*teachers, *(f"the stored losses of {store['teacher']}" for store in stores)]
+    guides = list(shown["teacher"] or ())
+    guides += [f"the stored losses of {x['teacher']}" for x in shown["teacher_losses"] or ()]
+    guided = f", guided by {' and '.join(guides)}" if guides else ""
     data = ModelCardData(
         library_name="peft" if settings["use_peft"] else "transformers",
         pipeline_tag="text-generation",
-        tags=_TAGS,
+        tags=["vocagnolm", "arxiv:2503.19123", "continual-pretraining"],
         base_model=hub_name(settings["student"]),
         datasets=list(filter(None, map(hub_name, settings["dataset"]))) or None,
     )
-    return _CARD.format(
-        data=data.to_yaml(),
-        name=name,
-        student=shown["student"],
-        corpora=" and ".join(shown["dataset"]),
-        method=settings["method"],
-        guided=f", guided by {' and '.join(guides)}" if guides else "",
-        settings=json.dumps(shown, indent=2),
-        citation=(ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip(),
-    )
+    citation = (ASSETS / "citation.bib").read_text(encoding="utf-8").rstrip()
+    return f"""---
+{data.to_yaml()}
+---
+
+# {name}
+
+{shown["student"]} after continual pretraining on {" and ".join(shown["dataset"])} with the method \
+`{settings["method"]}` of
+[VocAgnoLM](https://arxiv.org/abs/2503.19123){guided}.
+
+## Settings
+
+```json
+{json.dumps(shown, indent=2)}
+```
+
+## Citation
+
+```bibtex
+{citation}
+```
+"""
 
 
 def check_login(token: str | None) -> None:
