@@ -7,8 +7,7 @@ What FSDP has saved in shards is merged by one process, without a GPU. Exit stat
 wrong argument or file.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +16,10 @@ from typing import Any
 import torch
 from accelerate.utils import merge_fsdp_weights
 from safetensors.torch import load_file
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from vocagnolm.cli import Parser, print_main, shell
-from vocagnolm.io import RUN_FILE, json_or_empty
+from vocagnolm.io import RUN_FILE, JsonObject, json_or_empty
 from vocagnolm.models.adapters import lora_config, merge_adapters
 from vocagnolm.models.load import ModelSource, is_adapter
 from vocagnolm.readers import load_tokenizer
@@ -84,18 +83,14 @@ def export(
     tokenizer = load_tokenizer(place, "student", revision=revision, **trusted)
     target.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=target.parent, prefix=".export-") as scratch:
-        whole, merged = Path(scratch, "model"), Path(scratch, "merged", "model.safetensors")
-        if is_sharded:
-            merge_fsdp_weights(str(checkpoint / _SHARDS), str(merged.parent))
-        if is_adapted:
-            model = _with_adapters(checkpoint, student, settings, merged)
-        elif is_sharded:
-            model = _of_shards(student, merged)
+        if is_sharded or is_adapted:
+            model = _trained(student.load(torch.float32), checkpoint, settings, Path(scratch))
         else:
             model = ModelSource(str(checkpoint), "checkpoint", **trusted).load(torch.float32)
         # Training turned the cache off; generation needs it.
         model.config.use_cache = True
         model.to(getattr(torch, dtype))
+        whole = Path(scratch, "model")
         # In small files, because safetensors holds one twice while it is written.
         model.save_pretrained(whole, max_shard_size="5GB")
         tokenizer.save_pretrained(whole)
@@ -104,32 +99,22 @@ def export(
     return target
 
 
-def _with_adapters(
-    checkpoint: Path, student: ModelSource, settings: Mapping[str, Any], merged: Path
+def _trained(
+    model: PreTrainedModel, checkpoint: Path, settings: JsonObject, scratch: Path
 ) -> PreTrainedModel:
-    """Load the student that a run began with, and add its adapters."""
-    model = student.load(torch.float32)
+    """Give the student that a run began with its trained weights, or its adapters."""
     if is_adapter(checkpoint):
         from peft import PeftConfig
 
         weights = load_file(checkpoint / "adapter_model.safetensors")
         return merge_adapters(model, PeftConfig.from_pretrained(str(checkpoint)), weights)
-    names = [each.name for each in fields(ModelOptions) if each.name in settings]
-    options = ModelOptions(**{name: settings[name] for name in names})
-    return merge_adapters(model, lora_config(model, options), load_file(merged))
-
-
-def _of_shards(student: ModelSource, merged: Path) -> PreTrainedModel:
-    """Make the student's model of merged weights."""
-    model = student.skeleton(student.config())
-    found = model.load_state_dict(load_file(merged), assign=True, strict=False)
-    # A shared weight may have been saved once.
-    model.tie_weights()
-    absent = [name for name, weight in model.state_dict().items() if weight.is_meta]
-    if wrong := absent or found.unexpected_keys:
-        raise ValueError(f"{len(wrong)} weights are not of {student.name}, such as {wrong[0]}")
-    # The student may have none.
-    with suppress(OSError):
-        revision = student.revision or "main"
-        model.generation_config = GenerationConfig.from_pretrained(student.name, revision=revision)
+    merge_fsdp_weights(str(checkpoint / _SHARDS), str(scratch))
+    weights = load_file(scratch / "model.safetensors")
+    if settings["use_peft"]:
+        names = [each.name for each in fields(ModelOptions) if each.name in settings]
+        options = ModelOptions(**{name: settings[name] for name in names})
+        return merge_adapters(model, lora_config(model, options), weights)
+    # Not strict: a shared weight may have been saved once.
+    if wrong := model.load_state_dict(weights, strict=False).unexpected_keys:
+        raise ValueError(f"{len(wrong)} weights are not of {model.name_or_path}: {wrong[0]}, ...")
     return model
